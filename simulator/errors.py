@@ -1,0 +1,108 @@
+"""What can go wrong, as a tree.
+
+::
+
+    HosimError
+    ├── ConfigError       a document is wrong: fix the file
+    ├── PlanError         a plan breaks a rule: fix the plan
+    ├── CapacityError     no such plan fits: carries a Shortfall with the levers
+    └── InvariantError    a law was broken: a bug in hosim
+
+Every message has one shape: *where: what must hold, found what was found; what to do*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HosimError(Exception):
+    """Base of all errors that hosim raises on purpose.
+
+    Parameters
+    ----------
+    where
+        File and line, field path, step or op the message is about.
+    must
+        The rule that must hold, as a clause ("a size is at least 0 B").
+    found
+        What was found instead.
+    do
+        What the reader can do about it.
+
+    Notes
+    -----
+    ``args`` equals the constructor's arguments: simpy rebuilds a failure as ``type(e)(*e.args)``.
+    """
+
+    def __init__(self, where: str, must: str, found: str, do: str) -> None:
+        super().__init__(where, must, found, do)
+        self.where, self.must, self.found, self.do = where, must, found, do
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.must}, found {self.found}; {self.do}"
+
+
+class ConfigError(HosimError):
+    """A document, an option or a file that people wrote is wrong."""
+
+
+class PlanError(HosimError):
+    """A plan breaks a rule of the machine: which step, which tensor, which rule."""
+
+
+class InvariantError(HosimError):
+    """A law that every trace obeys was broken: a bug in hosim, never the user's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why something does not fit: demand against capacity, and what would help.
+
+    Attributes
+    ----------
+    tier
+        Name of the tier that is too small.
+    demand_bytes, capacity_bytes
+        What must be there at once, and what there is room for [B].
+    at
+        Name of the op (or moment) of the largest demand.
+    largest
+        ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
+    levers
+        Sentences, each one change that would make it fit.
+    """
+
+    tier: str
+    demand_bytes: int
+    capacity_bytes: int
+    at: str
+    largest: tuple[tuple[str, int], ...] = ()
+    levers: tuple[str, ...] = ()
+
+    @property
+    def gap_bytes(self) -> int:
+        """By how many bytes the demand exceeds the capacity."""
+        return self.demand_bytes - self.capacity_bytes
+
+
+class CapacityError(HosimError):
+    """What was asked for cannot fit; an answer rather than a failure.
+
+    Parameters
+    ----------
+    report
+        The demand, the capacity, the largest residents and the levers.
+    """
+
+    def __init__(self, report: Shortfall) -> None:
+        Exception.__init__(self, report)
+        self.report = report
+
+    def __str__(self) -> str:
+        r = self.report
+        advice = f"; {r.levers[0]}" if r.levers else ""
+        return (
+            f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
+            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{advice}"
+        )

@@ -1,0 +1,244 @@
+"""The hardware profile: tiers, links, buses, compute and the costs of the runtime.
+
+One YAML document describes one machine as one of its devices sees it. Every figure in it is cited
+(``sources``), or says why it was assumed (``assumed``) or what it was fitted to (``fitted``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from simulator.document import Document, Name, Part
+from simulator.units import BytesPerSecond, Capacity, FlopsPerSecond, Nanoseconds
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""A share in (0, 1]."""
+
+
+class Compute(Part):
+    """The arithmetic of one device.
+
+    Attributes
+    ----------
+    peak_flops
+        Data type -> peak rate [FLOP/s].
+    achieved_fraction
+        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that kernels of the class reach;
+        ``default`` covers classes that are not listed.
+    achieved_bandwidth_fraction
+        Share of the compute tier's bandwidth that a memory-bound kernel reaches.
+    launch_ns
+        Fixed device time of each kernel [ns].
+    """
+
+    peak_flops: dict[str, FlopsPerSecond] = Field(alias="peak")
+    achieved_fraction: dict[str, Fraction] = {"default": 1.0}
+    achieved_bandwidth_fraction: Fraction = Field(1.0, alias="achieved_bandwidth")
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+
+
+class FixedHost(Part):
+    """What the host pays for a plan that was sunk to the device before the run.
+
+    Attributes
+    ----------
+    launch_ns
+        Once for each run of the compiled graph [ns].
+    step_ns
+        For each step [ns].
+    """
+
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+    step_ns: Nanoseconds = Field(0, alias="step")
+
+
+class ReactiveHost(Part):
+    """What the host pays for each step that a runtime decides while it runs [ns each].
+
+    Attributes
+    ----------
+    inspect_ns
+        Looking at the state before each compute.
+    compute_ns, copy_ns, detach_ns
+        Issuing a step of that kind.
+    sync_ns
+        Waiting for the device, on top of the wait itself.
+    """
+
+    inspect_ns: Nanoseconds = Field(0, alias="inspect")
+    compute_ns: Nanoseconds = Field(0, alias="compute")
+    copy_ns: Nanoseconds = Field(0, alias="copy")
+    detach_ns: Nanoseconds = Field(0, alias="detach")
+    sync_ns: Nanoseconds = Field(0, alias="sync")
+
+
+class Host(Part):
+    """The runtime on the host: what it pays for each step, and how far it may run ahead.
+
+    Attributes
+    ----------
+    queue_depth
+        Computes that may be issued and not yet started.
+    fixed, reactive
+        The costs under a fixed plan, and under one that is decided while it runs.
+    """
+
+    queue_depth: Annotated[int, Field(ge=1)] = 1024
+    fixed: FixedHost = FixedHost()
+    reactive: ReactiveHost = ReactiveHost()
+
+
+class Tier(Part):
+    """One level of memory.
+
+    Attributes
+    ----------
+    scope
+        Who has an instance of their own: each ``device``, each ``node``, or the ``supernode``.
+    capacity_bytes
+        Size [B]; ``inf`` where no limit is modelled.
+    reserved_bytes
+        What the framework context and the like take away from it [B].
+    bandwidth_bytes_per_s
+        Rate shared by kernels and copies [B/s]; None if kernels cannot address the tier.
+    """
+
+    scope: Literal["device", "node", "supernode"] = "device"
+    capacity_bytes: Capacity = Field(alias="capacity")
+    reserved_bytes: Capacity = Field(0, alias="reserved")
+    bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+
+    @property
+    def usable_bytes(self) -> int | float:
+        """Capacity less what is reserved [B]."""
+        return self.capacity_bytes - self.reserved_bytes
+
+
+class EfficiencyPoint(Part):
+    """The share of a link's bandwidth that a copy of a given size reaches."""
+
+    size_bytes: Capacity = Field(alias="size")
+    fraction: Fraction
+
+
+class Link(Part):
+    """One direction between two tiers.
+
+    Attributes
+    ----------
+    source, target
+        Tier names.
+    bandwidth_bytes_per_s
+        Total rate of the link [B/s].
+    latency_ns
+        Fixed time of each transfer [ns]; it holds the channel but takes no bandwidth.
+    channels
+        DMA engines: transfers that can be under way at once.
+    sharing
+        ``fifo``: active channels share the link equally; ``fair``: max-min, so that what a capped transfer leaves
+        goes to the others; ``servers``: each channel has its fixed part of the bandwidth.
+    efficiency
+        Points of a curve, by increasing size; between two points the share is linear in the logarithm of the size,
+        outside it is that of the nearest point. None: every size reaches the full rate.
+    """
+
+    source: Name
+    target: Name
+    bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
+    latency_ns: Nanoseconds = Field(0, alias="latency")
+    channels: Annotated[int, Field(ge=1)] = 1
+    sharing: Literal["fifo", "fair", "servers"] = "fifo"
+    efficiency: tuple[EfficiencyPoint, ...] = ()
+
+
+class Bus(Part):
+    """A cap over several links together: a duplex limit, DDR bandwidth, the supply side of a pool.
+
+    Attributes
+    ----------
+    links
+        Names of the links it caps.
+    bandwidth_bytes_per_s
+        The cap [B/s].
+    scope
+        Who has an instance of their own.
+    """
+
+    links: tuple[Name, ...] = Field(min_length=1)
+    bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
+    scope: Literal["device", "node", "supernode"] = "device"
+
+
+class Hardware(Document):
+    """A machine, as one of its devices sees it.
+
+    Attributes
+    ----------
+    compute_tier
+        Name of the tier that kernels work in.
+    compute, host
+        The device's arithmetic and the costs of the runtime.
+    tiers, links, buses
+        By name; the order of the document is the order of ids in plans and traces.
+    """
+
+    schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
+    compute_tier: Name
+    compute: Compute
+    host: Host = Host()
+    tiers: dict[Name, Tier] = Field(min_length=1)
+    links: dict[Name, Link] = {}
+    buses: dict[Name, Bus] = {}
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Tier names in id order."""
+        return tuple(self.tiers)
+
+    @property
+    def link_names(self) -> tuple[str, ...]:
+        """Link names in id order."""
+        return tuple(self.links)
+
+    def link_between(self, source: str, target: str) -> str | None:
+        """Name of the first link from `source` to `target`, or None."""
+        return next(
+            (n for n, link in self.links.items() if (link.source, link.target) == (source, target)), None
+        )
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        tiers, links = ", ".join(self.tiers), ", ".join(self.links) or "none"
+        if self.compute_tier not in self.tiers:
+            raise ValueError(f"compute_tier names a tier ({tiers}), found {self.compute_tier!r}")
+        if self.tiers[self.compute_tier].bandwidth_bytes_per_s is None:
+            raise ValueError(f"the compute tier has a bandwidth, found none in tiers.{self.compute_tier}")
+        for name, link in self.links.items():
+            for end in (link.source, link.target):
+                if end not in self.tiers:
+                    raise ValueError(f"links.{name} joins two tiers ({tiers}), found {end!r}")
+            if link.source == link.target:
+                raise ValueError(f"links.{name} joins two different tiers, found {link.source!r} twice")
+        for name, bus in self.buses.items():
+            for known in bus.links:
+                if known not in self.links:
+                    raise ValueError(f"buses.{name} caps links ({links}), found {known!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_tier_is_reached(self) -> Self:
+        reached, grew = {self.compute_tier}, True
+        while grew:
+            grew = False
+            for link in self.links.values():
+                if link.source in reached and link.target not in reached:
+                    reached.add(link.target)
+                    grew = True
+        for name in self.tiers:
+            if name not in reached:
+                raise ValueError(
+                    f"a path of links leads from {self.compute_tier} to every tier, found none to {name!r}"
+                )
+        return self

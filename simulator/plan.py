@@ -1,0 +1,173 @@
+"""The plan: what was decided. A fixed list of steps, or a generator that the host pulls.
+
+A step is one of four, and each is a code of four whole numbers ``(kind, a, b, c)``:
+
+===========  ==================================  ===========================================
+``COMPUTE``  ``a`` op, ``b`` stream              run an op
+``COPY``     ``a`` tensor, ``b`` and ``c`` tiers  copy from tier ``b`` into tier ``c``
+``DETACH``   ``a`` tensor, ``b`` tier            give up the tensor's place in the tier
+``SYNC``     ``a`` tensor                        the host waits for all earlier steps that name it
+===========  ==================================  ===========================================
+
+A *prefetch* is a copy into the compute tier. A *store* is a copy out, followed by a detach of the compute tier.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Self
+
+COMPUTE, COPY, DETACH, SYNC = range(4)
+NOWHERE = -1
+"""Home of a tensor that does not exist at time 0."""
+
+Code = tuple[int, int, int, int]
+"""A step in numbers: kind, and its three operands (unused ones are 0)."""
+
+
+class Compute(NamedTuple):
+    """Run an op on a stream."""
+
+    op: int
+    stream: int = 0
+
+
+class Copy(NamedTuple):
+    """Copy a tensor from one tier into another."""
+
+    tensor: int
+    source: int
+    target: int
+
+
+class Detach(NamedTuple):
+    """Give up a tensor's place in a tier once all earlier users of the tensor have ended."""
+
+    tensor: int
+    tier: int
+
+
+class Sync(NamedTuple):
+    """Let the host wait until every earlier step that names the tensor has ended."""
+
+    tensor: int
+
+
+Step = Compute | Copy | Detach | Sync
+
+
+class Steps:
+    """A fixed list of steps, held in four columns of whole numbers."""
+
+    __slots__ = ("a", "b", "c", "kind")
+
+    def __init__(self) -> None:
+        self.kind, self.a, self.b, self.c = array("b"), array("i"), array("i"), array("i")
+
+    @classmethod
+    def from_columns(cls, kind: Iterable[int], a: Iterable[int], b: Iterable[int], c: Iterable[int]) -> Self:
+        """Make the steps from the four columns of their codes."""
+        steps = cls()
+        for column, values in ((steps.kind, kind), (steps.a, a), (steps.b, b), (steps.c, c)):
+            column.extend(values)
+        return steps
+
+    def append(self, kind: int, a: int, b: int = 0, c: int = 0) -> None:
+        """Add a step given as a code."""
+        self.kind.append(kind)
+        self.a.append(a)
+        self.b.append(b)
+        self.c.append(c)
+
+    def compute(self, op: int, stream: int = 0) -> None:
+        """Add a `Compute`."""
+        self.append(COMPUTE, op, stream)
+
+    def copy(self, tensor: int, source: int, target: int) -> None:
+        """Add a `Copy`."""
+        self.append(COPY, tensor, source, target)
+
+    def detach(self, tensor: int, tier: int) -> None:
+        """Add a `Detach`."""
+        self.append(DETACH, tensor, tier)
+
+    def sync(self, tensor: int) -> None:
+        """Add a `Sync`."""
+        self.append(SYNC, tensor)
+
+    def codes(self) -> Iterator[Code]:
+        """Iterate over the codes."""
+        return zip(self.kind, self.a, self.b, self.c, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __iter__(self) -> Iterator[Step]:
+        for kind, a, b, c in self.codes():
+            if kind == COMPUTE:
+                yield Compute(a, b)
+            elif kind == COPY:
+                yield Copy(a, b, c)
+            elif kind == DETACH:
+                yield Detach(a, b)
+            else:
+                yield Sync(a)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Steps):
+            return NotImplemented
+        return (self.kind, self.a, self.b, self.c) == (other.kind, other.a, other.b, other.c)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class View(Protocol):
+    """What a reactive plan may look at: the state at the moment the host asks, read-only."""
+
+    @property
+    def now_ns(self) -> int:
+        """The time [ns]."""
+
+    def place(self, tensor: int, tier: int) -> str:
+        """State of a place once all issued steps have acted: ``absent``, ``valid`` or ``stale``."""
+
+    def settled(self, tensor: int) -> bool:
+        """Whether every issued step that names the tensor has ended."""
+
+    def room_bytes(self, tier: int) -> int | float:
+        """What is free in the tier now [B]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a policy decided for one rank.
+
+    Attributes
+    ----------
+    policy
+        Name of the policy that made it.
+    tiers
+        Tier names; tier ids in `home` and `steps` index them.
+    home
+        Tier id of each tensor at time 0, or `NOWHERE`.
+    steps
+        A fixed list, run `repeats` times; or a function from a `View` to a generator of codes, run once.
+    repeats
+        How many times the host runs a fixed list.
+    notes
+        What the policy wants to say about its decisions, as sentences.
+    """
+
+    policy: str
+    tiers: tuple[str, ...]
+    home: tuple[int, ...]
+    steps: Steps | Callable[[View], Iterator[Code]]
+    repeats: int = 1
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fixed(self) -> Steps | None:
+        """The steps of a fixed plan; None if the plan is reactive."""
+        return self.steps if isinstance(self.steps, Steps) else None

@@ -1,0 +1,93 @@
+"""The trace: what happened, as facts only, in blocks of columns.
+
+Whoever reads a trace folds over its blocks; nothing in it is computed from something else in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order")
+"""Root causes of a wait; a trace refers to them by position."""
+
+SPANS = ("rank", "kind", "item", "track", "channel", "issue", "issued_ns", "start_ns", "end_ns")
+"""A compute (``kind`` COMPUTE; ``item`` op, ``track`` stream) or a transfer (COPY; tensor, link, channel)."""
+
+WAITS = ("rank", "stream", "op", "issue", "start_ns", "end_ns", "cause", "tensor", "on", "blocker")
+"""A stretch in which a compute stream waited to run ``op``.
+
+``cause``: position in `CAUSES`. ``tensor``: what the op lacked, or -1. ``on``: the link (transfer) or the tier
+(capacity) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, or -1.
+"""
+
+RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
+"""Places taken (positive) and freed (negative) in the order in which it happened, the homes at time 0 first.
+
+``tensor`` is ``-1 - op`` for the workspace of an op.
+"""
+
+ISSUED = ("kind", "a", "b", "c")
+"""What a host issued, in order: the codes of a plan's steps."""
+
+Block = dict[str, NDArray[np.int64]]
+"""Some rows of a table: column name -> values."""
+
+
+class Table:
+    """Rows that were written in blocks of columns.
+
+    Parameters
+    ----------
+    columns
+        Column names.
+    """
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self._blocks: list[NDArray[np.int64]] = []
+
+    def append(self, rows: list[int]) -> None:
+        """Add rows given as one flat list, row after row."""
+        if rows:
+            self._blocks.append(np.array(rows, dtype=np.int64).reshape(-1, len(self.columns)))
+
+    def blocks(self) -> Iterator[Block]:
+        """Iterate over the blocks, in order."""
+        for block in self._blocks:
+            yield {name: block[:, i] for i, name in enumerate(self.columns)}
+
+    def whole(self) -> Block:
+        """All rows as one block."""
+        joined = np.concatenate(self._blocks) if self._blocks else np.empty((0, len(self.columns)), np.int64)
+        return {name: joined[:, i] for i, name in enumerate(self.columns)}
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self._blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What happened in one run.
+
+    Attributes
+    ----------
+    status
+        ``ok``, or ``blocked`` if the plan could not move on.
+    spans, waits, residencies
+        Tables with the columns `SPANS`, `WAITS` and `RESIDENCIES`.
+    issued
+        For each rank a table with the columns `ISSUED`: what its host issued, step by step.
+    blocked
+        If blocked: who waits for what, one sentence a line, as a cycle where there is one.
+    """
+
+    status: str
+    spans: Table
+    waits: Table
+    residencies: Table
+    issued: tuple[Table, ...]
+    blocked: tuple[str, ...] = ()
