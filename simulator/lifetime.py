@@ -1,0 +1,195 @@
+"""When a tensor is live, from the operator order alone.
+
+Glossary of this module; every moment is the index of an op within one training step:
+
+use
+    An op that reads or writes the tensor.
+born
+    The op at which the tensor takes room if nothing ever moves: its first use, or op 0 for what exists before
+    the first op (persistent tensors and inputs).
+dies
+    The last op during which the tensor takes room: its last use, or the last op of the step for persistent
+    tensors and outputs.
+dead after an op
+    Its last use is that op and nobody needs it later: it is neither persistent nor an output.
+live bytes
+    What is born and has not died while an op runs, with the op's workspace: after its allocations and before
+    its frees, which is where a peak is.
+idle gap
+    The ops between two consecutive uses of a tensor. A persistent tensor of a graph that runs several steps has
+    one more, which wraps: from its last use over the step boundary to its first use in the next step.
+working set
+    What one op needs at once: all it reads, all it writes and its workspace.
+
+Everything here is a pure function, and linear in the number of uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.graph import Graph
+
+NEVER = -1
+"""The op index of what does not happen."""
+
+
+class Gap(NamedTuple):
+    """An idle gap of a tensor.
+
+    Attributes
+    ----------
+    tensor
+        Tensor id.
+    after, before
+        The uses on either side (op indices); the ops between them do not need the tensor.
+    wraps
+        Whether `before` lies in the next step, and the gap spans the step boundary.
+    """
+
+    tensor: int
+    after: int
+    before: int
+    wraps: bool = False
+
+    def idle_ns(self, clock: Sequence[int]) -> int:
+        """How long the gap lasts if the ops run back to back [ns].
+
+        Parameters
+        ----------
+        clock
+            Start of each op and then the end of the last one [ns]: the running sum of the durations, from 0.
+        """
+        return clock[self.before] - clock[self.after + 1] + (clock[-1] if self.wraps else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """When each tensor is used and live; lists are by tensor id, `dead_after` by op.
+
+    Attributes
+    ----------
+    uses, writes
+        Ops that use, and that write, the tensor, ascending.
+    first_use, last_use, first_write
+        Ops, or `NEVER`.
+    born, dies
+        First and last op during which it is live, or `NEVER` for what is neither used nor persistent.
+    dead_after
+        For each op, the tensors (ascending) that are dead after it.
+    """
+
+    uses: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    first_use: tuple[int, ...]
+    last_use: tuple[int, ...]
+    first_write: tuple[int, ...]
+    born: tuple[int, ...]
+    dies: tuple[int, ...]
+    dead_after: tuple[tuple[int, ...], ...]
+
+
+def lifetimes(graph: Graph) -> Lifetimes:
+    """Find when each tensor of `graph` is used, born and dead."""
+    uses, writes = _uses(graph)
+    first_use = tuple(u[0] if u else NEVER for u in uses)
+    last_use = tuple(u[-1] if u else NEVER for u in uses)
+    from_start, to_end = set(graph.inputs), set(graph.outputs)
+    last_op = len(graph.ops) - 1
+    born, dies = list(first_use), list(last_use)
+    dead_after: list[list[int]] = [[] for _ in graph.ops]
+    for t, tensor in enumerate(graph.tensors):
+        if t in from_start:
+            born[t] = 0
+        if tensor.persistent or t in to_end:
+            dies[t] = last_op
+        elif uses[t]:
+            dead_after[last_use[t]].append(t)
+    return Lifetimes(
+        uses=tuple(map(tuple, uses)),
+        writes=tuple(map(tuple, writes)),
+        first_use=first_use,
+        last_use=last_use,
+        first_write=tuple(w[0] if w else NEVER for w in writes),
+        born=tuple(born),
+        dies=tuple(dies),
+        dead_after=tuple(map(tuple, dead_after)),
+    )
+
+
+def _uses(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
+    uses: list[list[int]] = [[] for _ in graph.tensors]
+    writes: list[list[int]] = [[] for _ in graph.tensors]
+    for i, op in enumerate(graph.ops):
+        for t in dict.fromkeys(op.writes):
+            writes[t].append(i)
+        for t in dict.fromkeys((*op.reads, *op.writes)):
+            uses[t].append(i)
+    return uses, writes
+
+
+def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
+    """Iterate over the idle gaps by tensor id, then by time; consecutive uses with no op between have none.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    found
+        Its lifetimes, if they are at hand.
+    """
+    found = found or lifetimes(graph)
+    for t, uses in enumerate(found.uses):
+        for after, before in pairwise(uses):
+            if before > after + 1:
+                yield Gap(t, after, before)
+        if uses and graph.steps > 1 and graph.tensors[t].persistent:
+            after, before = uses[-1], uses[0]
+            if before > 0 or after < len(graph.ops) - 1:
+                yield Gap(t, after, before, wraps=True)
+
+
+def live_bytes(graph: Graph, found: Lifetimes | None = None) -> NDArray[np.int64]:
+    """Count what is live during each op if nothing ever moves [B].
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    found
+        Its lifetimes, if they are at hand.
+
+    Returns
+    -------
+    array of int64, shape (ops,)
+        Live bytes during each op; the largest is the peak that everything resident needs.
+    """
+    found = found or lifetimes(graph)
+    born, dies = np.array(found.born, np.int64), np.array(found.dies, np.int64)
+    sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
+    exists = born != NEVER
+    change = np.zeros(len(graph.ops) + 1, np.int64)
+    np.add.at(change, born[exists], sizes[exists])
+    np.subtract.at(change, dies[exists] + 1, sizes[exists])
+    workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
+    return np.cumsum(change)[:-1] + workspace
+
+
+def working_set_bytes(graph: Graph) -> NDArray[np.int64]:
+    """Count what each op needs in the compute tier at once [B].
+
+    Returns
+    -------
+    array of int64, shape (ops,)
+        Sizes of what it reads or writes, each tensor once, plus its workspace.
+    """
+    sizes = [t.size_bytes for t in graph.tensors]
+    return np.array(
+        [op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64
+    )
