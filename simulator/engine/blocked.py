@@ -1,0 +1,110 @@
+"""When nothing can move any more: who waits for what, in sentences, from the first blocked step on."""
+
+from __future__ import annotations
+
+from simulator.engine.host import Host
+from simulator.engine.link import LinkQueue, Transfer
+from simulator.engine.places import Detaching, Places
+from simulator.engine.stream import Stream
+from simulator.graph import Graph
+from simulator.units import human
+
+_LARGEST = 3
+
+
+class Explainer:
+    """Follows the waits of one rank.
+
+    Parameters
+    ----------
+    graph
+        For names.
+    places, streams, links
+        The rank's state when nothing could move.
+    """
+
+    def __init__(self, graph: Graph, places: Places, streams: list[Stream], links: list[LinkQueue]) -> None:
+        self._graph, self._places, self._streams, self._links = graph, places, streams, links
+        self._told: set[str] = set()
+
+    def sentences(self, host: Host) -> list[str]:
+        """Tell the chain of waits; nothing if the host has issued everything and all of it has ended."""
+        told: list[str] = []
+        for stream in self._streams:
+            if stream.queue:
+                told += self._compute(stream)
+        if host.awaited >= 0:
+            told += [
+                f"the host waits at a sync for {self._name(host.awaited)}",
+                *self._tensor(host.awaited, None),
+            ]
+        for link in self._links:
+            if link.queue:
+                told += self._head(link)
+        if not told:
+            told = [line for t in sorted(self._places.pending) for line in self._tensor(t, None)]
+        if not told and not host.finished:
+            told = ["the host could not issue its next step"]
+        return told
+
+    def _once(self, sentence: str) -> bool:
+        """Whether the sentence is new; a chain that comes back to one is a cycle."""
+        if sentence in self._told:
+            return False
+        self._told.add(sentence)
+        return True
+
+    def _name(self, tensor: int) -> str:
+        return repr(self._graph.tensors[tensor].name)
+
+    def _compute(self, stream: Stream) -> list[str]:
+        issue, op = stream.queue[0][:2]
+        what = f"op {self._graph.ops[op].name!r} (step {issue})"
+        tensor = stream.lacks()
+        if tensor < 0:
+            return [self._room(what, stream.compute_tier, stream.room_bytes())]
+        sentence = f"{what} waits for tensor {self._name(tensor)}"
+        return [sentence, *self._tensor(tensor, issue)] if self._once(sentence) else []
+
+    def _tensor(self, tensor: int, before: int | None) -> list[str]:
+        for step in self._places.pending.get(tensor, ()):
+            if before is None or step.issue < before:
+                return self._step(step)
+        return [f"no step that was issued brings tensor {self._name(tensor)}"]
+
+    def _step(self, step: Transfer | Detaching) -> list[str]:
+        if isinstance(step, Detaching):
+            return [f"the detach of {self._name(step.tensor)} (step {step.issue}) waits for its earlier users"]
+        head = step.link.queue[0]
+        if head is step:
+            return self._head(step.link)
+        sentence = (
+            f"the copy of {self._name(step.tensor)} (step {step.issue}) is behind step {head.issue} in its channel"
+        )
+        return [sentence, *self._head(step.link)] if self._once(sentence) else []
+
+    def _head(self, link: LinkQueue) -> list[str]:
+        head = link.queue[0]
+        tiers = self._places.tiers
+        what = (
+            f"the copy of {self._name(head.tensor)} from {tiers[head.source].name} to {tiers[head.target].name} "
+            f"(step {head.issue})"
+        )
+        if link.is_gated(head):
+            sentence = f"{what} waits for the compute issued before it"
+            return [sentence] if self._once(sentence) else []
+        if link.lacks_tensor(head):
+            sentence = f"{what} waits for its source"
+            return [sentence, *self._tensor(head.tensor, head.issue)] if self._once(sentence) else []
+        sentence = self._room(what, head.target, self._places.size_bytes[head.tensor])
+        return [sentence] if self._once(sentence) else []
+
+    def _room(self, what: str, tier: int, size: int) -> str:
+        instance = self._places.tiers[tier]
+        held = [t for t, flag in enumerate(self._places.held[tier]) if flag]
+        held.sort(key=lambda t: (-self._places.size_bytes[t], t))
+        largest = ", ".join(f"{self._name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
+        return (
+            f"{what} waits for {human(size, 'B')} of room in {instance.name}: {human(instance.used, 'B')} of "
+            f"{human(instance.capacity, 'B')} are held, largest {largest or 'nothing'}; no issued detach will free more"
+        )

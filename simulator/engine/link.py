@@ -1,0 +1,212 @@
+"""One rank's link: transfers in issue order on its channels."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+import simpy
+
+from simulator.cost import rate_cap, transfer_ns, work
+from simulator.engine.places import Places
+from simulator.engine.rounds import RANK_SHIFT, Clock
+from simulator.engine.sharing import Domain, Path
+from simulator.hardware import Link
+from simulator.plan import COPY
+
+if TYPE_CHECKING:
+    from simulator.engine.stream import Stream
+
+
+class Transfer:
+    """A copy that was issued."""
+
+    __slots__ = (
+        "channel", "gate", "issue", "issued_ns", "link", "running", "source", "start_ns", "target", "tensor", "turn",
+    )  # fmt: skip
+
+    def __init__(self, link: LinkQueue, issue: int, issued_ns: int, places: tuple[int, int, int], turn: int) -> None:
+        self.link, self.issue, self.issued_ns, self.turn = link, issue, issued_ns, turn
+        self.tensor, self.source, self.target = places
+        self.gate: tuple[Stream, int] | None = None
+        self.channel = -1
+        self.start_ns = -1
+        self.running = False
+
+    def end(self) -> None:
+        """Its bytes are across."""
+        self.link.end(self)
+
+
+class Service(Protocol):
+    """How a transfer that has a channel gets its bytes across."""
+
+    def begin(self, transfer: Transfer) -> None:
+        """Begin now; the link's `end` is called when it is over."""
+
+
+class Alone:
+    """Service on a channel whose rate nobody else changes: one event."""
+
+    def __init__(self, env: Clock, link: Link, size_bytes: list[int]) -> None:
+        self._env, self._link, self._size_bytes = env, link, size_bytes
+        self._times: dict[int, int] = {}
+
+    def begin(self, transfer: Transfer) -> None:
+        """Begin now."""
+        size = self._size_bytes[transfer.tensor]
+        time = self._times.get(size)
+        if time is None:
+            time = self._times[size] = transfer_ns(size, self._link)
+        self._env.timeout(time, value=transfer).callbacks.append(_end)
+
+
+class Shared:
+    """Service in a domain: latency first, then a flow whose rate depends on the others."""
+
+    def __init__(self, env: Clock, link: Link, size_bytes: list[int], path: Path) -> None:
+        self._env, self._link, self._size_bytes = env, link, size_bytes
+        self.path = path
+        self.domain: Domain | None = None
+
+    def begin(self, transfer: Transfer) -> None:
+        """Begin now."""
+        if self._link.latency_ns:
+            timer = self._env.timeout(self._link.latency_ns, value=transfer)
+            timer.callbacks.append(lambda event: self._join(event.value, close=True))
+        else:
+            self._join(transfer, close=False)
+
+    def _join(self, transfer: Transfer, *, close: bool) -> None:
+        size = self._size_bytes[transfer.tensor]
+        key = transfer.link.rank << RANK_SHIFT | transfer.issue
+        units = work(size, self._link.bandwidth_bytes_per_s)
+        if self.domain is not None:
+            self.domain.join(self.path, rate_cap(size, self._link), units, key, transfer)
+        if close:
+            transfer.link.places.rounds.close()
+
+
+class LinkQueue:
+    """Transfers of one rank on one link, started strictly in issue order; each takes the lowest free channel.
+
+    Parameters
+    ----------
+    number
+        Id of the link.
+    channels
+        Transfers that can be under way at once.
+    places
+        The rank's places.
+    spans
+        Flat list that takes the rows of the trace.
+    wait_for_end
+        Whether a copy waits for the end, not the start, of the last compute issued before it.
+    """
+
+    def __init__(self, number: int, channels: int, places: Places, spans: list[int], *, wait_for_end: bool) -> None:
+        self.number, self.places, self.rank = number, places, places.rank
+        self.queue: deque[Transfer] = deque()
+        self.service: Service | None = None
+        self.considered = False
+        self.watchers: list[Stream] = []
+        self.running: list[Transfer] = []
+        self._free = list(range(channels))
+        heapify(self._free)
+        self._spans = spans
+        self._wait_for_end = wait_for_end
+
+    def key(self) -> int:
+        """Key of the first transfer."""
+        return self.rank << RANK_SHIFT | self.queue[0].issue
+
+    def append(self, transfer: Transfer) -> None:
+        """Take an issued transfer into the queue."""
+        self.queue.append(transfer)
+        if len(self.queue) == 1 and self._free:
+            self.places.rounds.consider(self)
+
+    def tensor_moved(self, tensor: int) -> None:
+        """Try the head again."""
+        self.places.rounds.consider(self)
+
+    @property
+    def has_free_channel(self) -> bool:
+        """Whether a channel is idle."""
+        return bool(self._free)
+
+    def is_gated(self, head: Transfer) -> bool:
+        """Whether the last compute issued before the copy has not started (or ended) yet."""
+        if head.gate is None:
+            return False
+        stream, count = head.gate
+        return (stream.ended if self._wait_for_end else stream.started) < count
+
+    def lacks_tensor(self, head: Transfer) -> bool:
+        """Whether it is not the copy's turn, or its source is not valid."""
+        places = self.places
+        return places.ended[head.tensor] < head.turn or not places.valid[head.source][head.tensor]
+
+    def try_start(self) -> None:
+        """Start the first transfer, or register with what it waits for."""
+        if not self.queue or not self._free:
+            return
+        head = self.queue[0]
+        if self.is_gated(head) and head.gate is not None:
+            head.gate[0].gated.append(self)
+        elif self.lacks_tensor(head):
+            self.places.wait(head.tensor, self)
+        elif self._takes_room(head):
+            self._start(head)
+
+    def _takes_room(self, head: Transfer) -> bool:
+        places = self.places
+        if places.held[head.target][head.tensor]:
+            return True
+        size = places.size_bytes[head.tensor]
+        if size and not places.tiers[head.target].admit_copy(self, self.key(), size):
+            return False
+        places.hold(head.tensor, head.target)
+        return True
+
+    def _start(self, head: Transfer) -> None:
+        self.queue.popleft()
+        head.channel = heappop(self._free)
+        head.start_ns = self.places.rounds.env.now
+        head.running = True
+        self.running.append(head)
+        self.wake_watchers()
+        if self.service is not None:
+            self.service.begin(head)
+        if self.queue and self._free:
+            self.places.rounds.consider(self)
+
+    def wake_watchers(self) -> None:
+        """Let the streams whose wait depends on this link account for it anew."""
+        if self.watchers:
+            self.places.rounds.restless += self.watchers
+            self.watchers.clear()
+
+    def end(self, transfer: Transfer) -> None:
+        """The transfer is over: its target is valid, its channel free."""
+        places, now = self.places, self.places.rounds.env.now
+        self.running.remove(transfer)
+        heappush(self._free, transfer.channel)
+        self._spans += (
+            self.rank, COPY, transfer.tensor, self.number, transfer.channel,
+            transfer.issue, transfer.issued_ns, transfer.start_ns, now,
+        )  # fmt: skip
+        places.valid[transfer.target][transfer.tensor] = 1
+        places.end_step(transfer.tensor, transfer)
+        places.end_access(transfer.tensor)
+        self.wake_watchers()
+        if self.queue:
+            places.rounds.consider(self)
+
+
+def _end(event: simpy.Event) -> None:
+    """End the transfer that the event carries, and close the round."""
+    transfer: Transfer = event.value  # type: ignore[assignment]
+    transfer.link.end(transfer)
+    transfer.link.places.rounds.close()

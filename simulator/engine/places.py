@@ -1,0 +1,161 @@
+"""One rank's places (tensor x tier) and the order in which steps that name the same tensor take effect.
+
+Each step that names a tensor is an *access* of it: shared (a compute that reads it, a copy of it) or exclusive (a
+compute that writes it, a detach). Shared accesses overlap; an exclusive one waits for all earlier accesses, and all
+later ones wait for it. As no later access can begin before, let alone end, that order needs two counters per tensor:
+an exclusive access with `n` accesses issued before it may act once `n` have ended, a shared one once the accesses up
+to the last exclusive one have ended. That number is the access's *turn*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from simulator.engine.rounds import Rounds
+from simulator.engine.tier import TierInstance
+
+if TYPE_CHECKING:
+    from simulator.engine.link import Transfer
+
+
+class Waiter(Protocol):
+    """Someone who waits for an access of a tensor to end, or for it to become valid."""
+
+    def tensor_moved(self, tensor: int) -> None:
+        """Look again."""
+
+
+class Places:
+    """Places, turns and waiters of one rank.
+
+    Parameters
+    ----------
+    rank
+        Its number.
+    size_bytes
+        Size of each tensor [B].
+    tiers
+        The rank's tier instances, by tier id.
+    rounds
+        The agenda of the instant.
+    residencies
+        Flat list that takes the rows of the trace.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size_bytes: list[int],
+        tiers: list[TierInstance],
+        rounds: Rounds,
+        residencies: list[int],
+    ) -> None:
+        tensors = len(size_bytes)
+        self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
+        self.held = [bytearray(tensors) for _ in tiers]
+        self.valid = [bytearray(tensors) for _ in tiers]
+        self.issued = [0] * tensors
+        self.fence = [0] * tensors
+        self.ended = [0] * tensors
+        self.waiters: dict[int, list[Waiter]] = {}
+        self.pending: dict[int, list[Transfer | Detaching]] = {}
+        self._residencies = residencies
+
+    def hold(self, tensor: int, tier: int) -> None:
+        """Mark a place as taken; its room was granted before."""
+        self.held[tier][tensor] = 1
+        if self.size_bytes[tensor]:
+            self.note(tier, tensor, self.size_bytes[tensor])
+
+    def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
+        """Write a row of the residencies."""
+        self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
+
+    def free(self, tensor: int, tier: int) -> None:
+        """Give a place up."""
+        size = self.size_bytes[tensor] if self.held[tier][tensor] else 0
+        self.held[tier][tensor] = 0
+        self.valid[tier][tensor] = 0
+        if size:
+            self.note(tier, tensor, -size)
+            self.tiers[tier].release(size)
+
+    def shared_turn(self, tensor: int) -> int:
+        """Register a shared access and return its turn."""
+        self.issued[tensor] += 1
+        return self.fence[tensor]
+
+    def exclusive_turn(self, tensor: int) -> int:
+        """Register an exclusive access and return its turn."""
+        turn = self.issued[tensor]
+        self.issued[tensor] = self.fence[tensor] = turn + 1
+        return turn
+
+    def end_access(self, tensor: int) -> None:
+        """Count an access as ended and wake whoever waits for it."""
+        self.ended[tensor] += 1
+        if tensor in self.waiters:
+            for waiter in self.waiters.pop(tensor):
+                waiter.tensor_moved(tensor)
+
+    def wait(self, tensor: int, waiter: Waiter) -> None:
+        """Wake `waiter` when an access of the tensor ends."""
+        self.waiters.setdefault(tensor, []).append(waiter)
+
+    def settled(self, tensor: int) -> bool:
+        """Whether all issued accesses have ended."""
+        return self.ended[tensor] == self.issued[tensor]
+
+    def begin_step(self, tensor: int, step: Transfer | Detaching) -> None:
+        """Remember a copy or detach of the tensor that has not ended."""
+        self.pending.setdefault(tensor, []).append(step)
+
+    def end_step(self, tensor: int, step: Transfer | Detaching) -> None:
+        """Forget a copy or detach that has ended."""
+        steps = self.pending[tensor]
+        steps.remove(step)
+        if not steps:
+            del self.pending[tensor]
+
+
+class Detaching:
+    """A detach that was issued: it acts once it is its turn."""
+
+    __slots__ = ("_places", "_turn", "issue", "tensor", "tier")
+
+    def __init__(self, places: Places, issue: int, tensor: int, tier: int) -> None:
+        self._places, self.issue, self.tensor, self.tier = places, issue, tensor, tier
+        self._turn = places.exclusive_turn(tensor)
+        places.begin_step(tensor, self)
+        self.tensor_moved(tensor)
+
+    def tensor_moved(self, tensor: int) -> None:
+        """Act in the present round if all earlier accesses have ended."""
+        places = self._places
+        if places.ended[tensor] >= self._turn:
+            places.rounds.frees.append(self)
+        else:
+            places.wait(tensor, self)
+
+    def act(self) -> None:
+        """Free the place."""
+        self._places.free(self.tensor, self.tier)
+        self._places.end_step(self.tensor, self)
+        self._places.end_access(self.tensor)
+
+
+Resume = Callable[[], None]
+
+
+class Wakeup:
+    """Calls a function once when an access of a tensor ends."""
+
+    __slots__ = ("_resume",)
+
+    def __init__(self, resume: Resume) -> None:
+        self._resume = resume
+
+    def tensor_moved(self, tensor: int) -> None:
+        """Call it."""
+        self._resume()

@@ -1,0 +1,41 @@
+"""Writes the trace, in blocks of columns."""
+
+from __future__ import annotations
+
+from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
+
+_BLOCK_ROWS = 8192
+
+
+class Recorder:
+    """Rows of the trace on their way into blocks; a row is added with one ``+=`` of a tuple to a flat list.
+
+    Parameters
+    ----------
+    ranks
+        How many ranks issue steps.
+    """
+
+    __slots__ = ("_tables", "issued", "residencies", "spans", "waits")
+
+    def __init__(self, ranks: int) -> None:
+        self.spans: list[int] = []
+        self.waits: list[int] = []
+        self.residencies: list[int] = []
+        self.issued: list[list[int]] = [[] for _ in range(ranks)]
+        columns = (SPANS, WAITS, RESIDENCIES, *(ISSUED for _ in range(ranks)))
+        rows = (self.spans, self.waits, self.residencies, *self.issued)
+        self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
+
+    def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
+        """Turn each list of at least so many rows into a block."""
+        for table, rows in self._tables:
+            if len(rows) >= least_rows * len(table.columns):
+                table.append(rows)
+                rows.clear()
+
+    def trace(self, blocked: tuple[str, ...]) -> Trace:
+        """Close the trace; it is ``ok`` if nothing is blocked."""
+        self.flush(1)
+        spans, waits, residencies, *issued = (table for table, _ in self._tables)
+        return Trace("blocked" if blocked else "ok", spans, waits, residencies, tuple(issued), blocked)

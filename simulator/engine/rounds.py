@@ -1,0 +1,94 @@
+"""What happens within one instant: all ends, then all frees, then grants and starts in (rank, issue) order.
+
+Ends are events of the clock. The last of them at an instant closes the round: detaches that may act free their
+places, then every head that something may have changed for is tried, in (rank, issue) order. A span of 0 ns ends in
+the next round of the same instant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+import simpy
+
+if TYPE_CHECKING:
+    from simulator.engine.places import Detaching
+    from simulator.engine.sharing import Domain
+    from simulator.engine.stream import Stream
+
+RANK_SHIFT = 40
+"""A step's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
+
+_ROUNDS_PER_CHECKPOINT = 4096
+
+
+class Clock(simpy.Environment):
+    """A simpy environment whose time is whole nanoseconds."""
+
+    @property
+    def now(self) -> int:
+        """The time [ns]."""
+        return self._now  # type: ignore[return-value]
+
+
+class Head(Protocol):
+    """A stream or a link: it starts its first step once that can start."""
+
+    considered: bool
+
+    def key(self) -> int:
+        """Key of the first step."""
+
+    def try_start(self) -> None:
+        """Start the first step, or register with what it waits for."""
+
+
+class Rounds:
+    """The agenda of the present instant.
+
+    Parameters
+    ----------
+    env
+        The clock.
+    """
+
+    def __init__(self, env: Clock) -> None:
+        self.env = env
+        self.frees: deque[Detaching] = deque()
+        self.touched: list[Domain] = []
+        self.restless: list[Stream] = []
+        self.checkpoint: Callable[[], None] = lambda: None
+        self._heads: list[tuple[int, Head]] = []
+        self._settled = 0
+
+    def consider(self, head: Head) -> None:
+        """Try this head in the present round."""
+        if not head.considered:
+            head.considered = True
+            heappush(self._heads, (head.key(), head))
+
+    def close(self) -> None:
+        """Run the round, unless another end of this instant is still to come."""
+        if self.env.peek() > self.env.now:
+            self.settle()
+
+    def settle(self) -> None:
+        """Free, grant and start until nothing more can happen at this instant."""
+        heads, frees = self._heads, self.frees
+        while heads or frees:
+            while frees:
+                frees.popleft().act()
+            while heads:
+                head = heappop(heads)[1]
+                head.considered = False
+                head.try_start()
+        while self.touched:
+            self.touched.pop().reset_rates()
+        while self.restless:
+            self.restless.pop().account()
+        self._settled += 1
+        if not self._settled % _ROUNDS_PER_CHECKPOINT:
+            self.checkpoint()

@@ -1,0 +1,169 @@
+"""Builds the machine for a list of programs, runs it to the end, and checks that everything completed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from simulator.engine.program import Program
+from simulator.engine.rank import Machine, Rank, SwitchesLike
+from simulator.engine.recorder import Recorder
+from simulator.engine.rounds import Clock, Rounds
+from simulator.engine.sharing import Domain, Resource
+from simulator.engine.tier import TierInstance
+from simulator.hardware import Hardware
+from simulator.trace import Trace
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the computes that are done, and those that there are in all."""
+
+
+def components(groups: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    """Number the connected components of groups that share members; a group of none is a component of its own."""
+    root: dict[Hashable, int] = {}
+    parent = list(range(len(groups)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    for i, group in enumerate(groups):
+        for member in group:
+            other = root.setdefault(member, i)
+            parent[find(i)] = find(other)
+    return [find(i) for i in range(len(groups))]
+
+
+class _Defaults:
+    copies_wait_for = "start"
+    hbm_contention = False
+
+
+def run(
+    programs: Sequence[Program],
+    hardware: Hardware,
+    *,
+    budget_bytes: int | float | None = None,
+    switches: SwitchesLike | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Replay one program per rank.
+
+    Parameters
+    ----------
+    programs
+        A graph with its plan for each rank.
+    hardware
+        The machine.
+    budget_bytes
+        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+    switches
+        Readings of the machine that are a choice.
+    progress
+        Called now and then.
+
+    Returns
+    -------
+    Trace
+        What happened; its status is ``blocked`` if some step could not move.
+
+    Raises
+    ------
+    PlanError
+        If a reactive plan issues a step that cannot act, or a copy has no link.
+    CapacityError
+        If the homes alone exceed a tier.
+    """
+    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), len(programs))
+    for program in programs:
+        simulation.add(program)
+    return simulation.run(progress)
+
+
+class Simulation(Machine):
+    """The machine with its ranks.
+
+    Parameters
+    ----------
+    hardware, budget_bytes, switches
+        See `run`.
+    ranks
+        How many programs will be added.
+    """
+
+    def __init__(
+        self, hardware: Hardware, budget_bytes: int | float | None, switches: SwitchesLike, ranks: int
+    ) -> None:
+        self.hardware, self.switches = hardware, switches
+        self._env = Clock()
+        self.rounds = Rounds(self._env)
+        self.recorder = Recorder(ranks)
+        self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
+        self._instances: dict[tuple[str, str, int], Any] = {}
+        self._ranks: list[Rank] = []
+
+    def add(self, program: Program) -> None:
+        """Add the next rank."""
+        self._ranks.append(Rank(self, len(self._ranks), program))
+
+    def instance(self, kind: str, name: str, scope: str, rank: int, make: Callable[[], Any]) -> Any:
+        """The instance of a tier or bus that this rank uses; made at its first use."""
+        key = (kind, name, rank if scope == "device" else -1)
+        if key not in self._instances:
+            self._instances[key] = make()
+        return self._instances[key]
+
+    def tier(self, number: int, rank: int) -> TierInstance:
+        """The rank's instance of a tier."""
+        name = self.hardware.tier_names[number]
+        tier = self.hardware.tiers[name]
+        capacity = self._budget if name == self.hardware.compute_tier else tier.usable_bytes
+        make = lambda: TierInstance(name, number, capacity, self.rounds)  # noqa: E731
+        instance: TierInstance = self.instance("tier", name, tier.scope, rank, make)
+        return instance
+
+    def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
+        """The buses that a link of this rank is on, and the compute tier if copies take bandwidth there."""
+        found: list[Resource] = []
+        for name, bus in self.hardware.buses.items():
+            if link in bus.links:
+                make = lambda bus=bus: Resource(bus.bandwidth_bytes_per_s)  # noqa: E731
+                found.append(self.instance("bus", name, bus.scope, rank, make))
+        ends = (self.hardware.links[link].source, self.hardware.links[link].target)
+        if self.switches.hbm_contention and self.hardware.compute_tier in ends:
+            found.append(self.compute_bandwidth(rank))
+        return tuple(found)
+
+    def compute_bandwidth(self, rank: int) -> Resource:
+        """The bandwidth of the rank's compute tier, for kernels and copies together."""
+        tier = self.hardware.tiers[self.hardware.compute_tier]
+        bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
+        resource: Resource = self.instance("bandwidth", "", tier.scope, rank, lambda: Resource(bandwidth))
+        return resource
+
+    def run(self, progress: Progress | None) -> Trace:
+        """Run until nothing moves, and tell what is stuck."""
+        self._join_flows()
+        total = sum(rank.computes for rank in self._ranks)
+
+        def checkpoint() -> None:
+            self.recorder.flush()
+            if progress is not None:
+                progress(sum(rank.ended for rank in self._ranks), total)
+
+        self.rounds.checkpoint = checkpoint
+        for rank in self._ranks:
+            rank.begin()
+        self.rounds.settle()
+        self._env.run()
+        checkpoint()
+        return self.recorder.trace(tuple(s for rank in self._ranks for s in rank.blocked()))
+
+    def _join_flows(self) -> None:
+        """Give each flow of each rank the domain of all flows that it can influence."""
+        flows = [flow for rank in self._ranks for flow in rank.flows]
+        domains: dict[int, Domain] = {}
+        for flow, component in zip(flows, components([flow.path.shared for flow in flows]), strict=True):
+            flow.domain = domains.setdefault(component, Domain(self.rounds))

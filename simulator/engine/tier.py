@@ -1,0 +1,72 @@
+"""One instance of a tier: its room, and who waits for it."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from simulator.engine.rounds import Head, Rounds
+
+Queue = list[tuple[int, Head]]
+
+
+class TierInstance:
+    """Room that is taken and freed; two queues, computes first, each strictly in (rank, issue) order.
+
+    Parameters
+    ----------
+    name, number
+        Its tier's name and id.
+    capacity
+        What fits [B], or ``inf``.
+    rounds
+        Where a waiting head is put on the agenda when room is freed.
+    """
+
+    __slots__ = ("_computes", "_copies", "_rounds", "capacity", "name", "number", "used")
+
+    def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
+        self.name, self.number, self.capacity, self.used = name, number, capacity, 0
+        self._computes: Queue = []
+        self._copies: Queue = []
+        self._rounds = rounds
+
+    def admit_compute(self, head: Head, key: int, size: int) -> bool:
+        """Take room for a compute, or put it in the queue."""
+        return self._admit(self._computes, head, key, size)
+
+    def admit_copy(self, head: Head, key: int, size: int) -> bool:
+        """Take room for a copy, or put it in the queue; computes that wait go first."""
+        if self._computes:
+            self._wait(self._copies, head, key)
+            return False
+        return self._admit(self._copies, head, key, size)
+
+    def _admit(self, queue: Queue, head: Head, key: int, size: int) -> bool:
+        first = queue[0][0] if queue else key
+        if first < key or self.used + size > self.capacity:
+            self._wait(queue, head, key)
+            return False
+        if queue and first == key:
+            heappop(queue)
+            self._consider_next()
+        self.used += size
+        return True
+
+    def _wait(self, queue: Queue, head: Head, key: int) -> None:
+        if not any(key == waiting for waiting, _ in queue):
+            heappush(queue, (key, head))
+
+    def _consider_next(self) -> None:
+        queue = self._computes or self._copies
+        if queue:
+            self._rounds.consider(queue[0][1])
+
+    def release(self, size: int) -> None:
+        """Free room, and let the first in the queue try again."""
+        self.used -= size
+        if self._computes or self._copies:
+            self._consider_next()
+
+    def keeps_waiting(self, key: int) -> bool:
+        """Whether the step with this key waits here."""
+        return any(key == waiting for queue in (self._computes, self._copies) for waiting, _ in queue)
