@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self, TypedDict, Unpack
 
 from simulator.errors import ConfigError
+
+LARGEST = 2**62
+"""No number of a graph, and no sum of sizes or of durations, is larger: they fit 64-bit columns."""
 
 
 class TensorKind(StrEnum):
@@ -113,8 +118,8 @@ class Graph:
 
     Notes
     -----
-    What exists before the first op is what is persistent, plus, in a graph of one step, what is read before it is
-    written.
+    What exists before the first op is what is persistent, plus, in a graph of one step, what is read before
+    it is written.
     """
 
     name: str
@@ -125,13 +130,73 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Ids of the tensors that exist before the first op: the persistent ones, and those read before written."""
+        """Ids of what exists before the first op: the persistent tensors, and those read before written."""
         written: set[int] = set()
         found = {i for i, t in enumerate(self.tensors) if t.persistent}
         for op in self.ops:
             found.update(t for t in op.reads if t not in written)
             written.update(op.writes)
         return tuple(sorted(found))
+
+    def repeated(self, steps: int, where: str = "") -> Self:
+        """Return the same graph run `steps` times.
+
+        Parameters
+        ----------
+        steps
+            How many times, at least 1.
+        where
+            What a message calls the origin of the graph; default: its name.
+
+        Raises
+        ------
+        ConfigError
+            If `steps` is below 1; or above it while a tensor that is not persistent is read before it is
+            written: the second step would not find it.
+        """
+        if type(steps) is not int or steps < 1:
+            raise ConfigError(
+                where or self.name,
+                "a graph runs a whole number of steps, at least 1",
+                repr(steps),
+                "correct steps",
+            )
+        if steps > 1:
+            for t in self.inputs:
+                if not self.tensors[t].persistent:
+                    raise ConfigError(
+                        where or self.name,
+                        "what exists before the first op of a graph of several steps is persistent",
+                        repr(self.tensors[t].name),
+                        "mark it persistent, or set steps to 1",
+                    )
+        return replace(self, steps=steps)
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
+    text = str(name)
+    near = [k for k in known if k[:2] == text[:2] or k[-2:] == text[-2:]][:10_000]
+    close = difflib.get_close_matches(text, map(str, near), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class OpFields(TypedDict, total=False):
+    """Fields of `Op` that `GraphBuilder.op` hands on."""
+
+    read_bytes: int
+    write_bytes: int
+    flops: int
+    workspace_bytes: int
+    duration_ns: int | None
+    op_class: str
+    dtype: str
+    phase: str
+    barrier: bool
+
+
+NUMBERS = ("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
+"""The fields of an op that are whole numbers."""
 
 
 class GraphBuilder:
@@ -143,116 +208,176 @@ class GraphBuilder:
         For people.
     where
         What the messages call the origin of the graph: a file, or the builder's name.
+
+    Attributes
+    ----------
+    line
+        Where in that file the next tensor or op stands; messages name it unless it is 0.
     """
 
     def __init__(self, name: str, where: str = "") -> None:
         self._name, self._where = name, where or name
+        self.line = 0
         self._tensors: list[Tensor] = []
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
         self._op_names: set[str] = set()
         self._written: set[int] = set()
-        self._read_first: dict[int, str] = {}
+        self._early: dict[int, tuple[str, int]] = {}
 
-    def tensor(self, name: str, size_bytes: int, kind: str = "activation", **more: object) -> int:
-        """Add a tensor and return its id; `more` holds ``persistent`` and ``shared``."""
-        where = f"{self._where}: tensor {name!r}"
-        if name in self._tensor_ids:
-            raise ConfigError(where, "a tensor name is unique", "it twice", "rename one of the two")
-        if not isinstance(size_bytes, int) or size_bytes < 0:
-            raise ConfigError(
-                where, "a size is a whole number of bytes, at least 0", repr(size_bytes), "correct the size"
-            )
-        if kind not in [k.value for k in TensorKind]:
-            known = ", ".join(TensorKind)
-            raise ConfigError(where, f"a kind is one of {known}", repr(kind), "choose one of these")
-        self._tensor_ids[name] = len(self._tensors)
-        self._tensors.append(Tensor(name, size_bytes, TensorKind(kind), **more))  # type: ignore[arg-type]
-        return self._tensor_ids[name]
-
-    def op(self, name: str, reads: Iterable[str] = (), writes: Iterable[str] = (), **more: object) -> int:
-        """Add the next op and return its id; `more` holds the other fields of `Op`.
-
-        ``read_bytes`` and ``write_bytes`` are the sizes of the tensors unless given.
-        """
-        where = f"{self._where}: op {name!r}"
-        if name in self._op_names:
-            raise ConfigError(where, "an op name is unique", "it twice", "rename one of the two")
-        read_ids, write_ids = self._ids(where, reads), self._ids(where, writes)
-        for number in ("flops", "workspace_bytes", "duration_ns", "read_bytes", "write_bytes"):
-            value = more.get(number)
-            if value is not None and (not isinstance(value, int) or value < 0):
-                raise ConfigError(where, f"{number} is a whole number, at least 0", repr(value), "correct it")
-        more.setdefault("read_bytes", sum(self._tensors[t].size_bytes for t in read_ids))
-        more.setdefault("write_bytes", sum(self._tensors[t].size_bytes for t in write_ids))
-        if "kind" in more:
-            more["kind"] = OpKind(str(more["kind"]))
-        for t in read_ids:
-            if t not in self._written:
-                self._read_first.setdefault(t, name)
-        self._written.update(write_ids)
-        self._op_names.add(name)
-        self._ops.append(Op(name, read_ids, write_ids, **more))  # type: ignore[arg-type]
-        return len(self._ops) - 1
-
-    def _ids(self, where: str, names: Iterable[str]) -> tuple[int, ...]:
-        ids = []
-        for name in names:
-            if name not in self._tensor_ids:
-                raise ConfigError(
-                    where,
-                    "an op names tensors of the graph",
-                    f"{name!r}",
-                    "declare the tensor, or correct the name",
-                )
-            ids.append(self._tensor_ids[name])
-        return tuple(dict.fromkeys(ids))
-
-    def build(self, outputs: Sequence[str] = (), steps: int = 1) -> Graph:
-        """Check the whole and return the graph.
+    def tensor(
+        self,
+        name: str,
+        size_bytes: int,
+        kind: str = "activation",
+        *,
+        persistent: bool = False,
+        shared: str | None = None,
+    ) -> int:
+        """Add a tensor and return its id; the parameters are the fields of `Tensor`.
 
         Raises
         ------
         ConfigError
-            If there is no op, or a tensor is read before it is written although it is not there from the start: in
-            program order that is a cycle (some later op writes it) or a dangling tensor (nobody does).
+            If the name is taken, or a field breaks its rule.
         """
+        if name in self._tensor_ids:
+            raise self._error("tensor", name, "each tensor has its own name", "it twice", "rename one of them")
+        self._check_number("tensor", name, "size_bytes", size_bytes)
+        self._check_choice("tensor", name, "kind", kind, TensorKind)
+        if shared is not None:
+            self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
+        self._tensor_ids[name] = len(self._tensors)
+        self._tensors.append(Tensor(name, size_bytes, TensorKind(kind), persistent, shared))
+        return len(self._tensors) - 1
+
+    def op(
+        self,
+        name: str,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        kind: str = "compute",
+        **more: Unpack[OpFields],
+    ) -> int:
+        """Add the next op and return its id.
+
+        Parameters
+        ----------
+        name
+            Unique path name.
+        reads, writes
+            Names of tensors that were added before.
+        kind
+            Where it runs.
+        **more
+            Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors.
+
+        Raises
+        ------
+        ConfigError
+            If the name is taken, a tensor is not known, or a field breaks its rule.
+        """
+        if name in self._op_names:
+            raise self._error("op", name, "each op has its own name", "it twice", "rename one of them")
+        for field, value in more.items():
+            if field in NUMBERS and (value is not None or field != "duration_ns"):
+                self._check_number("op", name, field, value)
+        if kind != "compute":
+            self._check_choice("op", name, "kind", kind, OpKind)
+        read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
+        if "read_bytes" not in more:
+            more["read_bytes"] = sum([self._tensors[t].size_bytes for t in read_ids])
+        if "write_bytes" not in more:
+            more["write_bytes"] = sum([self._tensors[t].size_bytes for t in write_ids])
+        self._note_accesses(name, read_ids, write_ids)
+        self._op_names.add(name)
+        self._ops.append(Op(name, read_ids, write_ids, kind=OpKind(kind), **more))
+        return len(self._ops) - 1
+
+    def build(self, outputs: Iterable[str] = (), steps: int = 1) -> Graph:
+        """Check the whole and return the graph.
+
+        Parameters
+        ----------
+        outputs
+            Names of tensors that must still be valid when a step ends.
+        steps
+            How many times the ops run.
+
+        Raises
+        ------
+        ConfigError
+            If there is no op; or something is read before it is written that is neither persistent nor an
+            input (in program order that is a cycle if a later op writes it, and dangling if nobody does); or no
+            op writes an output; or the sizes or the durations add up to more than `LARGEST`.
+        """
+        self.line = 0
         if not self._ops:
             raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
-        if steps < 1:
-            raise ConfigError(
-                self._where, "a graph runs at least once", f"steps = {steps}", "set steps to 1 or more"
-            )
-        for t, op in self._read_first.items():
-            self._check_early_read(t, op, steps)
-        ids = self._ids(f"{self._where}: outputs", outputs)
+        for t, (op, line) in self._early.items():
+            self._check_early_read(t, op, line)
+        ids = self._ids("", outputs)
         for t in ids:
             if t not in self._written and not self._tensors[t].persistent:
-                name = self._tensors[t].name
-                raise ConfigError(
-                    f"{self._where}: outputs",
-                    "an output is written by some op",
-                    repr(name),
-                    "correct the list",
-                )
-        return Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, steps)
+                must, found = "an output is written by some op", repr(self._tensors[t].name)
+                raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
+        graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids).repeated(steps, self._where)
+        self._check_totals(steps)
+        return graph
 
-    def _check_early_read(self, tensor: int, op: str, steps: int) -> None:
-        t = self._tensors[tensor]
-        if t.persistent:
+    def _error(self, what: str, name: object, must: str, found: str, do: str) -> ConfigError:
+        line = f":{self.line}" if self.line else ""
+        return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
+
+    def _check_number(self, what: str, name: str, field: str, value: object) -> None:
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            must = f"{field} is a whole number from 0 to 2**62"
+            raise self._error(what, name, must, repr(value), "correct it")
+
+    def _check_choice(self, what: str, name: str, field: str, value: str, known: Iterable[str]) -> None:
+        if value not in tuple(known):
+            must, hint = f"{field} is one of {', '.join(known)}", suggestion(value, known)
+            raise self._error(what, name, must, repr(value), f"choose one of these{hint}")
+
+    def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
+        names = list(names)
+        try:
+            ids = [self._tensor_ids[name] for name in names]
+        except KeyError:
+            unknown = next(name for name in names if name not in self._tensor_ids)
+            where = ("op", op) if op else ("outputs of", self._name)
+            do = f"declare the tensor before, or correct the name{suggestion(unknown, self._tensor_ids)}"
+            raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
+        return tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+    def _note_accesses(self, op: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        for t in reads:
+            if t not in self._written:
+                self._early.setdefault(t, (op, self.line))
+        for t in writes:
+            if self._tensors[t].shared:
+                found, do = f"{self._tensors[t].name!r} among its writes", "do not share the tensor"
+                raise self._error("op", op, "no op writes a shared tensor", found, do)
+        self._written.update(writes)
+
+    def _check_early_read(self, t: int, op: str, line: int) -> None:
+        tensor, self.line = self._tensors[t], line
+        if tensor.persistent or tensor.kind == TensorKind.INPUT:
             return
-        where = f"{self._where}: op {op!r}"
-        if tensor in self._written:
-            raise ConfigError(
-                where,
-                "what an op reads was written by an earlier op",
-                f"{t.name!r}, which only a later op writes (a cycle)",
-                "put the ops in program order, or mark the tensor persistent",
-            )
-        if t.kind != TensorKind.INPUT or steps > 1:
-            raise ConfigError(
-                where,
-                "what an op reads is written by an earlier op, persistent, or (in one step) of kind input",
-                f"{t.name!r}, which nothing writes (dangling)",
-                "add the op that writes it, or mark the tensor persistent",
-            )
+        if t in self._written:
+            must = "what an op reads was written by an earlier op"
+            found = f"{tensor.name!r}, which only this op or a later one writes (a cycle)"
+            do = "put the ops in program order, or mark the tensor persistent"
+        else:
+            must = "what an op reads is written by an earlier op, persistent, or of kind input"
+            found = f"{tensor.name!r}, which nothing writes (dangling)"
+            do = "add the op that writes it, or mark the tensor persistent"
+        raise self._error("op", op, must, found, do)
+
+    def _check_totals(self, steps: int) -> None:
+        sizes = sum(t.size_bytes for t in self._tensors) + max(op.workspace_bytes for op in self._ops)
+        times = steps * sum(op.duration_ns or 0 for op in self._ops)
+        for what, total in (("sizes", sizes), ("durations of all steps", times)):
+            if total > LARGEST:
+                must = f"the {what} add up to at most 2**62"
+                raise ConfigError(self._where, must, str(total), "correct the largest ones")

@@ -16,8 +16,8 @@ live bytes
     What is born and has not died while an op runs, with the op's workspace: after its allocations and before
     its frees, which is where a peak is.
 idle gap
-    The ops between two consecutive uses of a tensor. A persistent tensor of a graph that runs several steps has
-    one more, which wraps: from its last use over the step boundary to its first use in the next step.
+    The ops between two consecutive uses of a tensor. A persistent tensor of a graph that runs several steps
+    has one more, which wraps: from its last use over the step boundary to its first use in the next step.
 working set
     What one op needs at once: all it reads, all it writes and its workspace.
 

@@ -1,0 +1,182 @@
+"""The rules of a graph, and the messages of its builder."""
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.graph import Graph, GraphBuilder, OpKind, TensorKind
+
+
+def small() -> GraphBuilder:
+    builder = GraphBuilder("small")
+    builder.tensor("w", 100, "weight", persistent=True)
+    builder.tensor("x", 10, "input")
+    builder.tensor("y", 20)
+    return builder
+
+
+def test_ids_are_positions_and_names_become_ids() -> None:
+    builder = small()
+    assert builder.op("f", ["x", "w"], ["y"], flops=7) == 0
+    graph = builder.build(outputs=["y"])
+    assert [t.name for t in graph.tensors] == ["w", "x", "y"]
+    assert graph.tensors[0].kind is TensorKind.WEIGHT
+    assert graph.ops[0].reads == (1, 0)
+    assert graph.ops[0].writes == (2,)
+    assert graph.outputs == (2,)
+
+
+def test_traffic_is_the_size_of_the_tensors_unless_given() -> None:
+    builder = small()
+    builder.op("f", ["x", "w"], ["y"])
+    builder.op("g", ["x", "w"], ["y"], read_bytes=1, write_bytes=0)
+    f, g = builder.build().ops
+    assert (f.read_bytes, f.write_bytes) == (110, 20)
+    assert (g.read_bytes, g.write_bytes) == (1, 0)
+
+
+def test_a_tensor_named_twice_by_an_op_is_read_once() -> None:
+    builder = small()
+    builder.op("f", ["x", "x"], ["y"])
+    op = builder.build().ops[0]
+    assert op.reads == (1,)
+    assert op.read_bytes == 10
+
+
+def test_inputs_are_what_exists_before_the_first_op() -> None:
+    builder = small()
+    builder.op("f", ["x"], ["y"])
+    builder.op("g", ["y"], ["x"])
+    assert builder.build().inputs == (0, 1)
+
+
+def test_an_input_may_be_updated_in_place() -> None:
+    builder = small()
+    builder.op("f", ["x"], ["x", "y"])
+    assert builder.build().inputs == (0, 1)
+
+
+def test_repeated_changes_the_steps_only() -> None:
+    builder = GraphBuilder("g")
+    builder.tensor("w", 1, persistent=True)
+    builder.op("f", ["w"], kind="host")
+    graph = builder.build()
+    again = graph.repeated(5)
+    assert again.steps == 5
+    assert again.repeated(1) == graph
+    assert graph.ops[0].kind is OpKind.HOST
+
+
+def write_shared(b: GraphBuilder) -> None:
+    b.tensor("s", 1, shared="node")
+    b.op("f", [], ["s"])
+
+
+BROKEN = {
+    "the same tensor twice": (lambda b: b.tensor("w", 1), "small: tensor 'w': each tensor has its own name"),
+    "the same op twice": (lambda b: (b.op("f"), b.op("f")), "small: op 'f': each op has its own name"),
+    "a negative size": (lambda b: b.tensor("z", -1), "size_bytes is a whole number from 0 to 2**62, found -1"),
+    "a size that is no integer": (lambda b: b.tensor("z", 1.5), "size_bytes is a whole number"),
+    "a truth value for a size": (lambda b: b.tensor("z", True), "found True"),
+    "a huge size": (lambda b: b.tensor("z", 2**62 + 1), "from 0 to 2**62"),
+    "an unknown tensor kind": (lambda b: b.tensor("z", 1, "wieght"), "(did you mean 'weight'?)"),
+    "an unknown sharing": (lambda b: b.tensor("z", 1, shared="rack"), "shared is one of node, supernode"),
+    "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, host"),
+    "negative work": (lambda b: b.op("f", flops=-1), "flops is a whole number"),
+    "no traffic at all": (lambda b: b.op("f", read_bytes=None), "read_bytes is a whole number"),
+    "a negative duration": (lambda b: b.op("f", duration_ns=-1), "duration_ns is a whole number"),
+    "an unknown tensor": (lambda b: b.op("f", ["ww"]), "op 'f': tensors are named that the graph has, found 'ww'"),
+    "a write to a shared tensor": (write_shared, "no op writes a shared tensor, found 's' among its writes"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_a_rule_is_refused_at_once(name: str) -> None:
+    breaks, message = BROKEN[name]
+    with pytest.raises(ConfigError) as caught:
+        breaks(small())
+    assert message in str(caught.value)
+
+
+def build_nothing(b: GraphBuilder) -> Graph:
+    return b.build()
+
+
+def build_cycle(b: GraphBuilder) -> Graph:
+    b.op("f", ["y"], [])
+    b.op("g", [], ["y"])
+    return b.build()
+
+
+def build_cycle_in_one_op(b: GraphBuilder) -> Graph:
+    b.op("f", ["y"], ["y"])
+    return b.build()
+
+
+def build_dangling(b: GraphBuilder) -> Graph:
+    b.op("f", ["y"], [])
+    return b.build()
+
+
+def build_unwritten_output(b: GraphBuilder) -> Graph:
+    b.op("f", ["x"], [])
+    return b.build(outputs=["y"])
+
+
+def build_unknown_output(b: GraphBuilder) -> Graph:
+    b.op("f", ["x"], [])
+    return b.build(outputs=["yy"])
+
+
+def build_input_in_two_steps(b: GraphBuilder) -> Graph:
+    b.op("f", ["x"], [])
+    return b.build(steps=2)
+
+
+def build_no_step(b: GraphBuilder) -> Graph:
+    b.op("f", ["x"], [])
+    return b.build(steps=0)
+
+
+def build_too_large(b: GraphBuilder) -> Graph:
+    b.tensor("z", 2**62 - 1)
+    b.op("f", ["x"], [])
+    return b.build()
+
+
+def build_too_long(b: GraphBuilder) -> Graph:
+    b.op("f", [], [], duration_ns=2**61)
+    return b.build(steps=3)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (build_nothing, "small: a graph has at least one op, found none; add an op"),
+        (build_cycle, "op 'f': what an op reads was written by an earlier op, found 'y', which only"),
+        (build_cycle_in_one_op, "(a cycle)"),
+        (build_dangling, "found 'y', which nothing writes (dangling)"),
+        (build_unwritten_output, "small: outputs: an output is written by some op, found 'y'"),
+        (build_unknown_output, "tensors are named that the graph has, found 'yy'"),
+        (build_input_in_two_steps, "of a graph of several steps is persistent, found 'x'"),
+        (build_no_step, "a whole number of steps, at least 1, found 0"),
+        (build_too_large, "the sizes add up to at most 2**62"),
+        (build_too_long, "the durations of all steps add up to at most 2**62"),
+    ],
+)
+def test_what_is_wrong_as_a_whole_is_refused_by_build(build, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError) as caught:
+        build(small())
+    assert message in str(caught.value)
+
+
+def test_messages_name_the_line_of_the_file() -> None:
+    builder = GraphBuilder("g", "g.jsonl")
+    builder.line = 2
+    builder.tensor("y", 1)
+    builder.line = 7
+    builder.op("f", ["y"])
+    with pytest.raises(ConfigError, match=r"^g\.jsonl:7: op 'f': "):
+        builder.build()
+    builder.line = 9
+    with pytest.raises(ConfigError, match=r"^g\.jsonl:9: tensor 'y': "):
+        builder.tensor("y", 1)
