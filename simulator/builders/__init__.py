@@ -1,1 +1,57 @@
-"""hosim."""
+"""Builders: a workload becomes a graph.
+
+`MODELS` names the families; a new one is a module with a function from a workload and its model to a graph, and an
+entry here. A workload that names a graph file is read by a function that the caller passes in, because builders know
+no formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from simulator.builders import llama
+from simulator.errors import ConfigError
+from simulator.graph import Graph
+from simulator.workload import Workload
+
+MODELS = {"llama": llama.build}
+"""Model family -> builder."""
+
+
+def build(
+    workload: Workload,
+    base_dir: Path | None = None,
+    read_graph: Callable[[Path], Graph] | None = None,
+) -> Graph:
+    """Build the graph of a workload.
+
+    Parameters
+    ----------
+    workload
+        The workload.
+    base_dir
+        Folder of its document, which a graph file is relative to; default: the working directory.
+    read_graph
+        Reads a graph file.
+
+    Returns
+    -------
+    Graph
+        The graph. One from a file runs as often as the workload says, or else as often as the file says.
+
+    Raises
+    ------
+    ConfigError
+        If the graph file is wrong, or it has inputs that a second step would not find.
+    """
+    if workload.model is not None:
+        return MODELS[workload.model.family](workload, workload.model)
+    if workload.graph is None or read_graph is None:
+        raise ConfigError(
+            f"workload {workload.name}", "a graph comes from a model or a file", "neither", "name one of the two"
+        )
+    graph = read_graph((base_dir or Path()) / workload.graph)
+    if "steps" in workload.model_fields_set:
+        return graph.repeated(workload.steps, f"workload {workload.name}")
+    return graph
