@@ -1,0 +1,33 @@
+"""Colours that colour-blind readers can tell apart, the same in pictures and pages.
+
+Tensor kinds take the light fills, causes of a stall the vibrant tones and compute the greys of Paul Tol's schemes.
+"""
+
+from __future__ import annotations
+
+KIND = {
+    "weight": "#77aadd",
+    "gradient": "#ee8866",
+    "optimizer_state": "#aaaa00",
+    "activation": "#44bb99",
+    "kv_cache": "#eedd88",
+    "expert": "#ffaabb",
+    "workspace": "#dddddd",
+    "input": "#99ddff",
+}
+"""Tensor kind -> colour of its memory and of its transfers."""
+
+CAUSE = {
+    "capacity": "#ee7733",
+    "transfer": "#cc3311",
+    "host": "#ee3377",
+    "compaction": "#009988",
+    "peer": "#33bbee",
+    "order": "#0077bb",
+}
+"""Cause of a wait -> colour of the stall."""
+
+PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "prefill": "#8d99a6", "decode": "#5d6b7a"}
+"""Phase of an op -> colour of its compute."""
+COMPUTE = "#75828f"
+"""Compute of an op without a phase."""

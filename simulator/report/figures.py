@@ -1,0 +1,309 @@
+"""Pictures: the timeline of one row, and the rows beside each other.
+
+Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
+import time. A picture shows itself in a notebook.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from simulator.plan import COMPUTE as COMPUTE_STEP
+from simulator.plan import COPY
+from simulator.report import colours
+from simulator.report.rows import Row, causes, is_ok, present, quantity
+from simulator.report.usage import KINDS, Usage, tensor_kinds, usages
+from simulator.trace import CAUSES, Block
+
+Times = NDArray[np.int64]
+
+_WIDTH_IN, _DPI = 13.0, 110
+_INK, _FAINT = "#222222", "#8a8a8a"
+_TEXT: dict[str, Any] = {"fontsize": 9, "color": _INK}
+_COLUMNS = 4000
+"""Points of a memory curve: more than a picture has pixels across."""
+
+
+class Picture(Figure):
+    """A matplotlib figure that a notebook shows."""
+
+    def __init__(self, height_in: float) -> None:
+        super().__init__(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout="constrained")
+        FigureCanvasAgg(self)
+
+    def write(self, path: str | IO[bytes], kind: str = "png") -> None:
+        """Write the picture as PNG or SVG; the same picture gives the same bytes."""
+        from matplotlib import rc_context  # noqa: PLC0415 - a picture on the screen does not need it
+
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        with rc_context({"svg.hashsalt": "hosim"}):
+            self.savefig(path, format=kind, metadata=metadata)
+
+    def png(self) -> bytes:
+        """Return the picture as PNG."""
+        out = io.BytesIO()
+        self.write(out)
+        return out.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 0) -> Picture:
+    """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    window_ns
+        First and last instant shown [ns]; the whole run if None.
+    rank
+        Which rank.
+
+    Raises
+    ------
+    ValueError
+        If the row has no trace, because no plan fits.
+    """
+    if row.trace is None:
+        raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
+    spans = _of_rank(row.trace.spans.whole(), rank)
+    waits = _of_rank(row.trace.waits.whole(), rank)
+    tiers = usages(row, rank)
+    lanes = _lanes(row, spans)
+    heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers)
+    picture = Picture(1.0 + sum(heights))
+    axes = picture.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    end = max((int(block["end_ns"].max()) for block in (spans, waits) if block["end_ns"].size), default=1)
+    first, last = window_ns or (0, end)
+    unit, size = _time_unit(last - first)
+    _draw_lanes(axes[0], row, (spans, waits), lanes, size)
+    for ax, usage in zip(axes[1:], tiers, strict=True):
+        _draw_memory(ax, row, usage, (first, last, size))
+    for ax in axes:
+        _draw_boundaries(ax, _step_ends(row, spans), size)
+    axes[0].set_xlim(first / size, last / size)
+    axes[-1].set_xlabel(f"time [{unit}]", **_TEXT)
+    picture.suptitle(_title(row), fontsize=11, color=_INK, x=0.01, ha="left")
+    _draw_legend(picture, row, spans, waits, tiers)
+    return picture
+
+
+def _of_rank(block: Block, rank: int) -> Block:
+    chosen = block["rank"] == rank
+    return {name: column[chosen] for name, column in block.items()}
+
+
+def _title(row: Row) -> str:
+    if not is_ok(row):
+        return f"{row.label}: {row.summary['status']}"
+    stall = quantity(row.summary.get("stall_ns"), "ns")
+    return f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step, {stall} of it stalled"
+
+
+def _time_unit(extent_ns: int) -> tuple[str, int]:
+    for name, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if extent_ns >= size:
+            return name, size
+    return "ns", 1
+
+
+def _byte_unit(most: float) -> tuple[str, int]:
+    for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if most >= size:
+            return name, size
+    return "B", 1
+
+
+Lane = tuple[str, int, int, int]
+"""Name of a lane, kind of its spans, its track (stream or link) and its channel."""
+
+
+def _lanes(row: Row, spans: Block) -> list[Lane]:
+    keys = np.unique(np.stack([spans["kind"], spans["track"], spans["channel"]]), axis=1).T.tolist()
+    streams = sorted({track for kind, track, _ in keys if kind == COMPUTE_STEP}) or [0]
+    links = row.hardware.link_names
+    lanes: list[Lane] = [("compute" if s == 0 else f"stream {s}", COMPUTE_STEP, s, -1) for s in streams]
+    for kind, track, channel in keys:
+        if kind == COPY:
+            number = f" #{channel}" if row.hardware.links[links[track]].channels > 1 else ""
+            lanes.append((f"{links[track]}{number}", COPY, track, channel))
+    return lanes
+
+
+def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lane], size: int) -> None:
+    spans, waits = blocks
+    phases = [op.phase for op in row.graph.ops]
+    for y, (_, kind, track, channel) in enumerate(lanes):
+        here = (spans["kind"] == kind) & (spans["track"] == track)
+        if kind == COPY:
+            here &= spans["channel"] == channel
+            group = tensor_kinds(row.graph, spans["item"][here])
+            colour_of = {k: colours.KIND[KINDS[k]] for k in range(len(KINDS))}
+        else:
+            names = sorted(set(phases))
+            number = np.array([names.index(p) for p in phases] or [0])
+            group = number[spans["item"][here]]
+            colour_of = {i: colours.PHASE.get(p, colours.COMPUTE) for i, p in enumerate(names)}
+            stalled = waits["stream"] == track
+            cause = {i: colours.CAUSE[c] for i, c in enumerate(CAUSES)}
+            _bars(ax, y, (waits["start_ns"][stalled], waits["end_ns"][stalled]), waits["cause"][stalled], cause, size)
+        _bars(ax, y, (spans["start_ns"][here], spans["end_ns"][here]), group, colour_of, size)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_yticks(range(len(lanes)), [lane[0] for lane in lanes], **_TEXT)
+    ax.tick_params(axis="y", length=0)
+    _plain(ax)
+
+
+def _bars(ax: Axes, y: int, ends: tuple[Times, Times], group: Times, colour_of: dict[int, str], size: int) -> None:
+    """Draw one lane; spans of one colour that touch become one bar."""
+    for key, colour in colour_of.items():
+        mine = group == key
+        start, end = ends[0][mine], ends[1][mine]
+        if not start.size:
+            continue
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        apart = np.concatenate([[True], start[1:] > end[:-1]])
+        left = start[apart] / size
+        right = end[np.concatenate([apart[1:], [True]])] / size
+        low, high = np.full_like(left, y - 0.4), np.full_like(left, y + 0.4)
+        corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
+        ax.add_collection(PolyCollection(list(corners), facecolors=colour, linewidths=0), autolim=False)
+
+
+def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -> None:
+    first, last, size = span
+    limit, total = usage.limit_bytes, usage.total_bytes
+    peak = int(total.max())
+    shown = math.isfinite(limit) and limit <= 4 * peak
+    unit, scale = _byte_unit(max(peak, float(limit) if shown else 0))
+    at = _thin(usage, (first, last))
+    time = np.append(usage.time_ns[at], last) / size
+    tops = np.cumsum(usage.kind_bytes[:, at] / scale, axis=0)
+    for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
+        top = np.append(tops[k], tops[k, -1])
+        ax.fill_between(time, 0, top, step="post", color=colours.KIND[KINDS[k]], linewidth=0)
+    if shown:
+        ax.axhline(float(limit) / scale, color=_INK, linewidth=1.1, linestyle=(0, (5, 2)))
+    ax.set_ylim(0, 1.12 * max(peak, float(limit) if shown else 0) / scale or 1)
+    ax.set_ylabel(f"{usage.tier} [{unit}]", **_TEXT)
+    says = f"peak {quantity(peak, 'B')}"
+    if math.isfinite(limit):
+        word = "budget" if usage.tier == row.hardware.compute_tier else "capacity"
+        says += f", {word} {quantity(limit, 'B')}" + ("" if shown else " (beyond the picture)")
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+    ax.text(0.004, 0.97, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
+    _plain(ax)
+
+
+def _thin(usage: Usage, window: tuple[int, int]) -> NDArray[np.int64]:
+    """Choose which changes to draw: in each of many equal stretches of time the one with most memory, and the last."""
+    time, total = usage.time_ns, usage.total_bytes
+    last_of_instant = np.append(time[1:] != time[:-1], True)
+    at = np.flatnonzero(last_of_instant)
+    if at.size <= _COLUMNS:
+        return at
+    column = (time[at] - window[0]) * (_COLUMNS // 2) // max(1, window[1] - window[0])
+    order = np.lexsort((total[at], column))
+    most = order[np.append(column[order][1:] != column[order][:-1], True)]
+    final = np.flatnonzero(np.append(column[1:] != column[:-1], True))
+    chosen: NDArray[np.int64] = at[np.union1d(most, final)]
+    return chosen
+
+
+def _step_ends(row: Row, spans: Block) -> list[int]:
+    """Ends of all steps but the last [ns]."""
+    ran = spans["kind"] == COMPUTE_STEP
+    ends = spans["end_ns"][ran & (spans["item"] == len(row.graph.ops) - 1)]
+    return [int(end) for end in np.sort(ends)[:-1]]
+
+
+def _draw_boundaries(ax: Axes, ends: list[int], size: int) -> None:
+    if len(ends) <= 40:
+        for end in ends:
+            ax.axvline(end / size, color=_FAINT, linewidth=0.8, linestyle=":")
+
+
+def _plain(ax: Axes) -> None:
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(_FAINT)
+    ax.tick_params(colors=_INK, labelsize=8)
+
+
+def _draw_legend(picture: Picture, row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> None:
+    phases = dict.fromkeys(op.phase for op in row.graph.ops)
+    moved = tensor_kinds(row.graph, spans["item"][spans["kind"] == COPY])
+    kinds = sorted({k for usage in tiers for k in usage.kinds} | set(moved.tolist()))
+    marks: list[Any] = [_heading("compute")]
+    marks += [Patch(color=colours.PHASE.get(p, colours.COMPUTE), label=p or "any op") for p in phases]
+    if waits["cause"].size:
+        marks.append(_heading("stall, by cause"))
+        marks += [Patch(color=colours.CAUSE[CAUSES[c]], label=CAUSES[c]) for c in np.unique(waits["cause"])]
+    marks.append(_heading("tensors"))
+    marks += [Patch(color=colours.KIND[KINDS[k]], label=KINDS[k].replace("_", " ")) for k in reversed(kinds)]
+    marks.append(Line2D([], [], color=_INK, linewidth=1.1, linestyle=(0, (5, 2)), label="room"))
+    if row.graph.steps > 1:
+        marks.append(Line2D([], [], color=_FAINT, linewidth=0.8, linestyle=":", label="end of a step"))
+    legend = picture.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.4)
+    for text, mark in zip(legend.get_texts(), marks, strict=True):
+        if mark.get_gid() == "heading":
+            text.set_fontweight("bold")
+            text.set_x(-18)
+
+
+def _heading(text: str) -> Line2D:
+    return Line2D([], [], linestyle="none", label=text, gid="heading")
+
+
+def comparison(rows: Sequence[Row]) -> Picture:
+    """Draw the rows beside each other: compute, stalls by cause, and the bound.
+
+    Parameters
+    ----------
+    rows
+        Rows of one table; those that did not run to their end are named without a bar.
+    """
+    picture = Picture(0.9 + 0.42 * len(rows))
+    ax = picture.subplots()
+    most = max([row.summary["step_ns"] for row in rows if is_ok(row)], default=1)
+    unit, size = _time_unit(int(most))
+    for y, row in enumerate(rows):
+        if not is_ok(row):
+            ax.text(0, y, f"  {row.summary['status']}", va="center", fontsize=9, color=_FAINT)
+            continue
+        left = row.summary["compute_ns"] / size
+        ax.barh(y, left, color=colours.COMPUTE, height=0.7)
+        for cause, ns in causes(row):
+            ax.barh(y, ns / size, left=left, color=colours.CAUSE[cause], height=0.7)
+            left += ns / size
+        ax.text(left, y, f" {quantity(row.summary['step_ns'], 'ns')}", va="center", fontsize=9, color=_INK)
+        if present(row.summary.get("bound_ns")):
+            bound = row.summary["bound_ns"] / size
+            ax.plot([bound, bound], [y - 0.42, y + 0.42], color=_INK, linewidth=1.4)
+    used = [c for c in CAUSES if any(c == cause for row in rows if is_ok(row) for cause, _ in causes(row))]
+    marks: list[Any] = [Patch(color=colours.COMPUTE, label="compute")]
+    marks += [Patch(color=colours.CAUSE[c], label=f"stall: {c}") for c in used]
+    marks.append(Line2D([], [], color=_INK, linewidth=1.4, label="no plan can beat this"))
+    picture.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False)
+    ax.set_yticks(range(len(rows)), [row.label for row in rows], **_TEXT)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlim(0, 1.1 * most / size)
+    ax.set_xlabel(f"one step [{unit}]", **_TEXT)
+    _plain(ax)
+    return picture

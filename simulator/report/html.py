@@ -1,0 +1,132 @@
+"""The report as one HTML file that needs no network: sentences, table, timelines, stalls, peaks and sources."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from simulator.report import colours
+from simulator.report.rows import Row, causes, is_ok, percent, present, quantity
+from simulator.report.stalls import Stall, by_cause, largest
+from simulator.report.text import memory_columns, names, time_columns
+from simulator.report.usage import Peak, peak, usages
+from simulator.trace import CAUSES
+
+_TEMPLATES = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a report says besides its rows.
+
+    Attributes
+    ----------
+    name, title
+        Of the scenario.
+    sentences
+        What a person would say about the run.
+    provenance
+        Where every number comes from, as in ``summary.json``.
+    expectations
+        ``row``, ``column``, ``must``, ``found``, ``holds`` and ``why`` of each expectation.
+    """
+
+    name: str
+    title: str
+    sentences: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    expectations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What the page shows of one row."""
+
+    row: Row
+    ok: bool
+    picture: str
+    causes: list[tuple[str, str, int, str, str]]
+    stalls: list[Stall]
+    peaks: list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]
+
+
+def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
+    """Write the page.
+
+    Parameters
+    ----------
+    story
+        What the report says besides its rows.
+    rows
+        The rows of the table.
+    pictures
+        Row label -> PNG of its timeline; rows without a trace have none.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"bytes": lambda value: quantity(value, "B"), "ns": lambda value: quantity(value, "ns")}
+    template = environment.get_template("page.html.j2")
+    return template.render(
+        story=story,
+        tables=[[names(rows), *time_columns(rows)], [names(rows), *memory_columns(rows)]],
+        statuses=[str(row.summary["status"]) for row in rows],
+        bars=_bars(rows),
+        used_causes=used_causes(rows),
+        sections=[_section(row, pictures.get(row.label)) for row in rows],
+        colours={"cause": colours.CAUSE, "kind": colours.KIND, "compute": colours.COMPUTE},
+    )
+
+
+def _section(row: Row, picture: bytes | None) -> _Section:
+    peaks = []
+    for usage in usages(row):
+        found = peak(usage, row.graph)
+        kinds = [(kind, quantity(size, "B"), percent(size / found.total_bytes)) for kind, size in found.by_kind]
+        peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
+    return _Section(
+        row=row,
+        ok=is_ok(row),
+        picture=base64.b64encode(picture).decode() if picture else "",
+        causes=by_cause(row),
+        stalls=largest(row),
+        peaks=peaks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """One bar of the chart: parts as (name, colour, per cent of the width, text), and the bound."""
+
+    label: str
+    parts: list[tuple[str, str, str, str]]
+    bound: str
+    says: str
+
+
+def _bars(rows: Sequence[Row]) -> list[_Bar]:
+    most = max((row.summary["step_ns"] for row in rows if is_ok(row)), default=None)
+    bars = []
+    for row in rows:
+        if not is_ok(row) or not most:
+            bars.append(_Bar(row.label, [], "", str(row.summary["status"])))
+            continue
+        share = 100 / most
+        pieces = [("compute", colours.COMPUTE, row.summary["compute_ns"])]
+        pieces += [(f"stall: {cause}", colours.CAUSE[cause], ns) for cause, ns in causes(row)]
+        parts = [(name, colour, f"{ns * share:.3f}", quantity(ns, "ns")) for name, colour, ns in pieces if ns]
+        bound = row.summary.get("bound_ns")
+        at = f"{bound * share:.3f}" if present(bound) else ""
+        bars.append(_Bar(row.label, parts, at, quantity(row.summary["step_ns"], "ns")))
+    return bars
+
+
+def used_causes(rows: Sequence[Row]) -> list[str]:
+    """Causes that occur in any row, in the order of `simulator.trace.CAUSES`."""
+    found = {cause for row in rows for cause, _ in causes(row)}
+    return [cause for cause in CAUSES if cause in found]

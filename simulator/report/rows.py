@@ -1,0 +1,100 @@
+"""What a report is told about one row of the table, and how the numbers in it are written for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from simulator.errors import Shortfall
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import Plan
+from simulator.trace import CAUSES, Trace
+from simulator.units import human
+
+ABSENT = "-"
+"""What a cell shows when there is no such number."""
+
+
+class Row(Protocol):
+    """One row of the table: one policy, and what came of it.
+
+    Attributes
+    ----------
+    label
+        Name of the row.
+    summary
+        The columns of ``summary.json`` for this row.
+    graph, hardware, budget_bytes
+        What ran, on which machine, with how much of the compute tier [B].
+    plan, trace
+        What was decided and what happened; None where no plan can fit.
+    shortfall
+        Why no plan can fit; None where one ran.
+    blocked
+        Who waits for whom, where a plan blocked itself.
+    """
+
+    @property
+    def label(self) -> str: ...  # noqa: D102 - said above
+    @property
+    def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def graph(self) -> Graph: ...  # noqa: D102
+    @property
+    def hardware(self) -> Hardware: ...  # noqa: D102
+    @property
+    def budget_bytes(self) -> int | float: ...  # noqa: D102
+    @property
+    def plan(self) -> Plan | None: ...  # noqa: D102
+    @property
+    def trace(self) -> Trace | None: ...  # noqa: D102
+    @property
+    def shortfall(self) -> Shortfall | None: ...  # noqa: D102
+    @property
+    def blocked(self) -> tuple[str, ...]: ...  # noqa: D102
+
+
+def is_ok(row: Row) -> bool:
+    """Whether the row ran to its end."""
+    return bool(row.summary["status"] == "ok")
+
+
+def present(value: object) -> bool:
+    """Whether there is a number (or text) to show: neither None nor NaN."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def quantity(value: object, unit: str) -> str:
+    """Write a quantity with three significant digits and its unit, or `ABSENT`."""
+    return human(value, unit) if present(value) else ABSENT  # type: ignore[arg-type]
+
+
+def percent(fraction: object) -> str:
+    """Write a share in per cent, or `ABSENT`; what is less than everything is never written ``100 %``."""
+    if not present(fraction):
+        return ABSENT
+    value = 100 * float(fraction)  # type: ignore[arg-type]
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    if 99 < value < 100:
+        return f"{math.floor(value * 10) / 10:.1f} %"
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def ratio(value: object) -> str:
+    """Write how many times something is longer, such as ``1.32x``, or `ABSENT`."""
+    return f"{float(value):.2f}x" if present(value) else ABSENT  # type: ignore[arg-type]
+
+
+def causes(row: Row) -> list[tuple[str, int]]:
+    """Causes of the row's stall and their time [ns], the largest first, without those that are 0."""
+    found = [(cause, row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
+    return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
+
+
+def fastest_ns(rows: list[Row]) -> float | None:
+    """Least step time of the rows that ran to their end [ns]."""
+    times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]
+    return min(times, default=None)

@@ -1,0 +1,132 @@
+"""What a person would say about a run, in a sentence or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio
+from simulator.trace import CAUSES
+
+_TIE = 1.005
+"""Step times within half a per cent of each other are called a tie."""
+
+_BECAUSE = {
+    "capacity": "waiting for room in {on}",
+    "transfer": "waiting for transfers{over}",
+    "host": "waiting for the host, which issues too slowly",
+    "compaction": "compaction of {on}",
+    "peer": "waiting for its peers",
+    "order": "waiting behind its own program order",
+}
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """Say what a person would say about the rows.
+
+    Parameters
+    ----------
+    rows
+        The rows of one table.
+
+    Returns
+    -------
+    list of str
+        At most one sentence on what does not fit or blocks, one on the fastest row, one on what the others lose.
+    """
+    said = [_not_running(rows), _fastest(rows), _losing(rows)]
+    return [_sentence(text) for text in said if text]
+
+
+def _sentence(text: str) -> str:
+    return text[0] + text[1:] + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _not_running(rows: Sequence[Row]) -> str:
+    parts = []
+    unfit = [row for row in rows if row.shortfall is not None]
+    groups: dict[tuple[str, int, str], list[str]] = {}
+    for row in unfit:
+        if row.shortfall is not None:
+            key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at)
+            groups.setdefault(key, []).append(row.label)
+    for (tier, gap, at), labels in groups.items():
+        verb = "does" if len(labels) == 1 else "do"
+        parts.append(f"{_listed(labels)} {verb} not fit in {tier}: short by {quantity(gap, 'B')} at {at}")
+    parts += [f"{row.label} blocks itself: {row.blocked[0]}" for row in rows if row.blocked]
+    return "; ".join(parts)
+
+
+def _fastest(rows: Sequence[Row]) -> str:
+    best = fastest_ns(list(rows))
+    if best is None:
+        return ""
+    leaders = [row for row in rows if is_ok(row) and row.summary["step_ns"] <= best * _TIE]
+    row = min(leaders, key=lambda r: r.summary["step_ns"])
+    step = quantity(best, "ns")
+    if len(leaders) > 1:
+        text = f"{_listed([r.label for r in leaders])} tie at {step} a step"
+    else:
+        alone = sum(map(is_ok, rows)) == 1
+        text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
+    hidden = row.summary.get("hidden_fraction")
+    if present(hidden):
+        text += f", {'all of its copies hidden' if hidden == 1 else f'{percent(hidden)} of its copies hidden'}"
+    gap = row.summary.get("gap_fraction")
+    if present(gap):
+        text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"))
+    return text
+
+
+def _above_bound(gap: float, kind: str) -> str:
+    if gap < 0.0005:
+        return f", and no plan can be faster (bound: {kind})"
+    return f", {percent(gap)} above what no plan can beat (bound: {kind})"
+
+
+def _losing(rows: Sequence[Row]) -> str:
+    best = fastest_ns(list(rows))
+    if best is None:
+        return ""
+    slower = [row for row in rows if is_ok(row) and row.summary["step_ns"] > best * _TIE]
+    slower.sort(key=lambda row: row.summary["step_ns"])
+    parts = [_loss(row) for row in ([slower[0], slower[-1]] if len(slower) > 1 else slower)]
+    return "; ".join(parts)
+
+
+def _loss(row: Row) -> str:
+    found = causes(row)
+    slowdown = row.summary.get("slowdown_vs_fastest")
+    text = f"{row.label} is {ratio(slowdown).removesuffix('x')} times as slow"
+    if not found:
+        return text + " without a stall: it computes longer"
+    cause, ns = found[0]
+    on = main_place(row, cause)
+    over = f" over {on}" if on else ""
+    reason = _BECAUSE[cause].format(on=on or "memory", over=over)
+    return f"{text}: it loses {quantity(ns, 'ns')} {reason}"
+
+
+def main_place(row: Row, cause: str) -> str:
+    """Name the link or tier behind most of a row's waits with this cause; empty if there is none.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    cause
+        One of `simulator.trace.CAUSES`.
+    """
+    lost: dict[int, int] = {}
+    for block in row.trace.waits.blocks() if row.trace else ():
+        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0)
+        took = block["end_ns"][mine] - block["start_ns"][mine]
+        for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
+            lost[on] = lost.get(on, 0) + ns
+    if not lost:
+        return ""
+    names = row.hardware.tier_names if cause in ("capacity", "compaction") else row.hardware.link_names
+    return names[max(lost, key=lambda on: (lost[on], -on))]

@@ -1,0 +1,136 @@
+"""The stalls of a run for readers: how much by cause and place, and the largest ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.plan import COMPUTE
+from simulator.report.rows import Row, percent, quantity
+from simulator.trace import CAUSES, Block
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One stretch in which a compute stream waited.
+
+    Attributes
+    ----------
+    op
+        The op that could not start.
+    cause, on
+        Why, and the link or tier behind it.
+    tensor, blocker
+        What the op lacked, and the tensor whose transfer was under way; empty if there is none.
+    start, lasted
+        When and how long, for people.
+    """
+
+    op: str
+    cause: str
+    on: str
+    tensor: str
+    blocker: str
+    start: str
+    lasted: str
+
+
+def measured_ns(row: Row, rank: int = 0) -> tuple[int, int]:
+    """Return the window that the row's figures are about: the last step, or the whole run if there is one step [ns].
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    rank
+        Which rank.
+    """
+    if row.trace is None:
+        return 0, 0
+    spans = row.trace.spans.whole()
+    ran = (spans["kind"] == COMPUTE) & (spans["rank"] == rank)
+    if not ran.any():
+        return 0, 0
+    last_op = ran & (spans["item"] == len(row.graph.ops) - 1)
+    ends = np.sort(spans["end_ns"][last_op])
+    return (int(ends[-2]) if ends.size > 1 else 0), int(spans["end_ns"][ran].max())
+
+
+def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
+    """Waits of the measured window, and how long each lies within it [ns]."""
+    if row.trace is None:
+        raise ValueError("a row without a trace has no waits")
+    first, last = measured_ns(row)
+    waits = row.trace.waits.whole()
+    lasted = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
+    inside = lasted > 0
+    return {name: column[inside] for name, column in waits.items()}, lasted[inside]
+
+
+def _place(row: Row, cause: int, on: int) -> str:
+    if on < 0:
+        return ""
+    tier = CAUSES[cause] in ("capacity", "compaction")
+    return row.hardware.tier_names[on] if tier else row.hardware.link_names[on]
+
+
+def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
+    """Sum up the stalls of the measured step by cause and place.
+
+    Parameters
+    ----------
+    row
+        Any row.
+
+    Returns
+    -------
+    list of (cause, place, count, time, share of the step)
+        The longest first.
+    """
+    if row.trace is None:
+        return []
+    waits, lasted = _measured_waits(row)
+    first, last = measured_ns(row)
+    sums: dict[tuple[int, int], list[int]] = {}
+    for cause, on, ns in zip(waits["cause"].tolist(), waits["on"].tolist(), lasted.tolist(), strict=True):
+        entry = sums.setdefault((cause, on), [0, 0])
+        entry[0] += 1
+        entry[1] += ns
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+    return [
+        (CAUSES[cause], _place(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
+        for (cause, on), (count, ns) in ordered
+    ]
+
+
+def largest(row: Row, most: int = 10) -> list[Stall]:
+    """Name the longest stalls of the measured step.
+
+    Parameters
+    ----------
+    row
+        Any row.
+    most
+        How many.
+    """
+    if row.trace is None:
+        return []
+    waits, lasted = _measured_waits(row)
+    tensors, ops = row.graph.tensors, row.graph.ops
+    found = []
+    for at in np.argsort(-lasted, kind="stable")[:most].tolist():
+        op, cause, on, tensor, blocker = (int(waits[c][at]) for c in ("op", "cause", "on", "tensor", "blocker"))
+        found.append(
+            Stall(
+                op=ops[op].name,
+                cause=CAUSES[cause],
+                on=_place(row, cause, on),
+                tensor=tensors[tensor].name if tensor >= 0 else "",
+                blocker=tensors[blocker].name if blocker >= 0 else "",
+                start=quantity(int(waits["start_ns"][at]), "ns"),
+                lasted=quantity(int(lasted[at]), "ns"),
+            )
+        )
+    return found

@@ -1,0 +1,174 @@
+"""The table of a run as text: one row per policy, three significant digits and a unit in every cell.
+
+What is wider than the line is cut between two columns and goes on below, with the row names repeated. On a terminal
+rich draws it; in a pipe it is plain text of a fixed width, so that the same run prints the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulator.report.rows import Row, causes, is_ok, percent, quantity, ratio
+from simulator.trace import CAUSES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PIPE_WIDTH = 110
+"""Characters of a line in a pipe."""
+_GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table.
+
+    Attributes
+    ----------
+    head
+        Its heading.
+    cells
+        One text per row.
+    left
+        Whether it is aligned to the left (text) rather than to the right (numbers).
+    """
+
+    head: str
+    cells: tuple[str, ...]
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters it takes."""
+        return max(map(len, (self.head, *self.cells)))
+
+    def line(self, text: str) -> str:
+        """Pad a text to the width of the column."""
+        return text.ljust(self.width) if self.left else text.rjust(self.width)
+
+
+def names(rows: Sequence[Row]) -> Column:
+    """Return the column of row names."""
+    return Column("policy", tuple(row.label for row in rows), left=True)
+
+
+def time_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns about time: how long a step takes, against what, and what it waits for.
+
+    Parameters
+    ----------
+    rows
+        The rows, in the order of the scenario.
+    """
+    found = [
+        Column("status", tuple(str(row.summary["status"]) for row in rows), left=True),
+        _numbers("step", rows, "step_ns", "ns"),
+        Column("vs fastest", tuple(ratio(row.summary.get("slowdown_vs_fastest")) for row in rows)),
+        Column("vs compute", tuple(ratio(row.summary.get("slowdown_vs_compute")) for row in rows)),
+        _numbers("bound", rows, "bound_ns", "ns"),
+        Column("gap", tuple(percent(row.summary.get("gap_fraction")) for row in rows)),
+        Column("hidden", tuple(percent(row.summary.get("hidden_fraction")) for row in rows)),
+        _numbers("stall", rows, "stall_ns", "ns"),
+    ]
+    for cause in CAUSES:
+        if any(cause == found_cause for row in rows for found_cause, _ in causes(row)):
+            found.append(_numbers(cause, rows, f"wait_{cause}_ns", "ns"))
+    return found
+
+
+def memory_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns about memory: the peak of every tier and the bytes moved over every link.
+
+    Parameters
+    ----------
+    rows
+        The rows, in the order of the scenario.
+    """
+    found = []
+    for name in rows[0].hardware.tiers:
+        found.append(_numbers(f"peak {name}", rows, f"peak_{name}_bytes", "B"))
+    for name in rows[0].hardware.links:
+        found.append(_numbers(f"moved {name}", rows, f"moved_{name}_bytes", "B"))
+    return found
+
+
+def _numbers(head: str, rows: Sequence[Row], key: str, unit: str) -> Column:
+    return Column(head, tuple(quantity(row.summary.get(key), unit) for row in rows))
+
+
+def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[Column]]:
+    """Cut the table into parts that fit the width, each with the row names; time and memory apart unless all fits.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    width
+        Characters of a line.
+    gap
+        Characters between two columns.
+    """
+    name, time, memory = names(rows), time_columns(rows), memory_columns(rows)
+    if sum(column.width + gap for column in (name, *time, *memory)) <= width + gap:
+        return [[name, *time, *memory]]
+    parts: list[list[Column]] = []
+    for section in (time, memory):
+        parts.append([name])
+        for column in section:
+            used = sum(c.width + gap for c in parts[-1])
+            if len(parts[-1]) > 1 and used + column.width > width:
+                parts.append([name])
+            parts[-1].append(column)
+    return parts
+
+
+def plain(rows: Sequence[Row], width: int = PIPE_WIDTH) -> str:
+    """Write the table as aligned text without colour or lines.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    width
+        Characters of a line.
+    """
+    return aligned(folded(rows, width))
+
+
+def aligned(parts: Iterable[Sequence[Column]]) -> str:
+    """Write tables as aligned text, one after another with an empty line between them."""
+    written = []
+    for part in parts:
+        lines = [_GAP.join(column.line(column.head) for column in part)]
+        for cells in zip(*(column.cells for column in part), strict=True):
+            lines.append(_GAP.join(column.line(cell) for column, cell in zip(part, cells, strict=True)))
+        written.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(written)
+
+
+def rich_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """Draw the table for a terminal, as one or more tables of at most `width` characters.
+
+    Parameters
+    ----------
+    rows
+        The rows; the fastest one is drawn bold, those without a result are dim.
+    width
+        Characters of a line.
+    """
+    from rich import box  # noqa: PLC0415 - a pipe needs none of it
+    from rich.table import Table  # noqa: PLC0415
+
+    tables: list[RenderableType] = []
+    for part in folded(rows, width - 2, gap=3):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for column in part:
+            table.add_column(column.head, justify="left" if column.left else "right", no_wrap=True)
+        for i, row in enumerate(rows):
+            best = row.summary.get("slowdown_vs_fastest") == 1
+            style = "bold" if best else "" if is_ok(row) else "dim"
+            table.add_row(*(column.cells[i] for column in part), style=style)
+        tables.append(table)
+    return tables
