@@ -42,7 +42,8 @@ class Explainer:
             if link.queue:
                 told += self._head(link)
         if not told:
-            told = [line for t in sorted(self._places.pending) for line in self._tensor(t, None)]
+            stuck = [t for t in range(len(self._graph.tensors)) if self._places.pending(t)]
+            told = [line for t in stuck for line in self._tensor(t, None)]
         if not told and not host.finished:
             told = ["the host could not issue its next step"]
         return told
@@ -67,10 +68,8 @@ class Explainer:
         return [sentence, *self._tensor(tensor, issue)] if self._once(sentence) else []
 
     def _tensor(self, tensor: int, before: int | None) -> list[str]:
-        for step in self._places.pending.get(tensor, ()):
-            if before is None or step.issue < before:
-                return self._step(step)
-        return [f"no step that was issued brings tensor {self._name(tensor)}"]
+        step = self._places.pending(tensor, before)
+        return self._step(step) if step else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
     def _step(self, step: Transfer | Detaching) -> list[str]:
         if isinstance(step, Detaching):

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from simulator.engine.link import LinkQueue, Transfer
-from simulator.engine.places import Detaching, Places, Wakeup
-from simulator.engine.program import Columns
-from simulator.engine.stream import Stream
+from simulator.engine.link import Transfer
+from simulator.engine.places import Detaching, Wakeup
 from simulator.errors import InvariantError, PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, SYNC, Code, Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.issued import Issued
+    from simulator.engine.rank import Rank
+    from simulator.engine.stream import Stream
+
+_STEPS_PER_CHECKPOINT = 8192
 
 
 class Host:
@@ -25,41 +27,32 @@ class Host:
 
     Parameters
     ----------
+    rank
+        Whose places, streams and links it issues to.
     plan
         What it issues.
-    costs
-        What it pays, and how far it may run ahead.
-    places, columns, streams
-        The rank's places, compiled graph and compute streams.
-    routes
-        (source tier, target tier) -> link.
-    issued_rows
-        Flat list that takes what was issued.
+    view
+        What a reactive plan may look at.
+
+    Notes
+    -----
+    A full queue (`is_full`) is filled up again once half of it has started (`ahead` is at `resume_at`).
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the host touches every part of its rank
-        self,
-        plan: Plan,
-        costs: HostCosts,
-        places: Places,
-        columns: Columns,
-        streams: list[Stream],
-        routes: dict[tuple[int, int], LinkQueue],
-        issued_rows: list[int],
-        view: Issued | None,
-    ) -> None:
-        self.places, self.rank = places, places.rank
-        self.is_full = self.is_busy = False
+    def __init__(self, rank: Rank, plan: Plan, view: Issued | None) -> None:
+        machine, costs = rank.machine, rank.machine.hardware.host
+        self.places = rank.places
+        self.is_full = self.is_busy = self.finished = False
         self.awaited = -1
         self.watchers: list[Stream] = []
-        self._columns, self._streams, self._routes = columns, streams, routes
-        self._rows, self._view = issued_rows, view
+        self.ahead, self._depth, self.resume_at = 0, costs.queue_depth, costs.queue_depth // 2
+        self._columns, self._streams, self._routes = rank.columns, rank.streams, rank.routes
+        self._rows, self._checkpoint = machine.recorder.issued[rank.number], machine.checkpoint
+        self._view = view
         self._codes, self._costs, self._launch = _program(plan, costs, view)
-        self._depth = costs.queue_depth
         self._code: Code | None = None
         self._issue = 0
         self._gate: tuple[Stream, int] | None = None
-        self.finished = False
 
     def begin(self) -> None:
         """Pay for the launch, then issue."""
@@ -94,42 +87,37 @@ class Host:
             if not self._try_issue(code):
                 self._code = code
                 break
+            self._rows += code
+            self._issue += 1
             code = self._code = None
-        self._wake_watchers()
-
-    def _wake_watchers(self) -> None:
+            if not self._issue % _STEPS_PER_CHECKPOINT:
+                self._checkpoint()
         if self.watchers:
             self.places.rounds.restless += self.watchers
             self.watchers.clear()
 
     def _try_issue(self, code: Code) -> bool:
         """Issue a step, unless it has to wait."""
-        kind, a, b, c = code
+        kind, a, b, _ = code
         if kind == COMPUTE:
-            if self._ahead() >= self._depth:
+            if self.ahead >= self._depth:
                 self.is_full = True
                 return False
             self._issue_compute(a, b)
         elif kind == SYNC:
             if not self.places.settled(a):
                 self.awaited = a
-                self.places.wait(a, Wakeup(self._resume))
+                self.places.wait(a, self.places.issued[a], self._issue, Wakeup(self._resume))
                 return False
         elif kind == COPY:
-            self._issue_copy(a, b, c)
+            self._issue_copy(code)
         else:
             self._issue_detach(a, b)
-        self._rows += code
-        self._issue += 1
         return True
 
     def _resume(self) -> None:
         if not self.is_busy:
             self.advance()
-
-    def _ahead(self) -> int:
-        """Computes issued and not yet started."""
-        return sum([s.issued - s.started for s in self._streams])
 
     def _issue_compute(self, op: int, number: int) -> None:
         places, columns = self.places, self._columns
@@ -145,24 +133,25 @@ class Host:
             turns.append(turn)
             issued[tensor] = fence[tensor] = turn + 1
         stream = self._streams[number]
+        self.ahead += 1
         stream.append((self._issue, op, places.rounds.env.now, turns))
         self._gate = (stream, stream.issued)
 
-    def _issue_copy(self, tensor: int, source: int, target: int) -> None:
+    def _issue_copy(self, code: Code) -> None:
         places = self.places
+        _, tensor, source, target = code
         if self._view is not None:
             self._view.copy(self._issue, tensor, source, target)
         link = self._routes.get((source, target))
         if link is None:
             names = [tier.name for tier in places.tiers]
             raise PlanError(
-                f"step {self._issue} (copy {names[source]} -> {names[target]})", "a link joins the two tiers", "none",
+                f"step {self._issue} (copy {names[source]} -> {names[target]})",
+                "a link joins the two tiers",
+                "none",
                 "copy along the links of the hardware profile, or add the link",
-            )  # fmt: skip
-        transfer = Transfer(
-            link, self._issue, places.rounds.env.now, (tensor, source, target), places.shared_turn(tensor)
-        )
-        transfer.gate = self._gate
+            )
+        transfer = Transfer(link, self._issue, code, places.shared_turn(tensor), self._gate)
         places.begin_step(tensor, transfer)
         link.append(transfer)
 

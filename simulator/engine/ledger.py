@@ -43,6 +43,7 @@ class Waiting:
 
     def __init__(self, stream: Stream, rows: list[int]) -> None:
         self._stream, self._rows = stream, rows
+        self.is_open = False
         self._since = 0
         self._reason: Reason | None = None
         self._parts: list[tuple[int, int, Reason]] = []
@@ -53,7 +54,7 @@ class Waiting:
         if reason == self._reason:
             return
         self._close_part()
-        self._reason = reason
+        self._reason, self.is_open = reason, reason is not None
         self._since = self._stream.places.rounds.env.now
 
     def _close_part(self) -> None:
@@ -63,10 +64,8 @@ class Waiting:
 
     def end(self, issue: int, op: int) -> None:
         """The stream starts this op: write its wait, if there was one."""
-        if self._reason is None:
-            return
         self._close_part()
-        self._reason = None
+        self._reason, self.is_open = None, False
         if self._parts:
             stream = self._stream
             for start, end, (cause, tensor, on, blocker) in self._parts:
@@ -85,8 +84,8 @@ def _walk(stream: Stream) -> Reason | None:
 
 
 def _walk_host(stream: Stream) -> Reason | None:
-    host: Host | None = stream.host
-    if host is None or host.finished:
+    host: Host = stream.host
+    if host.finished:
         return None
     host.watchers.append(stream)
     if host.awaited >= 0:
@@ -96,10 +95,8 @@ def _walk_host(stream: Stream) -> Reason | None:
 
 def _walk_tensor(stream: Stream, places: Places, tensor: int, before: int | None) -> Reason:
     """Go on to the earliest copy or detach of the tensor, among those issued before, that has not ended."""
-    for step in places.pending.get(tensor, ()):
-        if before is None or step.issue < before:
-            return _walk_step(stream, places, step)
-    return Reason(ORDER)
+    step = places.pending(tensor, before)
+    return Reason(ORDER) if step is None else _walk_step(stream, places, step)
 
 
 def _walk_step(stream: Stream, places: Places, step: Transfer | Detaching) -> Reason:

@@ -7,32 +7,46 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
+from simpy.events import Timeout
 
 from simulator.cost import rate_cap, transfer_ns, work
 from simulator.engine.places import Places
 from simulator.engine.rounds import RANK_SHIFT, Clock
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
-from simulator.plan import COPY
+from simulator.plan import COPY, Code
 
 if TYPE_CHECKING:
     from simulator.engine.stream import Stream
+
+
+Gate = tuple["Stream", int]
+"""The last compute issued before a copy: its stream, and how many computes of that stream it completes."""
 
 
 class Transfer:
     """A copy that was issued."""
 
     __slots__ = (
-        "channel", "gate", "issue", "issued_ns", "link", "running", "source", "start_ns", "target", "tensor", "turn",
-    )  # fmt: skip
+        "channel",
+        "ended",
+        "gate",
+        "issue",
+        "issued_ns",
+        "link",
+        "source",
+        "start_ns",
+        "target",
+        "tensor",
+        "turn",
+    )
 
-    def __init__(self, link: LinkQueue, issue: int, issued_ns: int, places: tuple[int, int, int], turn: int) -> None:
-        self.link, self.issue, self.issued_ns, self.turn = link, issue, issued_ns, turn
-        self.tensor, self.source, self.target = places
-        self.gate: tuple[Stream, int] | None = None
-        self.channel = -1
-        self.start_ns = -1
-        self.running = False
+    def __init__(self, link: LinkQueue, issue: int, code: Code, turn: int, gate: Gate | None) -> None:
+        self.link, self.issue, self.turn, self.gate = link, issue, turn, gate
+        _, self.tensor, self.source, self.target = code
+        self.issued_ns = link.places.rounds.env.now
+        self.ended = False
+        self.channel = self.start_ns = -1
 
     def end(self) -> None:
         """Its bytes are across."""
@@ -51,7 +65,7 @@ class Alone:
 
     def __init__(self, env: Clock, link: Link, size_bytes: list[int]) -> None:
         self._env, self._link, self._size_bytes = env, link, size_bytes
-        self._times: dict[int, int] = {}
+        self._times: dict[int, int] = {}  # by size
 
     def begin(self, transfer: Transfer) -> None:
         """Begin now."""
@@ -59,7 +73,7 @@ class Alone:
         time = self._times.get(size)
         if time is None:
             time = self._times[size] = transfer_ns(size, self._link)
-        self._env.timeout(time, value=transfer).callbacks.append(_end)
+        Timeout(self._env, time, transfer).callbacks.append(_end)
 
 
 class Shared:
@@ -143,6 +157,12 @@ class LinkQueue:
         stream, count = head.gate
         return (stream.ended if self._wait_for_end else stream.started) < count
 
+    def _wait_at_gate(self, head: Transfer) -> None:
+        if head.gate is not None:
+            stream, count = head.gate
+            gates = stream.gates_at_end if self._wait_for_end else stream.gates_at_start
+            gates.setdefault(count, []).append(self)
+
     def lacks_tensor(self, head: Transfer) -> bool:
         """Whether it is not the copy's turn, or its source is not valid."""
         places = self.places
@@ -153,10 +173,10 @@ class LinkQueue:
         if not self.queue or not self._free:
             return
         head = self.queue[0]
-        if self.is_gated(head) and head.gate is not None:
-            head.gate[0].gated.append(self)
+        if self.is_gated(head):
+            self._wait_at_gate(head)
         elif self.lacks_tensor(head):
-            self.places.wait(head.tensor, self)
+            self.places.wait(head.tensor, head.turn, head.issue, self)
         elif self._takes_room(head):
             self._start(head)
 
@@ -174,7 +194,6 @@ class LinkQueue:
         self.queue.popleft()
         head.channel = heappop(self._free)
         head.start_ns = self.places.rounds.env.now
-        head.running = True
         self.running.append(head)
         self.wake_watchers()
         if self.service is not None:

@@ -9,7 +9,9 @@ to the last exclusive one have ended. That number is the access's *turn*.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from simulator.engine.rounds import Rounds
@@ -58,8 +60,8 @@ class Places:
         self.issued = [0] * tensors
         self.fence = [0] * tensors
         self.ended = [0] * tensors
-        self.waiters: dict[int, list[Waiter]] = {}
-        self.pending: dict[int, list[Transfer | Detaching]] = {}
+        self.waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
+        self._pending: dict[int, deque[Transfer | Detaching]] = {}
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -96,53 +98,75 @@ class Places:
         """Count an access as ended and wake whoever waits for it."""
         self.ended[tensor] += 1
         if tensor in self.waiters:
-            for waiter in self.waiters.pop(tensor):
-                waiter.tensor_moved(tensor)
+            self.wake(tensor)
 
-    def wait(self, tensor: int, waiter: Waiter) -> None:
-        """Wake `waiter` when an access of the tensor ends."""
-        self.waiters.setdefault(tensor, []).append(waiter)
+    def wake(self, tensor: int) -> None:
+        """Let those look again who wait for as many accesses to have ended as have."""
+        waiters, ended = self.waiters[tensor], self.ended[tensor]
+        while waiters and waiters[0][0] <= ended:
+            heappop(waiters)[2].tensor_moved(tensor)
+        if not waiters:
+            del self.waiters[tensor]
+
+    def wait(self, tensor: int, turn: int, issue: int, waiter: Waiter) -> None:
+        """Wake `waiter` when so many accesses of the tensor have ended; at the next end if they have already."""
+        turn = max(turn, self.ended[tensor] + 1)
+        if tensor in self.waiters:
+            heappush(self.waiters[tensor], (turn, issue, waiter))
+        else:
+            self.waiters[tensor] = [(turn, issue, waiter)]
 
     def settled(self, tensor: int) -> bool:
         """Whether all issued accesses have ended."""
         return self.ended[tensor] == self.issued[tensor]
 
     def begin_step(self, tensor: int, step: Transfer | Detaching) -> None:
-        """Remember a copy or detach of the tensor that has not ended."""
-        self.pending.setdefault(tensor, []).append(step)
+        """Remember a copy or detach of the tensor until it ends."""
+        if tensor in self._pending:
+            self._pending[tensor].append(step)
+        else:
+            self._pending[tensor] = deque((step,))
 
     def end_step(self, tensor: int, step: Transfer | Detaching) -> None:
-        """Forget a copy or detach that has ended."""
-        steps = self.pending[tensor]
-        steps.remove(step)
-        if not steps:
-            del self.pending[tensor]
+        """Forget it."""
+        step.ended = True
+        steps = self._pending[tensor]
+        while steps and steps[0].ended:
+            steps.popleft()
+
+    def pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
+        """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
+        steps = self._pending.get(tensor)
+        if steps and (before is None or steps[0].issue < before):
+            return steps[0]
+        return None
 
 
 class Detaching:
     """A detach that was issued: it acts once it is its turn."""
 
-    __slots__ = ("_places", "_turn", "issue", "tensor", "tier")
+    __slots__ = ("_places", "_turn", "ended", "issue", "tensor", "tier")
 
     def __init__(self, places: Places, issue: int, tensor: int, tier: int) -> None:
         self._places, self.issue, self.tensor, self.tier = places, issue, tensor, tier
-        self._turn = places.exclusive_turn(tensor)
+        self._turn = turn = places.exclusive_turn(tensor)
+        self.ended = False
         places.begin_step(tensor, self)
-        self.tensor_moved(tensor)
-
-    def tensor_moved(self, tensor: int) -> None:
-        """Act in the present round if all earlier accesses have ended."""
-        places = self._places
-        if places.ended[tensor] >= self._turn:
+        if places.ended[tensor] == turn:
             places.rounds.frees.append(self)
         else:
-            places.wait(tensor, self)
+            places.wait(tensor, turn, issue, self)
+
+    def tensor_moved(self, tensor: int) -> None:
+        """Act in the present round: all earlier accesses have ended."""
+        self._places.rounds.frees.append(self)
 
     def act(self) -> None:
         """Free the place."""
-        self._places.free(self.tensor, self.tier)
-        self._places.end_step(self.tensor, self)
-        self._places.end_access(self.tensor)
+        places, tensor = self._places, self.tensor
+        places.free(tensor, self.tier)
+        places.end_step(tensor, self)
+        places.end_access(tensor)
 
 
 Resume = Callable[[], None]

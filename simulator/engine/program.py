@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.graph import Graph
-from simulator.plan import Plan
+from simulator.plan import COMPUTE, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +29,50 @@ class Program:
 class Columns:
     """A graph as the engine loops over it: by op id or tensor id.
 
+    A tensor that no copy, detach or sync names stays where it is; with one compute stream its steps are in order by
+    themselves, so that nothing needs to be checked for it. Only the others are *tracked*.
+
     Attributes
     ----------
-    reads
-        Per op: tensors that must be valid in the compute tier.
-    shared, exclusive
-        Per op: tensors it only reads, and tensors it writes.
+    shared, exclusive, updated
+        Per op: tracked tensors that it only reads, that it writes, and that it both reads and writes.
     duration_ns, workspace_bytes
         Per op.
     size_bytes
         Per tensor.
+    streams
+        How many compute streams the plan uses.
     """
 
-    __slots__ = ("duration_ns", "exclusive", "reads", "shared", "size_bytes", "workspace_bytes")
+    __slots__ = ("duration_ns", "exclusive", "shared", "size_bytes", "streams", "updated", "workspace_bytes")
 
-    def __init__(self, graph: Graph, durations_ns: Sequence[int]) -> None:
-        self.reads = [op.reads for op in graph.ops]
-        self.exclusive = [op.writes for op in graph.ops]
-        self.shared = [tuple(t for t in op.reads if t not in op.writes) for op in graph.ops]
-        self.duration_ns = list(durations_ns)
-        self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+    def __init__(self, program: Program, compute_tier: int) -> None:
+        graph, plan = program.graph, program.plan
+        self.streams = _streams(plan)
+        tracked = _tracked(plan, compute_tier, self.streams)
+        ops = graph.ops
+        self.shared = [tuple([t for t in op.reads if tracked[t] and t not in op.writes]) for op in ops]
+        self.exclusive = [tuple([t for t in op.writes if tracked[t]]) for op in ops]
+        self.updated = [tuple([t for t in op.reads if tracked[t] and t in op.writes]) for op in ops]
+        self.duration_ns = list(program.durations_ns)
+        self.workspace_bytes = [op.workspace_bytes for op in ops]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
+
+
+def _streams(plan: Plan) -> int:
+    steps = plan.fixed
+    if steps is None:
+        return 1
+    return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
+
+
+def _tracked(plan: Plan, compute_tier: int, streams: int) -> bytearray:
+    """Flag the tensors whose place or order has to be watched."""
+    steps = plan.fixed
+    if steps is None or streams > 1:
+        return bytearray(b"\1" * len(plan.home))
+    flags = bytearray(home != compute_tier for home in plan.home)
+    for kind, tensor in zip(steps.kind, steps.a, strict=True):
+        if kind != COMPUTE:
+            flags[tensor] = 1
+    return flags

@@ -47,6 +47,9 @@ class Machine(Protocol):
     def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
         """What else the flows on a link of this rank go through."""
 
+    def checkpoint(self) -> None:
+        """Write full blocks and report progress."""
+
     def compute_bandwidth(self, rank: int) -> Resource:
         """The bandwidth of the rank's compute tier."""
 
@@ -66,30 +69,22 @@ class Rank:
 
     def __init__(self, machine: Machine, number: int, program: Program) -> None:
         hardware, plan = machine.hardware, program.plan
-        self._graph, self._machine, self._number = program.graph, machine, number
+        self._graph, self.machine, self.number = program.graph, machine, number
         self._tiers = [machine.tier(tier, number) for tier in range(len(hardware.tiers))]
         self.flows: list[Shared | ContendedKernels] = []
-        columns = Columns(program.graph, program.durations_ns)
-        recorder = machine.recorder
-        self._places = Places(number, columns.size_bytes, self._tiers, machine.rounds, recorder.residencies)
         compute_tier = hardware.tier_names.index(hardware.compute_tier)
-        self._streams = [
-            Stream(i, self._places, columns, compute_tier, recorder.spans, recorder.waits)
-            for i in range(_streams(plan))
+        self.columns = columns = Columns(program, compute_tier)
+        recorder = machine.recorder
+        self.places = Places(number, columns.size_bytes, self._tiers, machine.rounds, recorder.residencies)
+        self.streams = [
+            Stream(i, self.places, columns, compute_tier, recorder.spans, recorder.waits)
+            for i in range(columns.streams)
         ]
-        self._links = [self._link(i, name, columns) for i, name in enumerate(hardware.links)]
-        view = None if plan.fixed is not None else Issued(self._places, program.graph, plan.home, compute_tier)
-        self._host = Host(
-            plan,
-            hardware.host,
-            self._places,
-            columns,
-            self._streams,
-            self._routes(),
-            recorder.issued[number],
-            view,
-        )
-        for stream in self._streams:
+        self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
+        self.routes = self._route()
+        view = None if plan.fixed is not None else Issued(self.places, program.graph, plan.home, compute_tier)
+        self._host = Host(self, plan, view)
+        for stream in self.streams:
             stream.host = self._host
         self._contend()
         self._settle_homes(plan)
@@ -99,22 +94,22 @@ class Rank:
             else len(program.graph.ops) * program.graph.steps
         )
 
-    def _link(self, number: int, name: str, columns: Columns) -> LinkQueue:
-        machine, link = self._machine, self._machine.hardware.links[name]
+    def _link(self, number: int, name: str) -> LinkQueue:
+        machine, link = self.machine, self.machine.hardware.links[name]
         wait_for_end = machine.switches.copies_wait_for == "end"
-        queue = LinkQueue(number, link.channels, self._places, machine.recorder.spans, wait_for_end=wait_for_end)
-        others = machine.resources(name, self._number)
+        queue = LinkQueue(number, link.channels, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
+        others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
-            queue.service = Alone(machine.rounds.env, link, columns.size_bytes)
+            queue.service = Alone(machine.rounds.env, link, self.columns.size_bytes)
             return queue
         own = (Resource(link.bandwidth_bytes_per_s),) if link.sharing == "fair" else ()
         path = Path(link.bandwidth_bytes_per_s, own + others, even=link.sharing == "fifo")
-        queue.service = Shared(machine.rounds.env, link, columns.size_bytes, path)
+        queue.service = Shared(machine.rounds.env, link, self.columns.size_bytes, path)
         self.flows.append(queue.service)
         return queue
 
-    def _routes(self) -> dict[tuple[int, int], LinkQueue]:
-        hardware, routes = self._machine.hardware, dict[tuple[int, int], LinkQueue]()
+    def _route(self) -> dict[tuple[int, int], LinkQueue]:
+        hardware, routes = self.machine.hardware, dict[tuple[int, int], LinkQueue]()
         for queue, link in zip(self._links, hardware.links.values(), strict=True):
             ends = (hardware.tier_names.index(link.source), hardware.tier_names.index(link.target))
             routes.setdefault(ends, queue)
@@ -122,13 +117,13 @@ class Rank:
 
     def _contend(self) -> None:
         """If copies take bandwidth from kernels, let each kernel's traffic flow."""
-        machine = self._machine
+        machine = self.machine
         if not machine.switches.hbm_contention:
             return
-        bandwidth = machine.compute_bandwidth(self._number)
+        bandwidth = machine.compute_bandwidth(self.number)
         kernels = ContendedKernels(self._graph, machine.hardware, Path(bandwidth.bandwidth, (bandwidth,), even=False))
         self.flows.append(kernels)
-        for stream in self._streams:
+        for stream in self.streams:
             stream.kernels = kernels
 
     def _settle_homes(self, plan: Plan) -> None:
@@ -136,10 +131,10 @@ class Rank:
         for tensor, home in enumerate(plan.home):
             if home < 0:
                 continue
-            tier, size = self._tiers[home], self._places.size_bytes[tensor]
+            tier, size = self._tiers[home], self.places.size_bytes[tensor]
             tier.used += size
-            self._places.valid[home][tensor] = 1
-            self._places.hold(tensor, home)
+            self.places.valid[home][tensor] = 1
+            self.places.hold(tensor, home)
             if tier.used > tier.capacity:
                 raise CapacityError(
                     Shortfall(
@@ -152,21 +147,14 @@ class Rank:
 
     def begin(self) -> None:
         """Let the host issue its first steps."""
-        self._machine.rounds.restless += self._streams
+        self.machine.rounds.restless += self.streams
         self._host.begin()
 
     @property
     def ended(self) -> int:
         """Computes that are done."""
-        return sum(stream.ended for stream in self._streams)
+        return sum(stream.ended for stream in self.streams)
 
     def blocked(self) -> list[str]:
         """Who waits for what, if anything is not done."""
-        return Explainer(self._graph, self._places, self._streams, self._links).sentences(self._host)
-
-
-def _streams(plan: Plan) -> int:
-    steps = plan.fixed
-    if steps is None:
-        return 1
-    return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
+        return Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)

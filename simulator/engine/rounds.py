@@ -8,7 +8,6 @@ the next round of the same instant.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 RANK_SHIFT = 40
 """A step's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
 
-_ROUNDS_PER_CHECKPOINT = 4096
-
 
 class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds."""
@@ -32,6 +29,10 @@ class Clock(simpy.Environment):
     def now(self) -> int:
         """The time [ns]."""
         return self._now  # type: ignore[return-value]
+
+    def leap(self, time_ns: int) -> None:
+        """Move on to a time that no scheduled event comes before."""
+        self._now = time_ns
 
 
 class Head(Protocol):
@@ -57,18 +58,16 @@ class Rounds:
 
     def __init__(self, env: Clock) -> None:
         self.env = env
+        self.heads: list[tuple[int, Head]] = []
         self.frees: deque[Detaching] = deque()
         self.touched: list[Domain] = []
         self.restless: list[Stream] = []
-        self.checkpoint: Callable[[], None] = lambda: None
-        self._heads: list[tuple[int, Head]] = []
-        self._settled = 0
 
     def consider(self, head: Head) -> None:
         """Try this head in the present round."""
         if not head.considered:
             head.considered = True
-            heappush(self._heads, (head.key(), head))
+            heappush(self.heads, (head.key(), head))
 
     def close(self) -> None:
         """Run the round, unless another end of this instant is still to come."""
@@ -77,7 +76,7 @@ class Rounds:
 
     def settle(self) -> None:
         """Free, grant and start until nothing more can happen at this instant."""
-        heads, frees = self._heads, self.frees
+        heads, frees = self.heads, self.frees
         while heads or frees:
             while frees:
                 frees.popleft().act()
@@ -85,10 +84,11 @@ class Rounds:
                 head = heappop(heads)[1]
                 head.considered = False
                 head.try_start()
-        while self.touched:
-            self.touched.pop().reset_rates()
-        while self.restless:
-            self.restless.pop().account()
-        self._settled += 1
-        if not self._settled % _ROUNDS_PER_CHECKPOINT:
-            self.checkpoint()
+        if self.touched:
+            for domain in self.touched:
+                domain.reset_rates()
+            self.touched.clear()
+        if self.restless:
+            for stream in self.restless:
+                stream.account()
+            self.restless.clear()

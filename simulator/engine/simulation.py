@@ -103,6 +103,7 @@ class Simulation(Machine):
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._instances: dict[tuple[str, str, int], Any] = {}
         self._ranks: list[Rank] = []
+        self._progress: Progress | None = None
 
     def add(self, program: Program) -> None:
         """Add the next rank."""
@@ -146,20 +147,19 @@ class Simulation(Machine):
     def run(self, progress: Progress | None) -> Trace:
         """Run until nothing moves, and tell what is stuck."""
         self._join_flows()
-        total = sum(rank.computes for rank in self._ranks)
-
-        def checkpoint() -> None:
-            self.recorder.flush()
-            if progress is not None:
-                progress(sum(rank.ended for rank in self._ranks), total)
-
-        self.rounds.checkpoint = checkpoint
+        self._progress = progress
         for rank in self._ranks:
             rank.begin()
         self.rounds.settle()
         self._env.run()
-        checkpoint()
+        self.checkpoint()
         return self.recorder.trace(tuple(s for rank in self._ranks for s in rank.blocked()))
+
+    def checkpoint(self) -> None:
+        """Write full blocks and report progress."""
+        self.recorder.flush()
+        if self._progress is not None:
+            self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
 
     def _join_flows(self) -> None:
         """Give each flow of each rank the domain of all flows that it can influence."""

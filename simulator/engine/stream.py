@@ -64,10 +64,11 @@ class Stream:
         waits: list[int],
     ) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
-        self.host: Host | None = None
+        self.host: Host
         self.kernels: Kernels | None = None
         self.queue: deque[Queued] = deque()
-        self.gated: list[LinkQueue] = []
+        self.gates_at_start: dict[int, list[LinkQueue]] = {}
+        self.gates_at_end: dict[int, list[LinkQueue]] = {}
         self.issued = self.started = self.ended = 0
         self.running: Queued | None = None
         self.start_ns = 0
@@ -75,6 +76,8 @@ class Stream:
         self.compute_tier = compute_tier
         self.waiting = Waiting(self, waits)
         self.span = Span(places.rounds.env)
+        self._in_process = False
+        self._due_ns = -1
         self._spans = spans
         self._valid = places.valid[compute_tier]
         self._held = places.held[compute_tier]
@@ -98,13 +101,41 @@ class Stream:
         self.places.rounds.consider(self)
 
     def run(self) -> Generator[simpy.Event, None, None]:
-        """Wait for the end of each compute in turn; it was begun when it could start."""
-        rounds = self.places.rounds
+        """Wait for the end of each compute in turn; it was begun when it could start.
+
+        A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
+        leaps to its end.
+        """
+        clock = self.places.rounds.env
         while True:
             yield self.span
-            self.span = Span(rounds.env)
+            self.span = Span(clock)
+            self._in_process = True
             self._end()
+            self._go_on()
+            while self._due_ns >= 0:
+                due, self._due_ns = self._due_ns, -1
+                if clock.peek() <= due:
+                    self.span.begin(due - clock.now)
+                    break
+                clock.leap(due)
+                self._end()
+                self._go_on()
+            self._in_process = False
+
+    def _go_on(self) -> None:
+        """Close the round; if nothing else happens in it, without an agenda."""
+        rounds = self.places.rounds
+        if not self.queue:
+            rounds.restless.append(self)
             rounds.close()
+        elif rounds.heads or rounds.frees or rounds.env.peek() <= rounds.env.now:
+            rounds.consider(self)
+            rounds.close()
+        else:
+            self.try_start()
+            if rounds.heads or rounds.frees or rounds.restless or rounds.touched:
+                rounds.settle()
 
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
@@ -119,16 +150,19 @@ class Stream:
             if ended[tensor] < turns[i]:
                 return tensor
             i += 1
-        for tensor in columns.reads[op]:
+        for tensor in columns.updated[op]:
             if not valid[tensor]:
                 return tensor
         return -1
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
-        op = self.queue[0][1]
-        held, size = self._held, self.columns.size_bytes
-        return self.columns.workspace_bytes[op] + sum([size[t] for t in self.columns.exclusive[op] if not held[t]])
+        op, columns, held = self.queue[0][1], self.columns, self._held
+        room = columns.workspace_bytes[op]
+        for tensor in columns.exclusive[op]:
+            if not held[tensor]:
+                room += columns.size_bytes[tensor]
+        return room
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
@@ -136,7 +170,7 @@ class Stream:
             return
         tensor = self.lacks()
         if tensor >= 0:
-            self.places.wait(tensor, self)
+            self.places.wait(tensor, 0, self.queue[0][0], self)
         else:
             room = self.room_bytes()
             if not room or self._room.admit_compute(self, self.key(), room):
@@ -147,65 +181,57 @@ class Stream:
     def _start(self) -> None:
         compute = self.running = self.queue.popleft()
         op = compute[1]
-        places, columns, held = self.places, self.columns, self._held
-        self.start_ns = places.rounds.env.now
-        self.waiting.end(compute[0], op)
+        places, columns, host = self.places, self.columns, self.host
+        self.start_ns = now = places.rounds.env.now
+        if self.waiting.is_open:
+            self.waiting.end(compute[0], op)
         for tensor in columns.exclusive[op]:
-            if not held[tensor]:
+            if not self._held[tensor]:
                 places.hold(tensor, self.compute_tier)
         if columns.workspace_bytes[op]:
             places.note(self.compute_tier, -1 - op, columns.workspace_bytes[op])
         self.started += 1
-        if self.kernels is None:
-            self.span.begin(columns.duration_ns[op])
-        else:
+        if self.kernels is not None:
             self.kernels.begin(self, op)
-        self._open_gates()
-        if self.host is not None and self.host.is_full:
-            self.host.advance()
+        elif self._in_process:
+            self._due_ns = now + columns.duration_ns[op]
+        else:
+            self.span.begin(columns.duration_ns[op])
+        if self.started in self.gates_at_start:
+            self._open(self.gates_at_start.pop(self.started))
+        host.ahead -= 1
+        if host.is_full and host.ahead <= host.resume_at:
+            host.advance()
 
-    def _open_gates(self) -> None:
-        if self.gated:
-            for link in self.gated:
-                self.places.rounds.consider(link)
-            self.gated.clear()
+    def _open(self, gate: list[LinkQueue]) -> None:
+        for link in gate:
+            self.places.rounds.consider(link)
 
     def _end(self) -> None:
         """The running compute is over: what it wrote is valid here and stale elsewhere."""
-        if self.running is None:
-            return
-        issue, op, issued_ns, _ = self.running
+        issue, op, issued_ns, _ = self.running  # type: ignore[misc]
         self.running = None
         self.ended += 1
-        places, columns, valid = self.places, self.columns, self._valid
-        rounds = places.rounds
-        self._spans += (
-            self.rank,
-            COMPUTE,
-            op,
-            self.number,
-            0,
-            issue,
-            issued_ns,
-            self.start_ns,
-            rounds.env.now,
-        )
+        places, columns = self.places, self.columns
+        ended, waiters = places.ended, places.waiters
+        self._spans += (self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, self.start_ns, places.rounds.env.now)
         workspace = columns.workspace_bytes[op]
         if workspace:
             places.note(self.compute_tier, -1 - op, -workspace)
             self._room.release(workspace)
         for tensor in columns.shared[op]:
-            places.end_access(tensor)
+            ended[tensor] += 1
+            if tensor in waiters:
+                places.wake(tensor)
         for tensor in columns.exclusive[op]:
-            valid[tensor] = 1
+            self._valid[tensor] = 1
             for other in self._others:
                 other[tensor] = 0
-            places.end_access(tensor)
-        self._open_gates()
-        if self.queue:
-            rounds.consider(self)
-        else:
-            rounds.restless.append(self)
+            ended[tensor] += 1
+            if tensor in waiters:
+                places.wake(tensor)
+        if self.ended in self.gates_at_end:
+            self._open(self.gates_at_end.pop(self.ended))
 
     def account(self) -> None:
         """If the stream is idle now, account for why."""
