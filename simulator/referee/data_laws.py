@@ -1,0 +1,158 @@
+"""Laws of data: one tensor's steps take effect in issue order, and nothing is used before it is valid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.plan import COPY, NOWHERE, SYNC
+from simulator.referee.facts import NONE, Facts, Ints
+from simulator.referee.place_laws import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Every use of a tensor by a step, by tensor and then by issue.
+
+    Attributes
+    ----------
+    tensor, issue
+        Which tensor, which step.
+    start, end
+        When (positions of the clock); a detach is an instant, a sync takes no part in the order.
+    exclusive
+        Whether it waits for all earlier ones: a compute that writes, or a detach.
+    """
+
+    tensor: Ints
+    issue: Ints
+    start: Ints
+    end: Ints
+    exclusive: np.ndarray
+
+
+def accesses(facts: Facts, held: Held) -> Accesses:
+    """Collect the accesses of all tensors, syncs included."""
+    by_compute, which = facts.compute_uses()
+    copies, syncs = facts.steps(COPY), facts.steps(SYNC)
+    detaches, freed = held.detaches, held.detached
+    issue = np.concatenate((by_compute, copies, syncs, detaches))
+    tensor = np.concatenate((facts.uses.tensor[which], facts.a[copies], facts.a[syncs], facts.a[detaches]))
+    start, end = facts.start[issue], facts.end[issue]
+    start[len(issue) - len(detaches) :] = end[len(issue) - len(detaches) :] = freed
+    exclusive = np.zeros(len(issue), bool)
+    exclusive[: len(by_compute)] = facts.uses.writes[which]
+    exclusive[len(issue) - len(detaches) :] = True
+    order = np.lexsort((issue, tensor))
+    return Accesses(tensor[order], issue[order], start[order], end[order], exclusive[order])
+
+
+def check_order(facts: Facts, found: Accesses) -> Ints:
+    """Check that exclusive accesses wait for all earlier ones of the tensor, and all later ones wait for them.
+
+    Returns
+    -------
+    by issue
+        When the step's tensors let it start (position of the clock, or `NONE`); for a sync, when it could return.
+    """
+    is_sync = facts.kind[found.issue] == SYNC
+    ended = np.where(is_sync, NONE, found.end)
+    after_all = facts.running_max(found.tensor, ended)
+    after_exclusive = facts.running_max(found.tensor, np.where(found.exclusive, ended, NONE))
+    allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
+    facts.check_steps(
+        found.issue,
+        is_sync | (found.start >= allowed),
+        "steps that name the same tensor take effect in issue order; only reads and copies of it overlap",
+        ("tensor", found.tensor),
+        ("starts at ns", facts.times(found.start)),
+        ("an earlier one lasts until ns", facts.times(allowed)),
+    )
+    ready = np.full(len(facts.kind), NONE, np.int64)
+    np.maximum.at(ready, found.issue, allowed)
+    return ready
+
+
+def check_valid(facts: Facts) -> Ints:
+    """Check that a compute starts after what it reads became valid, and a copy after its source did.
+
+    Returns
+    -------
+    by issue
+        When the data of the step was valid (position of the clock, or `NONE`).
+    """
+    uses, tiers, here = facts.uses, facts.tiers, facts.compute_tier
+    by_compute, which = facts.compute_uses()
+    reads, writes = uses.reads[which], uses.writes[which]
+    place = uses.tensor[which] * tiers + here
+    copies, homes = facts.steps(COPY), np.array(facts.plan.home, np.int64)
+    housed = np.flatnonzero(homes != NOWHERE)
+    needs = np.concatenate((by_compute[reads], copies))
+    needed = np.concatenate((place[reads], facts.a[copies] * tiers + facts.b[copies]))
+    makes = np.concatenate((np.full(len(housed), NONE), by_compute[writes], copies))
+    made = np.concatenate((housed * tiers + homes[housed], place[writes], facts.a[copies] * tiers + facts.c[copies]))
+    made_at = np.concatenate((np.zeros(len(housed), np.int64), facts.end[makes[len(housed) :]]))
+    group = np.concatenate((needed, made))
+    issue = np.concatenate((needs, makes))
+    is_need = np.arange(len(group)) < len(needs)
+    order = np.lexsort((~is_need, issue, group))
+    value = np.concatenate((np.full(len(needs), NONE), made_at))[order]
+    valid = facts.running_max(group[order], value)[is_need[order]]
+    needs = issue[order][is_need[order]]
+    start = facts.start[needs]
+    facts.check_steps(
+        needs,
+        (start == facts.never) | ((valid != NONE) & (start >= valid)),
+        "what a compute reads, and what a copy moves, is valid before it starts",
+        ("tensor", group[order][is_need[order]] // tiers),
+        ("starts at ns", facts.times(start)),
+        ("valid at ns", facts.times(valid)),
+    )
+    ready = np.full(len(facts.kind), NONE, np.int64)
+    np.maximum.at(ready, needs, valid)
+    return ready
+
+
+def check_syncs(facts: Facts, ready: Ints) -> None:
+    """Check that nothing is issued after a sync before all earlier steps of its tensor have ended."""
+    floor = np.where(facts.kind == SYNC, ready, NONE)
+    floor = np.maximum.accumulate(floor) if len(floor) else floor
+    steps = np.flatnonzero(facts.row != NONE)
+    facts.check_steps(
+        steps,
+        facts.issued[steps] >= floor[steps],
+        "a host issues nothing after a sync before the earlier steps of its tensor have ended",
+        ("issued at ns", facts.issued_ns[steps]),
+        ("they end at ns", facts.times(floor[steps])),
+    )
+
+
+def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ...]) -> None:
+    """Check that a wait which is not for room ends when data, order, stream and host let the op start.
+
+    Parameters
+    ----------
+    facts
+        One rank's trace.
+    ready
+        By issue, when data and order let the step start.
+    room_causes
+        The causes that may keep an op which could start otherwise.
+    """
+    waits = facts.waits
+    issue = waits["issue"]
+    allowed = np.maximum(ready[issue], facts.issued[issue])
+    end = np.searchsorted(facts.clock, waits["end_ns"], "right") - 1
+    facts.check(
+        np.isin(waits["cause"], room_causes) | (end <= allowed),
+        "a wait that is not for room ends when data, order and host let the op start",
+        "waits",
+        facts.wait_row,
+        waits,
+        "op",
+        "issue",
+        "start_ns",
+        "end_ns",
+        "cause",
+    )

@@ -1,0 +1,219 @@
+"""Laws of room: bytes are conserved, no tier overflows, and what a step uses is there while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.errors import InvariantError
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.referee.facts import NONE, Facts, Intervals, Ints
+from simulator.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """When each place of a tensor was held.
+
+    Attributes
+    ----------
+    place
+        ``tensor * tiers + tier`` of each stretch, ascending, then by time.
+    taken, freed
+        From and to (positions of the clock); `Facts.never` if it was not freed.
+    taken_row
+        Row of the residencies.
+    detaches, detached
+        Detaches that were issued, and when each acted, or `Facts.never`.
+    """
+
+    place: Ints
+    taken: Ints
+    freed: Ints
+    taken_row: Ints
+    detaches: Ints
+    detached: Ints
+
+
+def check_capacity(hardware: Hardware, plans: Sequence[Plan], trace: Trace, budget_bytes: int | float) -> None:
+    """Check that time moves forward and that each tier instance holds between nothing and its capacity, at each row."""
+    rows = trace.residencies.whole()
+    time, where = rows["time_ns"], "trace, residencies row"
+    back = np.flatnonzero(np.diff(time) < 0)
+    if len(back):
+        i = int(back[0]) + 1
+        found = f"{int(time[i]):,} ns after {int(time[i - 1]):,} ns"
+        raise _broken(f"{where} {i:,}", "places are taken and freed in the order of time", found)
+    for number, (name, tier) in enumerate(hardware.tiers.items()):
+        capacity = budget_bytes if name == hardware.compute_tier else tier.usable_bytes
+        for rank in range(len(plans)) if tier.scope == "device" else (None,):
+            mine = rows["tier"] == number
+            at = np.flatnonzero(mine if rank is None else mine & (rows["rank"] == rank))
+            used = np.cumsum(rows["delta_bytes"][at])
+            wrong = np.flatnonzero((used < 0) | (used > capacity))
+            if len(wrong):
+                must = f"a tier holds at least 0 B and at most its capacity ({_bytes(capacity)} in {name})"
+                found = f"{int(used[wrong[0]]):,} B at {int(time[at[wrong[0]]]):,} ns"
+                raise _broken(f"{where} {int(at[wrong[0]]):,}", must, found)
+
+
+def _bytes(capacity: int | float) -> str:
+    return "no limit" if capacity == math.inf else f"{capacity:,} B"
+
+
+def _broken(where: str, law: str, found: str) -> InvariantError:
+    return InvariantError(where, law, found, "report this: it is a bug of hosim")
+
+
+def check_held(facts: Facts) -> Held:
+    """Check that a place is taken once before it is freed once, each time with the tensor's size, and pair the two."""
+    rows = facts.residencies
+    shown = ("time_ns", "tier", "tensor", "delta_bytes")
+    mine = np.flatnonzero(rows["tensor"] >= 0)
+    place = rows["tensor"][mine] * facts.tiers + rows["tier"][mine]
+    order = np.argsort(place, kind="stable")
+    mine, place = mine[order], place[order]
+    number = _number_in_group(place)
+    delta, size = rows["delta_bytes"][mine], facts.sizes[place // facts.tiers]
+    facts.check(
+        delta == np.where(number % 2, -size, size),
+        "a place is taken, then freed, with its tensor's size, in turn",
+        "residencies",
+        facts.residency_row[mine],
+        {name: rows[name][mine] for name in shown},
+        *shown,
+    )
+    takes = np.flatnonzero(number % 2 == 0)
+    has_end = np.zeros(len(mine) + 1, bool)
+    has_end[:-1] = number % 2 == 1
+    time = np.append(facts.residency_time[mine], facts.never)
+    freed = np.where(has_end[takes + 1], time[takes + 1], facts.never)
+    detaches, detached = _pair_detaches(facts, place[number % 2 == 1], time[:-1][number % 2 == 1])
+    row = facts.residency_row[mine][takes]
+    return Held(place[takes], time[takes], freed, row, detaches, detached)
+
+
+def _number_in_group(group: Ints) -> Ints:
+    """The position of each row in its group; groups are contiguous."""
+    at = np.arange(len(group))
+    starts = np.ones(len(group), bool)
+    starts[1:] = group[1:] != group[:-1]
+    return at - np.maximum.accumulate(np.where(starts, at, 0)) if len(group) else at
+
+
+def _pair_detaches(facts: Facts, freed_place: Ints, freed_at: Ints) -> tuple[Ints, Ints]:
+    """Give each detach the time of its free: the k-th of a place is the k-th free there."""
+    detaches = facts.steps(DETACH)
+    detaches = detaches[facts.sizes[facts.a[detaches]] > 0]
+    place = facts.a[detaches] * facts.tiers + facts.b[detaches]
+    order = np.argsort(place, kind="stable")
+    many = len(detaches) + len(freed_place) + 1
+    asked = place[order] * many + _number_in_group(place[order])
+    answered = freed_place * many + _number_in_group(freed_place)
+    if not np.isin(answered, asked).all():
+        worst = int(freed_place[np.argmin(np.isin(answered, asked))])
+        found = f"tensor {worst // facts.tiers} freed in {facts.plan.tiers[worst % facts.tiers]} without one"
+        raise facts.broken("only a detach frees a place", "residencies", found)
+    at = np.minimum(np.searchsorted(answered, asked), max(len(answered) - 1, 0))
+    acted = answered[at] == asked if len(answered) else np.zeros(len(asked), bool)
+    when = np.full(len(detaches), facts.never)
+    when[order[acted]] = freed_at[at[acted]]
+    law = "when a run completes, every detach has acted"
+    facts.check_steps(detaches, (when != facts.never) | (not facts.complete), law, ("tier", facts.b[detaches]))
+    return detaches, when
+
+
+def check_ends_as_it_began(facts: Facts, held: Held) -> None:
+    """Check that the homes are held from time 0, and that a run which completes holds these alone at its end."""
+    homes = np.array(facts.plan.home, np.int64)
+    housed = np.flatnonzero((homes != NOWHERE) & (facts.sizes > 0))
+    place = housed * facts.tiers + homes[housed]
+    first = facts.residency_row[: len(place)]
+    in_first = np.isin(held.taken_row, first)
+    if not np.array_equal(held.place[in_first], place) or facts.times(held.taken[in_first]).any():
+        raise facts.broken(
+            "a run begins with all tensors at home", "residencies", f"{int(in_first.sum()):,} of {len(place):,} held"
+        )
+    persistent = np.array([t.persistent for t in facts.graph.tensors], bool)
+    last = held.place[held.freed == facts.never]
+    if facts.complete and not np.array_equal(last, place[persistent[housed]]):
+        odd = np.setxor1d(last, place[persistent[housed]])
+        tensor, tier = divmod(int(odd[0]), facts.tiers) if len(odd) else (NONE, 0)
+        found = f"{facts.graph.tensors[tensor].name!r} in {facts.plan.tiers[tier]} ({len(odd):,} places in all)"
+        raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
+
+
+def check_there(facts: Facts, held: Held) -> None:
+    """Check that what a compute uses, and both ends of a copy, are held from its start to its end."""
+    stretches = Intervals(held.place, held.taken, held.freed, facts.stride)
+    by_compute, which = facts.compute_uses()
+    tensor = facts.uses.tensor[which]
+    copies = facts.steps(COPY)
+    for law, issue, place in (
+        (
+            "what an op reads and writes is resident while it runs",
+            by_compute,
+            tensor * facts.tiers + facts.compute_tier,
+        ),
+        ("a copy holds its source until it ends", copies, facts.a[copies] * facts.tiers + facts.b[copies]),
+        ("a copy holds its target from its start", copies, facts.a[copies] * facts.tiers + facts.c[copies]),
+    ):
+        start, end = facts.start[issue], facts.end[issue]
+        absent = (start == facts.never) | (facts.sizes[place // facts.tiers] == 0)
+        facts.check_steps(
+            issue,
+            absent | stretches.cover(place, start, end),
+            law,
+            ("tensor", place // facts.tiers),
+            ("from ns", facts.times(start)),
+            ("to ns", facts.times(end)),
+        )
+
+
+def check_taken_at_start(facts: Facts, held: Held) -> None:
+    """Check that a place is taken when a compute that writes it, or a copy into it, starts; the homes at time 0."""
+    by_compute, which = facts.compute_uses()
+    writes = facts.uses.writes[which]
+    copies = facts.steps(COPY)
+    place = np.concatenate(
+        (
+            facts.uses.tensor[which][writes] * facts.tiers + facts.compute_tier,
+            facts.a[copies] * facts.tiers + facts.c[copies],
+        )
+    )
+    start = facts.start[np.concatenate((by_compute[writes], copies))]
+    begun = np.unique(place * facts.stride + start)
+    homes = int(np.count_nonzero((np.array(facts.plan.home) != NOWHERE) & (facts.sizes > 0)))
+    first = facts.residency_row[:homes]
+    taken = held.place * facts.stride + held.taken
+    shown = {"tensor": held.place // facts.tiers, "tier": held.place % facts.tiers, "time_ns": facts.times(held.taken)}
+    law = "room is taken when a compute that writes, or a copy into the place, starts"
+    holds = np.isin(taken, begun) | np.isin(held.taken_row, first)
+    facts.check(holds, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
+
+
+def check_workspace(facts: Facts) -> None:
+    """Check that an op's workspace is held in the compute tier for exactly its span."""
+    size = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
+    ran = facts.ran(COMPUTE)
+    ran = ran[size[facts.a[ran]] > 0]
+    rows = facts.residencies
+    for sign, moment, when in ((1, "start", facts.start[ran]), (-1, "end", facts.end[ran])):
+        mine = np.flatnonzero((rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
+        op = -1 - rows["tensor"][mine]
+        law = f"an op's workspace is taken at its start and freed at its end, in the compute tier ({moment})"
+        right = (op < len(size)) & (rows["tier"][mine] == facts.compute_tier)
+        right &= rows["delta_bytes"][mine] == sign * size[np.minimum(op, len(size) - 1)]
+        shown = {name: rows[name][mine] for name in ("time_ns", "tier", "tensor", "delta_bytes")}
+        facts.check(right, law, "residencies", facts.residency_row[mine], shown, *shown)
+        held = np.sort(op * facts.stride + facts.residency_time[mine])
+        spans = np.sort(facts.a[ran] * facts.stride + when)
+        if not np.array_equal(held, spans):
+            odd = int(np.setxor1d(held, spans)[0]) if len(np.setxor1d(held, spans)) else int(spans[0])
+            name = facts.graph.ops[odd // facts.stride].name
+            found = f"op {name!r} at {int(facts.times(np.array([odd % facts.stride]))[0]):,} ns"
+            raise facts.broken(law, "residencies", found)

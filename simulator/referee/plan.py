@@ -1,0 +1,277 @@
+"""Walks a fixed plan in issue order and names the first step that breaks a rule.
+
+The state is one of absent, valid and stale for each place (a tensor in a tier). A compute makes what it writes valid
+in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
+step is over where every op has run and all places are as they must be between steps: persistent tensors valid at home
+and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began.
+"""
+
+from __future__ import annotations
+
+from simulator.errors import PlanError
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
+from simulator.referee.naming import describe
+
+ABSENT, VALID, STALE = range(3)
+_STATES = ("absent", "valid", "stale")
+
+
+def check_plan(graph: Graph, hardware: Hardware, plan: Plan) -> None:
+    """Check a plan before it runs.
+
+    Parameters
+    ----------
+    graph
+        What runs.
+    hardware
+        Where.
+    plan
+        A fixed plan, or the record of what a reactive one issued; of a reactive plan only the homes are checked.
+
+    Raises
+    ------
+    PlanError
+        With the step, the tensor and the rule that it breaks.
+    """
+    _check_tiers(hardware, plan)
+    _check_homes(graph, hardware, plan)
+    steps = plan.fixed
+    if steps is None:
+        return
+    if plan.repeats < 1 or graph.steps % plan.repeats:
+        raise PlanError(
+            f"plan {plan.policy!r}",
+            f"its repeats divide the {graph.steps} training steps of the graph",
+            f"{plan.repeats} repeats",
+            "make a plan of one training step and repeat it for each",
+        )
+    _Walk(graph, hardware, plan, steps).run(graph.steps // plan.repeats)
+
+
+def _check_tiers(hardware: Hardware, plan: Plan) -> None:
+    if plan.tiers != hardware.tier_names:
+        raise PlanError(
+            f"plan {plan.policy!r}",
+            f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})",
+            ", ".join(plan.tiers) or "none",
+            "make the plan for this machine",
+        )
+
+
+def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
+    where = f"plan {plan.policy!r}, homes"
+    if len(plan.home) != len(graph.tensors):
+        found = f"{len(plan.home):,} homes for {len(graph.tensors):,} tensors"
+        raise PlanError(where, "every tensor has an entry", found, "make the plan for this graph")
+    inputs = set(graph.inputs)
+    demand = [0] * len(plan.tiers)
+    for t, home in enumerate(plan.home):
+        _check_home(graph, plan, t, t in inputs)
+        if home != NOWHERE:
+            demand[home] += graph.tensors[t].size_bytes
+    for tier, used in zip(plan.tiers, demand, strict=True):
+        room = hardware.tiers[tier].usable_bytes
+        if tier != hardware.compute_tier and used > room:
+            must = f"what has its home in {tier} fits there ({room:,} B)"
+            raise PlanError(where, must, f"{used:,} B", "give some tensors another home, or raise the capacity")
+
+
+def _check_home(graph: Graph, plan: Plan, tensor: int, exists: bool) -> None:
+    name, home = graph.tensors[tensor].name, plan.home[tensor]
+    where = f"plan {plan.policy!r}, home of {name!r}"
+    if not NOWHERE <= home < len(plan.tiers):
+        must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
+        raise PlanError(where, must, str(home), "give it one of the tiers")
+    if exists and home == NOWHERE:
+        must = "what exists before the first op has a home"
+        raise PlanError(where, must, "none", f"give it one of {', '.join(plan.tiers)}")
+    if not exists and home != NOWHERE:
+        must = "only what exists before the first op has a home (persistent tensors and inputs)"
+        raise PlanError(where, must, plan.tiers[home], "leave it out: it appears at its first write")
+
+
+class _Walk:
+    """One walk over the steps of a plan.
+
+    Parameters
+    ----------
+    graph, hardware, plan, steps
+        What is checked.
+    """
+
+    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, steps: Steps) -> None:
+        self._graph, self._plan, self._steps = graph, plan, steps
+        self._tiers = len(plan.tiers)
+        self._compute_tier = plan.tiers.index(hardware.compute_tier)
+        numbers = {name: i for i, name in enumerate(plan.tiers)}
+        self._linked = {(numbers[k.source], numbers[k.target]) for k in hardware.links.values()}
+        places = len(graph.tensors) * self._tiers
+        self._state, self._between = bytearray(places), bytearray(places)
+        for t, home in enumerate(plan.home):
+            if home != NOWHERE:
+                self._state[t * self._tiers + home] = VALID
+                self._between[t * self._tiers + home] = VALID if graph.tensors[t].persistent else ABSENT
+        self._unlike = sum(a != b for a, b in zip(self._state, self._between, strict=True))
+        self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
+        self._lost: dict[int, int] = {}
+        self._detached: dict[int, int] = {}
+        self._given_up: dict[int, int] = {}
+        self._ran: set[int] = set()
+        self._last_move = NOWHERE
+        self._at = 0
+
+    def run(self, training_steps: int) -> None:
+        """Walk all steps; they must hold so many training steps."""
+        act = {COMPUTE: self._compute, COPY: self._copy, DETACH: self._detach, SYNC: self._sync}
+        done = 0
+        for at, (kind, a, b, c) in enumerate(self._steps.codes()):
+            self._at = at
+            if kind not in act:
+                raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
+            act[kind](a, b, c)
+            if not self._unlike and len(self._ran) == len(self._graph.ops):
+                self._check_outputs()
+                self._ran.clear()
+                self._given_up.clear()
+                done += 1
+        if done < training_steps or self._unlike:
+            self._explain_end(training_steps, done)
+
+    def _compute(self, op: int, stream: int, _: int) -> None:
+        self._check_range("an op id", op, len(self._graph.ops))
+        self._check_range("a stream id", stream, len(self._graph.ops))
+        what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
+        for t in what.reads:
+            if state[t * tiers + here] != VALID:
+                self._refuse_read(t, here, f"op {what.name!r}", "what an op reads is valid")
+        for t in what.writes:
+            for place in range(t * tiers, (t + 1) * tiers):
+                if state[place] == VALID:
+                    self._put(place, STALE)
+            self._put(t * tiers + here, VALID)
+            self._lost.pop(t, None)
+            self._given_up.pop(t, None)
+        self._ran.add(op)
+        self._last_move = self._at
+
+    def _copy(self, tensor: int, source: int, target: int) -> None:
+        self._check_range("a tensor id", tensor, len(self._graph.tensors))
+        self._check_range("a tier id", source, self._tiers)
+        self._check_range("a tier id", target, self._tiers)
+        if (source, target) not in self._linked:
+            found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
+            raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
+        if self._state[tensor * self._tiers + source] != VALID:
+            self._refuse_read(tensor, source, f"a copy (step {self._at:,})", "what is copied is valid at its source")
+        if self._state[tensor * self._tiers + target] == VALID:
+            found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
+            raise self._error("a copy has work to do: its target is absent or stale", found, "drop this copy")
+        self._put(tensor * self._tiers + target, VALID)
+        self._last_move = self._at
+
+    def _detach(self, tensor: int, tier: int, _: int) -> None:
+        self._check_range("a tensor id", tensor, len(self._graph.tensors))
+        self._check_range("a tier id", tier, self._tiers)
+        place = tensor * self._tiers + tier
+        was = self._state[place]
+        if was == ABSENT:
+            found = f"{self._name(tensor)} absent from {self._plan.tiers[tier]}{self._since(place)}"
+            raise self._error("what is detached is there", found, "drop this detach")
+        self._put(place, ABSENT)
+        self._detached[place] = self._at
+        if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
+            self._lost[tensor] = self._at
+            if tensor in self._outputs:
+                self._given_up[tensor] = self._at
+
+    def _sync(self, tensor: int, _: int, __: int) -> None:
+        self._check_range("a tensor id", tensor, len(self._graph.tensors))
+
+    def _put(self, place: int, state: int) -> None:
+        like = self._between[place]
+        self._unlike += (state != like) - (self._state[place] != like)
+        self._state[place] = state
+
+    def _check_range(self, what: str, number: int, count: int) -> None:
+        if not 0 <= number < count:
+            raise self._error(f"{what} lies between 0 and {count - 1:,}", str(number), "make the plan for this graph")
+
+    def _refuse_read(self, tensor: int, tier: int, reader: str, must: str) -> None:
+        """Blame the detach of the only valid copy, or else the reader."""
+        if tensor in self._lost:
+            raise self._error(
+                "what is read later keeps a valid copy",
+                f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later",
+                "store it elsewhere first, or detach it after its last use",
+                self._lost[tensor],
+            )
+        places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
+        valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
+        here = self._plan.tiers[tier]
+        elsewhere = f"valid in {' and '.join(valid)}" if valid else "not written before"
+        found = f"{self._name(tensor)} {_STATES[places[tier]]} in {here}, {elsewhere}"
+        do = f"copy it into {here} before this step" if valid else "write it before this step"
+        raise self._error(f"{must} ({here})", found + self._since(tensor * self._tiers + tier), do)
+
+    def _check_outputs(self) -> None:
+        """An output stays valid until all that a training step runs or moves has been issued."""
+        for t, at in self._given_up.items():
+            if at < self._last_move:
+                raise self._error(
+                    "an output keeps a valid copy until the training step ends",
+                    f"that it detaches the only valid copy of {self._name(t)} before {self._step(self._last_move)}",
+                    "detach outputs last",
+                    at,
+                )
+
+    def _explain_end(self, training_steps: int, done: int) -> None:
+        missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
+        if missing and done < training_steps:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            name = self._graph.ops[missing[0]].name
+            raise self._end_error(
+                "every op runs in every training step",
+                f"no compute of op {name!r}{more} in training step {done + 1} of {training_steps}",
+                "add it",
+            )
+        place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
+        tensor, tier = divmod(place, self._tiers)
+        self._refuse_end(tensor, self._plan.tiers[tier], place)
+
+    def _refuse_end(self, tensor: int, tier: str, place: int) -> None:
+        name = self._name(tensor)
+        if not self._graph.tensors[tensor].persistent:
+            must = "what is not persistent is detached everywhere when a training step ends"
+            raise self._end_error(must, f"{name} held in {tier}", "detach it after its last use")
+        if tensor in self._lost:
+            raise self._error(
+                "a persistent tensor keeps a valid copy",
+                f"that it detaches the only valid copy of persistent {name}",
+                "copy it to its home first",
+                self._lost[tensor],
+            )
+        must = "a persistent tensor ends a training step valid at home, and nowhere else, as it began it"
+        home = self._plan.tiers[self._plan.home[tensor]]
+        found = f"{name} (home {home}) {_STATES[self._state[place]]} in {tier}"
+        raise self._end_error(must, found, f"copy it to {home} and detach its other copies")
+
+    def _since(self, place: int) -> str:
+        at = self._detached.get(place)
+        return "" if at is None else f" (detached by step {at:,})"
+
+    def _name(self, tensor: int) -> str:
+        return repr(self._graph.tensors[tensor].name)
+
+    def _step(self, at: int) -> str:
+        s = self._steps
+        code: Code = (s.kind[at], s.a[at], s.b[at], s.c[at])
+        return f"step {at:,} ({describe(self._graph, self._plan.tiers, code)})"
+
+    def _error(self, must: str, found: str, do: str, at: int | None = None) -> PlanError:
+        where = self._step(self._at if at is None else at)
+        return PlanError(f"plan {self._plan.policy!r}, {where}", must, found, do)
+
+    def _end_error(self, must: str, found: str, do: str) -> PlanError:
+        return PlanError(f"plan {self._plan.policy!r}, end of the plan", must, found, do)

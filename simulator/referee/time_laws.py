@@ -1,0 +1,241 @@
+"""Laws of time: tracks run one span at a time and in order, waits fill the gaps, links carry no more than they can."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from simulator.cost import durations_ns, transfer_ns
+from simulator.plan import COMPUTE, COPY, Steps
+from simulator.referee.facts import NONE, Facts, Intervals, Ints
+from simulator.trace import CAUSES
+
+_NS_PER_S = 10**9
+
+
+class Switches(Protocol):
+    """Readings of the machine that are a choice (see `simulator.scenario.Switches`)."""
+
+    @property
+    def copies_wait_for(self) -> str:
+        """``start`` or ``end`` of the last compute issued before a copy."""
+
+    @property
+    def hbm_contention(self) -> bool:
+        """Whether copies take bandwidth of the compute tier from kernels."""
+
+
+def check_issued(facts: Facts) -> None:
+    """Check that the host issued what the plan says, in order; all of it if the run is complete."""
+    steps = facts.plan.fixed
+    if steps is not None:
+        n = len(facts.kind)
+        for name in ("kind", "a", "b", "c"):
+            planned = np.tile(np.array(getattr(steps, name), np.int64), facts.plan.repeats)
+            same = len(planned) >= n and np.array_equal(planned[:n], getattr(facts, name))
+            if not same or (facts.complete and len(planned) != n):
+                found = f"{n:,} steps for {len(steps):,} x {facts.plan.repeats}, or others"
+                raise facts.broken("the host issues the steps of the plan, in order", "issued", found)
+    asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
+    ran = facts.row[asked] != NONE
+    if facts.complete:
+        facts.check_steps(asked, ran, "when a run completes, every step has run", ("span", facts.row[asked]))
+        counts = np.bincount(facts.a[facts.steps(COMPUTE)], minlength=len(facts.graph.ops))
+        if counts.min(initial=0) < facts.graph.steps:
+            op = facts.graph.ops[int(counts.argmin())].name
+            found = f"op {op!r} {int(counts.min())} times in {facts.graph.steps} steps"
+            raise facts.broken("when a run completes, every op has run in each step", "spans", found)
+
+
+def check_tracks(facts: Facts) -> None:
+    """Check that a stream and a channel run one span at a time, and streams and links start in issue order."""
+    computes, copies = facts.ran(COMPUTE), facts.ran(COPY)
+    stream = facts.track[computes]
+    facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
+    _check_links(facts, copies)
+    channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
+    channel = facts.track[copies] * channels + facts.channel[copies]
+    _check_sequence(facts, computes, stream, facts.end, "a stream runs one op at a time, in issue order")
+    _check_sequence(facts, copies, channel, facts.end, "a channel runs one transfer at a time, in issue order")
+    _check_sequence(facts, copies, facts.track[copies], facts.start, "a link starts its transfers in issue order")
+
+
+def _check_links(facts: Facts, copies: Ints) -> None:
+    links = list(facts.hardware.links.values())
+    number = {name: i for i, name in enumerate(facts.plan.tiers)}
+    ends = np.array([(number[k.source], number[k.target], k.channels) for k in links], np.int64).reshape(-1, 3)
+    track, channel = facts.track[copies], facts.channel[copies]
+    known = (track >= 0) & (track < len(links))
+    facts.check_steps(copies, known, "a transfer takes a link of the machine", ("link", track))
+    right = (ends[track, 0] == facts.b[copies]) & (ends[track, 1] == facts.c[copies])
+    facts.check_steps(copies, right, "a transfer takes a link from its source to its target", ("link", track))
+    inside = (channel >= 0) & (channel < ends[track, 2])
+    facts.check_steps(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
+
+
+def _check_sequence(facts: Facts, issues: Ints, track: Ints, last: Ints, law: str) -> None:
+    """Check that on each track no step starts before `last` (start or end) of the one issued before it."""
+    order = np.argsort(track, kind="stable")
+    issues, track = issues[order], track[order]
+    follows = track[1:] == track[:-1]
+    before, after = issues[:-1][follows], issues[1:][follows]
+    facts.check_steps(
+        after,
+        facts.start[after] >= last[before],
+        law,
+        ("starts at ns", facts.start_ns[after]),
+        ("the one issued before it has", facts.times(last[before])),
+    )
+
+
+def check_program_point(facts: Facts, switches: Switches | None) -> None:
+    """Check that a copy starts after the last compute issued before it started (or ended)."""
+    ended = switches is not None and switches.copies_wait_for == "end"
+    at = np.arange(len(facts.kind))
+    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, at, NONE)) if len(at) else at
+    copies = facts.ran(COPY)
+    copies = copies[before[copies] != NONE]
+    moment = (facts.end if ended else facts.start)[before[copies]]
+    facts.check_steps(
+        copies,
+        facts.start[copies] >= moment,
+        f"a copy waits until the last compute issued before it has {'ended' if ended else 'started'}",
+        ("starts at ns", facts.start_ns[copies]),
+        ("that compute at ns", facts.times(moment)),
+    )
+
+
+def check_host(facts: Facts) -> None:
+    """Check that the host pays for each step, and runs at most its queue depth ahead of the device."""
+    costs = _issue_costs(facts)
+    steps = np.flatnonzero(facts.row != NONE)
+    spare = facts.issued_ns[steps] - costs[steps]
+    floor = np.concatenate(([0], np.maximum.accumulate(spare)[:-1])) if len(spare) else spare
+    law = "the host issues in order and pays for each step"
+    facts.check_steps(steps, spare >= floor, law, ("issued at ns", facts.issued_ns[steps]))
+    depth = facts.hardware.host.queue_depth
+    computes = facts.ran(COMPUTE)
+    started = np.sort(facts.start_ns[computes])[: max(len(computes) - depth, 0)]
+    behind = computes[depth:]
+    facts.check_steps(
+        behind,
+        facts.issued_ns[behind] >= started,
+        f"at most {depth:,} computes are issued and not yet started",
+        ("issued at ns", facts.issued_ns[behind]),
+        ("too many wait until ns", started),
+    )
+
+
+def _issue_costs(facts: Facts) -> Ints:
+    """What the host has paid when it issues each step, at least [ns]."""
+    host = facts.hardware.host
+    if isinstance(facts.plan.steps, Steps):
+        return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
+    paid = host.reactive
+    by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
+    return np.cumsum(np.array(by_kind, np.int64)[facts.kind])
+
+
+def check_waits(facts: Facts) -> None:
+    """Check that computes and waits of a stream fill it from 0 to its last end, each wait with one cause."""
+    waits, rows = facts.waits, facts.wait_row
+    real = waits["end_ns"] > waits["start_ns"]
+    facts.check(real, "a wait takes time", "waits", rows, waits, "start_ns", "end_ns")
+    known = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
+    facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", rows, waits, "cause")
+    computes = facts.ran(COMPUTE)
+    stream = np.concatenate((facts.track[computes], waits["stream"]))
+    start = np.concatenate((facts.start_ns[computes], waits["start_ns"]))
+    end = np.concatenate((facts.end_ns[computes], waits["end_ns"]))
+    issue = np.concatenate((computes, waits["issue"]))
+    is_wait = np.arange(len(stream)) >= len(computes)
+    order = np.lexsort((issue, end, start, stream))
+    stream, start, end, issue = (x[order] for x in (stream, start, end, issue))
+    is_wait = is_wait[order]
+    first = np.ones(len(stream), bool)
+    first[1:] = stream[1:] != stream[:-1]
+    before = np.where(first, 0, np.concatenate(([0], end[:-1])) if len(end) else end)
+    facts.check_steps(
+        issue,
+        start == before,
+        "every nanosecond of a stream, from 0 to its last end, is one compute or one wait",
+        ("starts at ns", start),
+        ("the one before it ends at ns", before),
+    )
+    _check_wait_is_for_next(facts, stream, issue, is_wait)
+    _check_transfer_waits(facts)
+
+
+def _check_wait_is_for_next(facts: Facts, stream: Ints, issue: Ints, is_wait: np.ndarray) -> None:
+    """Check that a wait names the compute that comes after it on its stream."""
+    n = len(stream)
+    at = np.where(is_wait, n, np.arange(n))
+    following = np.minimum.accumulate(at[::-1])[::-1] if n else at
+    right = np.append(issue, NONE)[following] == issue
+    facts.check_steps(issue, right | ~is_wait, "a wait is of the compute that follows it", ("stream", stream))
+    waits = facts.waits
+    named = facts.a[waits["issue"]] == waits["op"]
+    facts.check(named, "a wait names the op of its step", "waits", facts.wait_row, waits, "op", "issue")
+
+
+def _check_transfer_waits(facts: Facts) -> None:
+    """Check that a wait for a transfer is covered by that transfer."""
+    waits, clock = facts.waits, facts.clock
+    mine = np.flatnonzero(waits["cause"] == CAUSES.index("transfer"))
+    start, end, on, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "on", "blocker"))
+    copies, many = facts.ran(COPY), len(facts.sizes) + 2
+    running = Intervals(
+        facts.track[copies] * many + facts.a[copies], facts.start[copies], facts.end[copies], facts.stride
+    )
+    from_ = np.searchsorted(clock, start, "right") - 1
+    covered = running.cover(on * many + blocker, from_, np.searchsorted(clock, end))
+    shown = {"start_ns": start, "end_ns": end, "on": on, "blocker": blocker}
+    law = "a wait for a transfer lasts while that transfer is under way"
+    facts.check(covered, law, "waits", facts.wait_row[mine], shown, *shown)
+
+
+def check_durations(facts: Facts, switches: Switches | None) -> None:
+    """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
+    computes = facts.ran(COMPUTE)
+    alone = np.array(durations_ns(facts.graph, facts.hardware), np.int64)[facts.a[computes]]
+    took = facts.end_ns[computes] - facts.start_ns[computes]
+    contended = switches is not None and switches.hbm_contention
+    right = took >= alone if contended else took == alone
+    law = f"a compute takes {'at least ' if contended else ''}its own time"
+    facts.check_steps(computes, right, law, ("takes ns", took), ("alone ns", alone))
+    copies = facts.ran(COPY)
+    size, took = facts.sizes[facts.a[copies]], facts.end_ns[copies] - facts.start_ns[copies]
+    alone = np.zeros(len(copies), np.int64)
+    for number, link in enumerate(facts.hardware.links.values()):
+        mine = np.flatnonzero(facts.track[copies] == number)
+        sizes, which = np.unique(size[mine], return_inverse=True)
+        alone[mine] = np.array([transfer_ns(int(s), link) for s in sizes], np.int64)[which]
+    law = "a transfer takes at least its time alone"
+    facts.check_steps(copies, took >= alone, law, ("takes ns", took), ("alone ns", alone))
+
+
+def check_bandwidth(facts: Facts) -> None:
+    """Check that what a link, or a bus, carried fits its bandwidth times the time in which it was busy."""
+    names = facts.hardware.link_names
+    limits = [(f"link {n!r}", {i}, k.bandwidth_bytes_per_s) for i, (n, k) in enumerate(facts.hardware.links.items())]
+    for name, bus in facts.hardware.buses.items():
+        limits.append((f"bus {name!r}", {names.index(n) for n in bus.links}, bus.bandwidth_bytes_per_s))
+    copies = facts.ran(COPY)
+    copies = copies[np.argsort(facts.start_ns[copies], kind="stable")]
+    for what, links, bandwidth in limits:
+        mine = copies[np.isin(facts.track[copies], list(links))]
+        moved = int(facts.sizes[facts.a[mine]].sum())
+        busy = _union_ns(facts.start_ns[mine], facts.end_ns[mine])
+        if bandwidth != math.inf and moved * _NS_PER_S > bandwidth * busy:
+            found = f"{moved:,} B in {busy:,} ns at {bandwidth:,} B/s"
+            raise facts.broken("a link or bus carries at most its bandwidth times its busy time", what, found)
+
+
+def _union_ns(start: Ints, end: Ints) -> int:
+    """Time in which at least one stretch is under way; starts are ascending."""
+    if not len(start):
+        return 0
+    reached = np.concatenate(([start[0]], np.maximum.accumulate(end)[:-1]))
+    return int(np.maximum(np.maximum(reached, end) - np.maximum(reached, start), 0).sum())
