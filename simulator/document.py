@@ -1,13 +1,19 @@
-"""What every YAML document has in common: strictness, a name, and a source for every number."""
+"""What every YAML document has in common: strictness, a name, and an origin for every figure."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from simulator.units import FieldError, nearest
+
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
+
+Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""The name of a part of a document; without a dot, because field paths are dotted."""
 
 
 class Part(BaseModel):
@@ -17,11 +23,32 @@ class Part(BaseModel):
 
 
 class Citation(Part):
-    """Where a figure comes from, and what the source printed."""
+    """Where a figure comes from, and what the source printed.
 
-    text: str = Field(alias="from", description="the source, so that a reader can find it")
-    value: str | None = Field(None, description="what this source prints, where sources disagree")
-    basis: str | None = Field(None, description="peak, measured, quoted, derived or inferred")
+    Attributes
+    ----------
+    text
+        The source, in words by which a reader can find it.
+    value
+        What this source prints, where it is not the figure in use or where sources disagree.
+    basis
+        What kind of figure it is; ``inferred`` is an analogy with another machine or setting.
+    confidence
+        A: raw log or primary; B: a secondary that quotes a primary, or two that agree; C: summary, forum, analyst;
+        D: derived or inferred.
+    note
+        What a reader should know before trusting it.
+    """
+
+    text: str = Field(alias="from", min_length=1)
+    value: str | None = None
+    basis: Literal["peak", "measured", "quoted", "floor", "derived", "inferred", "chosen"] | None = None
+    confidence: Literal["A", "B", "C", "D"] | None = None
+    note: str | None = None
+
+
+Citations = Annotated[tuple[Citation, ...], Field(min_length=1)]
+Reason = Annotated[str, Field(min_length=1)]
 
 
 class Document(Part):
@@ -41,13 +68,91 @@ class Document(Part):
 
     name: Name
     title: str = ""
-    sources: dict[str, tuple[Citation, ...]] = {}
-    assumed: dict[str, str] = {}
-    fitted: dict[str, str] = {}
+    sources: dict[str, Citations] = {}
+    assumed: dict[str, Reason] = {}
+    fitted: dict[str, Reason] = {}
 
     def origin(self, path: str) -> str | None:
-        """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; None if nothing is said of it."""
-        for kind, table in (("fitted", self.fitted), ("assumed", self.assumed), ("cited", self.sources)):
-            if any(path == known or path.startswith(known + ".") for known in table):
-                return kind
+        """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; None if nothing is said of it.
+
+        The entry that names most of the path decides; of several with the same path ``fitted``, then ``assumed``.
+        """
+        entry = self.entry_of(path)
+        return None if entry is None else {"sources": "cited"}.get(entry[0], entry[0])
+
+    def entry_of(self, path: str) -> tuple[str, str | tuple[Citation, ...]] | None:
+        """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that decide the origin of `path`."""
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            prefix = ".".join(parts[:length])
+            for table in ("fitted", "assumed", "sources"):
+                if prefix in getattr(self, table):
+                    return table, getattr(self, table)[prefix]
         return None
+
+    def figures(self) -> Iterator[str]:
+        """Field paths of the numbers that the document states, in its order."""
+        for path, value in _leaves(self, ""):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield path
+
+    def origins(self) -> dict[str, int]:
+        """Count its figures by origin: ``cited``, ``assumed``, ``fitted``."""
+        counts = {"cited": 0, "assumed": 0, "fitted": 0}
+        for path in self.figures():
+            kind = self.origin(path)
+            if kind:
+                counts[kind] += 1
+        return counts
+
+    def field_errors(self) -> Iterator[FieldError]:
+        """What is wrong with its origins: figures without one, and entries that name nothing stated."""
+        for path in self.figures():
+            if self.origin(path) is None:
+                must = "each figure has an origin under sources, assumed or fitted"
+                do = f"cite {path!r} in sources, or say in assumed why it was chosen"
+                yield FieldError(must, "none", do, tuple(path.split(".")))
+        stated = self._stated()
+        for table in ("sources", "assumed", "fitted"):
+            for path in getattr(self, table):
+                if path not in stated:
+                    must = "an entry here names a field that the document states"
+                    yield FieldError(must, repr(path), _closest(path, stated), (table, path))
+
+    def _stated(self) -> tuple[str, ...]:
+        paths: dict[str, None] = {}
+        for path, _ in _leaves(self, ""):
+            parts = path.split(".")
+            paths.update((".".join(parts[:length]), None) for length in range(1, len(parts) + 1))
+        return tuple(paths)
+
+
+_ABOUT_ITSELF = ("schema_", "name", "title", "sources", "assumed", "fitted")
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Walk what was stated (not what was left at its default): path of keys as written -> value."""
+    if isinstance(value, Part):
+        fields = type(value).model_fields
+        for name in fields:
+            if name in value.model_fields_set and not (isinstance(value, Document) and name in _ABOUT_ITSELF):
+                yield from _leaves(getattr(value, name), _join(path, fields[name].alias or name))
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _leaves(entry, _join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _leaves(entry, _join(path, str(index)))
+    else:
+        yield path, value
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _closest(path: str, known: tuple[str, ...]) -> str:
+    close = nearest(path, known).rpartition("did you mean ")[2]
+    return (
+        f"did you mean {close.removesuffix(')')}" if close.endswith("?)") else "correct the path, or remove the entry"
+    )

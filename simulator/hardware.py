@@ -6,15 +6,18 @@ One YAML document describes one machine as one of its devices sees it. Every fig
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simulator.document import Document, Name, Part
-from simulator.units import BytesPerSecond, Capacity, FlopsPerSecond, Nanoseconds
+from simulator.document import Document, Key, Part
+from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, FlopsPerSecond, Nanoseconds, nearest
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 """A share in (0, 1]."""
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A whole number, at least 1."""
 
 
 class Compute(Part):
@@ -33,8 +36,8 @@ class Compute(Part):
         Fixed device time of each kernel [ns].
     """
 
-    peak_flops: dict[str, FlopsPerSecond] = Field(alias="peak")
-    achieved_fraction: dict[str, Fraction] = {"default": 1.0}
+    peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
+    achieved_fraction: dict[Key, Fraction] = {"default": 1.0}
     achieved_bandwidth_fraction: Fraction = Field(1.0, alias="achieved_bandwidth")
     launch_ns: Nanoseconds = Field(0, alias="launch")
 
@@ -85,7 +88,7 @@ class Host(Part):
         The costs under a fixed plan, and under one that is decided while it runs.
     """
 
-    queue_depth: Annotated[int, Field(ge=1)] = 1024
+    queue_depth: Count = 1024
     fixed: FixedHost = FixedHost()
     reactive: ReactiveHost = ReactiveHost()
 
@@ -107,7 +110,7 @@ class Tier(Part):
 
     scope: Literal["device", "node", "supernode"] = "device"
     capacity_bytes: Capacity = Field(alias="capacity")
-    reserved_bytes: Capacity = Field(0, alias="reserved")
+    reserved_bytes: Bytes = Field(0, alias="reserved")
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
 
     @property
@@ -115,11 +118,18 @@ class Tier(Part):
         """Capacity less what is reserved [B]."""
         return self.capacity_bytes - self.reserved_bytes
 
+    @model_validator(mode="after")
+    def _reserve_is_a_part(self) -> Self:
+        if self.reserved_bytes > self.capacity_bytes:
+            found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
+            raise FieldError("what is reserved is part of the capacity", found, "lower it", ("reserved",))
+        return self
+
 
 class EfficiencyPoint(Part):
     """The share of a link's bandwidth that a copy of a given size reaches."""
 
-    size_bytes: Capacity = Field(alias="size")
+    size_bytes: Bytes = Field(alias="size")
     fraction: Fraction
 
 
@@ -144,13 +154,21 @@ class Link(Part):
         outside it is that of the nearest point. None: every size reaches the full rate.
     """
 
-    source: Name
-    target: Name
+    source: Key
+    target: Key
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
     latency_ns: Nanoseconds = Field(0, alias="latency")
-    channels: Annotated[int, Field(ge=1)] = 1
+    channels: Count = 1
     sharing: Literal["fifo", "fair", "servers"] = "fifo"
     efficiency: tuple[EfficiencyPoint, ...] = ()
+
+    @model_validator(mode="after")
+    def _sizes_increase(self) -> Self:
+        sizes = [point.size_bytes for point in self.efficiency]
+        if sizes != sorted(set(sizes)):
+            found = ", ".join(f"{size:,} B" for size in sizes)
+            raise FieldError("the sizes of the curve increase", found, "sort the points", ("efficiency",))
+        return self
 
 
 class Bus(Part):
@@ -166,7 +184,7 @@ class Bus(Part):
         Who has an instance of their own.
     """
 
-    links: tuple[Name, ...] = Field(min_length=1)
+    links: tuple[Key, ...] = Field(min_length=1)
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
     scope: Literal["device", "node", "supernode"] = "device"
 
@@ -185,12 +203,12 @@ class Hardware(Document):
     """
 
     schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
-    compute_tier: Name
+    compute_tier: Key
     compute: Compute
     host: Host = Host()
-    tiers: dict[Name, Tier] = Field(min_length=1)
-    links: dict[Name, Link] = {}
-    buses: dict[Name, Bus] = {}
+    tiers: dict[Key, Tier] = Field(min_length=1)
+    links: dict[Key, Link] = {}
+    buses: dict[Key, Bus] = {}
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -203,42 +221,56 @@ class Hardware(Document):
         return tuple(self.links)
 
     def link_between(self, source: str, target: str) -> str | None:
-        """Name of the first link from `source` to `target`, or None."""
-        return next(
-            (n for n, link in self.links.items() if (link.source, link.target) == (source, target)), None
-        )
+        """Key of the first link from `source` to `target`, or None."""
+        return next((n for n, link in self.links.items() if (link.source, link.target) == (source, target)), None)
+
+    @model_validator(mode="after")
+    def _compute_tier_is_addressed(self) -> Self:
+        _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", ("compute_tier",))
+        if self.tiers[self.compute_tier].bandwidth_bytes_per_s is None:
+            at = ("tiers", self.compute_tier)
+            raise FieldError("the compute tier has a bandwidth", "none", "add its bandwidth", at)
+        return self
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
-        tiers, links = ", ".join(self.tiers), ", ".join(self.links) or "none"
-        if self.compute_tier not in self.tiers:
-            raise ValueError(f"compute_tier names a tier ({tiers}), found {self.compute_tier!r}")
-        if self.tiers[self.compute_tier].bandwidth_bytes_per_s is None:
-            raise ValueError(f"the compute tier has a bandwidth, found none in tiers.{self.compute_tier}")
         for name, link in self.links.items():
-            for end in (link.source, link.target):
-                if end not in self.tiers:
-                    raise ValueError(f"links.{name} joins two tiers ({tiers}), found {end!r}")
+            for end in ("source", "target"):
+                _check_name(getattr(link, end), self.tiers, "a link joins two tiers", ("links", name, end))
             if link.source == link.target:
-                raise ValueError(f"links.{name} joins two different tiers, found {link.source!r} twice")
+                found = f"{link.source!r} twice"
+                raise FieldError("a link joins two different tiers", found, "change one end", ("links", name))
         for name, bus in self.buses.items():
             for known in bus.links:
-                if known not in self.links:
-                    raise ValueError(f"buses.{name} caps links ({links}), found {known!r}")
+                _check_name(known, self.links, "a bus caps links", ("buses", name, "links"))
+            if len(set(bus.links)) < len(bus.links):
+                must, found = "a bus names each link once", ", ".join(bus.links)
+                raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))
         return self
 
     @model_validator(mode="after")
     def _every_tier_is_reached(self) -> Self:
-        reached, grew = {self.compute_tier}, True
-        while grew:
-            grew = False
-            for link in self.links.values():
-                if link.source in reached and link.target not in reached:
-                    reached.add(link.target)
-                    grew = True
+        there = _reached(self.compute_tier, [(link.source, link.target) for link in self.links.values()])
+        back = _reached(self.compute_tier, [(link.target, link.source) for link in self.links.values()])
         for name in self.tiers:
-            if name not in reached:
-                raise ValueError(
-                    f"a path of links leads from {self.compute_tier} to every tier, found none to {name!r}"
-                )
+            if name not in there and name not in back:
+                must = f"links join every tier with the compute tier {self.compute_tier!r}"
+                found = f"none to or from {name!r}"
+                raise FieldError(must, found, "add a link, or remove the tier", ("tiers", name))
         return self
+
+
+def _check_name(name: str, known: Iterable[str], must: str, at: tuple[str, ...]) -> None:
+    names = tuple(known)
+    if name not in names:
+        raise FieldError(must, repr(name), nearest(name, names), at)
+
+
+def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:
+    reached, frontier = {start}, [start]
+    while frontier:
+        tier = frontier.pop()
+        new = [target for source, target in edges if source == tier and target not in reached]
+        reached.update(new)
+        frontier += new
+    return reached

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part
-from simulator.units import Bytes
+from simulator.units import Bytes, FieldError, nearest, parse
+
+
+def _one_line(label: str) -> str:
+    if len(label) > 80 or "/" in label or "\\" in label or not label.isprintable():
+        must = "a label is at most 80 characters on one line, without slashes"
+        raise FieldError(must, repr(label)[:60], "choose a shorter, plainer one")
+    return label
+
+
+Label = Annotated[str, AfterValidator(_one_line)]
+"""The name of a row."""
+Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, a bare number (of a column without a unit) or a text."""
 
 
 class PolicyChoice(Part):
@@ -18,19 +35,34 @@ class PolicyChoice(Part):
     policy
         Name of the policy, or of a ``hosim-plan/1`` file (a value that ends in ``.jsonl``).
     label
-        Name of the row; default: the policy's name.
+        Name of the row; default: the policy's name, or the stem of the plan's file.
     options
         Options of the policy.
     """
 
-    policy: str
-    label: str = ""
+    policy: Annotated[str, Field(min_length=1)]
+    label: Label = ""
     options: dict[str, Any] = {}
 
     @property
     def row(self) -> str:
         """Name of the row."""
-        return self.label or self.policy
+        return self.label or (PurePath(self.policy).stem if self.is_file else self.policy)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the policy is a plan from a file."""
+        return self.policy.endswith(".jsonl")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, data: Any) -> Any:
+        return {"policy": data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Let editors accept a bare name."""
+        return {"anyOf": [{"type": "string"}, handler(core)]}
 
 
 class Switches(Part):
@@ -45,7 +77,7 @@ class Switches(Part):
     """
 
     copies_wait_for: Literal["start", "end"] = "start"
-    hbm_contention: bool = False
+    hbm_contention: StrictBool = False
 
 
 class Expectation(Part):
@@ -69,28 +101,60 @@ class Expectation(Part):
         The sentence or printed figure behind it.
     """
 
-    row: str
+    row: Label
     column: str = "step_ns"
-    about: str | float | None = None
-    within: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    at_most: str | float | None = None
-    at_least: str | float | None = None
-    equals: str | float | None = None
-    faster_than: str | None = None
+    about: Bound | None = None
+    within: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.05
+    at_most: Bound | None = None
+    at_least: Bound | None = None
+    equals: Bound | None = None
+    faster_than: Label | None = None
     why: str = ""
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of the column, by the end of its name; None for a share, a count or a text."""
+        ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
+        return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
+
+    def bound(self, key: Literal["about", "at_most", "at_least", "equals"]) -> int | float | str | None:
+        """What `key` says, as a number of the column's unit; None if it says nothing."""
+        said: str | float | None = getattr(self, key)
+        return said if said is None or self.unit is None else parse(said, self.unit)
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if all(x is None for x in (self.about, self.at_most, self.at_least, self.equals, self.faster_than)):
-            raise ValueError("an expectation has about, at_most, at_least, equals or faster_than, found none")
+        keys: tuple[Literal["about", "at_most", "at_least", "equals"], ...]
+        keys = ("about", "at_most", "at_least", "equals")
+        if self.faster_than is None and all(getattr(self, key) is None for key in keys):
+            must = f"an expectation says {', '.join(keys)} or faster_than"
+            raise FieldError(must, "none of them", "add one")
+        for key in keys:
+            try:
+                read = self.bound(key)
+            except FieldError as error:
+                raise FieldError(error.must, error.found, error.do, (key,)) from None
+            if isinstance(read, str) and key != "equals":
+                must = f"{key} of the column {self.column!r} is a number"
+                raise FieldError(must, repr(read), "write a number, or use equals", (key,))
         return self
 
 
 class Claim(Part):
-    """A published sentence that the scenario puts to the test."""
+    """A published sentence that the scenario puts to the test.
+
+    Attributes
+    ----------
+    sentence, source
+        What is claimed, and where it is printed.
+    fitted, predicted
+        Which printed figures the scenario was fitted to, and which it predicts; never the same ones.
+    """
 
     sentence: str
     source: str
+    fitted: str = ""
+    predicted: str = ""
 
 
 class Scenario(Document):
@@ -124,22 +188,25 @@ class Scenario(Document):
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_names(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("policies"), list):
-            named = [{"policy": p} if isinstance(p, str) else p for p in data["policies"]]
-            return {**data, "policies": named}
-        return data
+    def figures(self) -> Iterator[str]:
+        """Field paths of the hardware that the scenario sets."""
+        yield from self.set_
+
+    def _stated(self) -> tuple[str, ...]:
+        return (*self.set_, *super()._stated())
 
     @model_validator(mode="after")
     def _rows_are_distinct(self) -> Self:
         rows = [choice.row for choice in self.policies]
-        for row in rows:
-            if rows.count(row) > 1:
-                raise ValueError(f"each policy row has its own label, found {row!r} twice")
-        for expectation in self.expect:
-            for row in filter(None, (expectation.row, expectation.faster_than)):
-                if row not in rows:
-                    raise ValueError(f"an expectation names a policy row ({', '.join(rows)}), found {row!r}")
+        for index, row in enumerate(rows):
+            if row in rows[:index]:
+                must, do = "each row of the table has a label of its own", "give one of them another label"
+                raise FieldError(must, f"{row!r} twice", do, ("policies", str(index)))
+        for index, expectation in enumerate(self.expect):
+            for key in ("row", "faster_than"):
+                named = getattr(expectation, key)
+                if named is not None and named not in rows:
+                    at = ("expect", str(index), key)
+                    must = "an expectation names a row of policies"
+                    raise FieldError(must, repr(named), nearest(named, tuple(rows)), at)
         return self

@@ -2,13 +2,15 @@
 
 A person writes ``80 GiB``, ``33.6 GB/s``, ``10 us``, ``376 TFLOP/s``; inside there are only whole bytes,
 bytes per second, nanoseconds and FLOP per second. ``GB`` is 10^9 bytes and ``GiB`` is 2^30 bytes, always.
-``inf`` is allowed where a limit may be absent. pint reads the units; its default registry is not loaded,
+``inf`` is allowed where a limit may be absent. pint converts the units; its default registry is not loaded,
 because the few units below are all that a document may use (and reading them takes no time).
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any
@@ -17,7 +19,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _DEFINITIONS = """
 n- = 1e-9
-u- = 1e-6 = µ-
+u- = 1e-6
 m- = 1e-3
 k- = 1e3
 M- = 1e6
@@ -33,18 +35,69 @@ second = [time] = s
 FLOP = [work]
 """
 
-_INT = int | float
-"""A whole number, or ``inf``."""
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB")
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "B": _SIZES,
+    "B/s": tuple(f"{size}/s" for size in _SIZES),
+    "ns": ("ns", "us", "ms", "s"),
+    "FLOP/s": tuple(f"{prefix}FLOP/s" for prefix in ("", "k", "M", "G", "T", "P")),
+}
+_EXAMPLES = {"B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s"}
+_WHAT = {"B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic"}
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(\S+)")
+_LARGEST = 2**63 - 1
+_ROUNDED = Decimal("1e-6")
+"""Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake."""
+
+
+class FieldError(ValueError):
+    """What is wrong with one field; whoever knows the file and the line makes an error of it.
+
+    Parameters
+    ----------
+    must
+        The rule that must hold, as a clause.
+    found
+        What was found instead.
+    do
+        What the reader can do about it.
+    at
+        Path to the field from the part that found the flaw.
+    """
+
+    def __init__(self, must: str, found: str, do: str, at: tuple[str, ...] = ()) -> None:
+        super().__init__(must, found, do, at)
+        self.must, self.found, self.do, self.at = must, found, do, at
+
+    def __str__(self) -> str:
+        return f"{self.must}, found {self.found}; {self.do}"
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str:
+    """Say what `name` may have meant: ``use one of a, b (did you mean 'a'?)``.
+
+    Parameters
+    ----------
+    name
+        An unknown name.
+    known
+        All names that would do.
+    """
+    if not known:
+        return "remove it"
+    close = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"use one of {', '.join(known)}{hint}"
 
 
 @cache
 def _registry() -> Any:
-    import pint  # noqa: PLC0415 - only when a document is read: half of the start-up time otherwise
+    import pint  # noqa: PLC0415 - only when a document is read: most of the start-up time otherwise
 
     return pint.UnitRegistry(_DEFINITIONS.strip().splitlines(), non_int_type=Decimal, cache_folder=None)
 
 
-def parse(text: object, unit: str, example: str) -> int | float:
+def parse(text: object, unit: str, example: str = "") -> int | float:
     """Read a quantity.
 
     Parameters
@@ -63,26 +116,36 @@ def parse(text: object, unit: str, example: str) -> int | float:
 
     Raises
     ------
-    ValueError
+    FieldError
         If `text` is a bare number, has another dimension, is negative, or is no whole number of `unit`.
     """
+    what, example = _WHAT[unit], example or _EXAMPLES[unit]
     if not isinstance(text, str):
-        raise ValueError(f"a quantity has a unit, such as {example!r}, found the bare value {text!r}")
+        raise FieldError(f"{what} has a unit, such as {example!r}", f"the bare value {text!r}", "write its unit")
     if text.strip() == "inf":
         return math.inf
-    import pint  # noqa: PLC0415
+    match = _QUANTITY.fullmatch(text.strip())
+    if not match:
+        must = f"{what} is a number and a unit, such as {example!r}"
+        raise FieldError(must, repr(text), f"write it as {example!r}")
+    name = match[2].replace("µ", "u").replace("μ", "u")
+    if name not in _ALLOWED[unit]:
+        raise FieldError(f"{what} is needed, such as {example!r}", repr(text), nearest(name, _ALLOWED[unit]))
+    return _whole(Decimal(match[1]), name, unit, text)
 
-    try:
-        value = _registry().Quantity(text).to(unit).magnitude
-    except (pint.PintError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError):
-        raise ValueError(f"a quantity in {unit} such as {example!r} is needed, found {text!r}") from None
-    except Exception as error:  # pint passes its tokenizer's errors through
-        raise ValueError(f"a quantity in {unit} such as {example!r} is needed, found {text!r}") from error
-    if not value.is_finite() or value < 0:
-        raise ValueError(f"a quantity is at least 0 {unit}, found {text!r}")
+
+def _whole(number: Decimal, name: str, unit: str, text: str) -> int:
+    what = _WHAT[unit]
+    if number < 0:
+        raise FieldError(f"{what} is at least 0 {unit}", repr(text), "remove the sign")
+    if number and number.adjusted() > 20:
+        raise FieldError(f"{what} is below 2^63 {unit}", repr(text), "write 'inf' for no limit")
+    value = _registry().Quantity(number, name).to(unit).magnitude
     whole = int(value.to_integral_value())
-    if abs(value - whole) > Decimal("1e-9") * max(whole, 1):
-        raise ValueError(f"a whole number of {unit} is needed, found {text!r}")
+    if whole > _LARGEST:
+        raise FieldError(f"{what} is below 2^63 {unit}", repr(text), "write 'inf' for no limit")
+    if abs(value - whole) > _ROUNDED * whole:
+        raise FieldError(f"{what} is a whole number of {unit}", repr(text), f"write '{math.ceil(value)} {unit}'")
     return whole
 
 
@@ -145,14 +208,23 @@ def _three_digits(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _quantity(unit: str, example: str, *, endless: bool) -> tuple[Any, ...]:
+def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[Any, ...]:
+    what, example = _WHAT[unit], _EXAMPLES[unit]
+
     def read(text: object) -> int | float:
         value = parse(text, unit, example)
         if value == math.inf and not endless:
-            raise ValueError(f"a finite quantity in {unit} is needed, found 'inf'")
+            raise FieldError(f"{what} here is finite, such as {example!r}", "'inf'", "write a number and a unit")
+        if value == 0 and not zero:
+            raise FieldError(f"{what} is more than 0 {unit}, such as {example!r}", repr(text), "write a positive rate")
         return value
 
-    schema = {"type": "string", "description": f"a quantity in {unit}", "examples": [example]}
+    schema = {
+        "type": "string",
+        "description": f"{what}{', or inf' if endless else ''}",
+        "pattern": _pattern(unit, endless=endless),
+        "examples": [example],
+    }
     return (
         BeforeValidator(read),
         PlainSerializer(lambda value: exact(value, unit), return_type=str),
@@ -160,13 +232,19 @@ def _quantity(unit: str, example: str, *, endless: bool) -> tuple[Any, ...]:
     )
 
 
-Bytes = Annotated[int, *_quantity("B", "64 GB", endless=False)]
+def _pattern(unit: str, *, endless: bool) -> str:
+    number = r"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
+    quantity = rf"{number}\s*({'|'.join(_ALLOWED[unit])})"
+    return f"^({quantity}|inf)$" if endless else f"^{quantity}$"
+
+
+Bytes = Annotated[int, *_quantity("B")]
 """A size [B]."""
-Capacity = Annotated[_INT, *_quantity("B", "64 GB", endless=True)]
+Capacity = Annotated[int | float, *_quantity("B", endless=True)]
 """A size [B] or ``inf``."""
-BytesPerSecond = Annotated[_INT, *_quantity("B/s", "33.6 GB/s", endless=True)]
-"""A rate [B/s] or ``inf``."""
-Nanoseconds = Annotated[int, *_quantity("ns", "10 us", endless=False)]
+BytesPerSecond = Annotated[int | float, *_quantity("B/s", endless=True, zero=False)]
+"""A rate above 0 [B/s], or ``inf``."""
+Nanoseconds = Annotated[int, *_quantity("ns")]
 """A time [ns]."""
-FlopsPerSecond = Annotated[_INT, *_quantity("FLOP/s", "376 TFLOP/s", endless=True)]
-"""A rate of arithmetic [FLOP/s] or ``inf``."""
+FlopsPerSecond = Annotated[int | float, *_quantity("FLOP/s", endless=True, zero=False)]
+"""A rate of arithmetic above 0 [FLOP/s], or ``inf``."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from simulator.document import Document, Part
+from simulator.units import FieldError
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, at least 1."""
 
 
@@ -30,14 +31,15 @@ class LlamaModel(Part):
     kv_heads: Count
     ffn: Count
     vocabulary: Count
-    tied_embeddings: bool = False
+    tied_embeddings: StrictBool = False
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden is a multiple of heads, found {self.hidden} and {self.heads}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads is a multiple of kv_heads, found {self.heads} and {self.kv_heads}")
+        for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
+            a, b = getattr(self, whole), getattr(self, part)
+            if a % b:
+                must, do = f"{whole} is a multiple of {part}", f"change {whole} or {part}"
+                raise FieldError(must, f"{a} and {b}", do, (whole,))
         return self
 
 
@@ -71,7 +73,7 @@ class Dtypes(Part):
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
     optimizer_bytes_per_parameter: Count = 12
-    logits_copies_fp32: Annotated[int, Field(ge=0)] = 2
+    logits_copies_fp32: Annotated[int, Field(ge=0, strict=True)] = 2
 
 
 class Workload(Document):
@@ -98,8 +100,12 @@ class Workload(Document):
     steps: Count = 2
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if (self.model is None) == (self.graph is None):
-            found = "neither" if self.model is None else "both"
-            raise ValueError(f"a workload has either a model or a graph, found {found}")
+    def _one_subject(self) -> Self:
+        if self.model is None and self.graph is None:
+            raise FieldError("a workload has a model or a graph", "neither", "add the key model or graph")
+        if self.graph is not None:
+            extra = sorted(self.model_fields_set & {"model", "phase", "batch", "sequence", "dtypes", "parallel"})
+            if extra:
+                must = "a workload from a graph states nothing of a model"
+                raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
         return self

@@ -1,0 +1,36 @@
+"""Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
+
+from simulator.catalog.loaded import Loaded, resolve
+from simulator.catalog.settings import setting
+from simulator.catalog.shelf import (
+    KINDS,
+    Entry,
+    dump,
+    load,
+    names,
+    path_of,
+    read_bytes,
+    read_hardware,
+    read_scenario,
+    read_workload,
+    schema,
+    shown,
+)
+
+__all__ = [
+    "KINDS",
+    "Entry",
+    "Loaded",
+    "dump",
+    "load",
+    "names",
+    "path_of",
+    "read_bytes",
+    "read_hardware",
+    "read_scenario",
+    "read_workload",
+    "resolve",
+    "schema",
+    "setting",
+    "shown",
+]

@@ -1,0 +1,177 @@
+"""What pydantic has to say about a document, as one error in hosim's words.
+
+Each problem gets its file, line and field path, the rule that must hold, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from simulator.errors import ConfigError
+from simulator.units import FieldError, nearest
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One problem of a document.
+
+    Attributes
+    ----------
+    path
+        Keys and indices that lead to the field.
+    must, found, do
+        As in :class:`~simulator.errors.HosimError`.
+    """
+
+    path: Path
+    must: str
+    found: str
+    do: str
+
+
+def to_error(faults: Iterable[Fault], file: str, place: Callable[[Path], str]) -> ConfigError:
+    """Make one error of all faults.
+
+    Parameters
+    ----------
+    faults
+        At least one.
+    file
+        Name of the document.
+    place
+        Says where a field stands: file, line and path.
+    """
+    found = list(faults)
+    if len(found) == 1:
+        (one,) = found
+        return ConfigError(place(one.path), one.must, one.found, one.do)
+    lines = [f"\n  {place(f.path)}: {f.must}, found {f.found}; {f.do}" for f in found]
+    return ConfigError(file, "a document keeps its rules", f"{len(found)} faults", "correct each:" + "".join(lines))
+
+
+def of_validation(error: ValidationError, data: Any, model: type[BaseModel]) -> list[Fault]:
+    """Translate what pydantic found.
+
+    Parameters
+    ----------
+    error
+        What it raised.
+    data
+        What it was given.
+    model
+        The type it was asked for.
+    """
+    schema = model.model_json_schema()
+    faults: dict[Path, Fault] = {}
+    for item in error.errors():
+        fault = _fault(item, data, schema)
+        known = faults.get(fault.path)
+        if known and known.must != fault.must:  # the branches of a union
+            fault = Fault(fault.path, f"{known.must}, or {fault.must}", known.found, known.do)
+        faults[fault.path] = fault
+    return list(faults.values())
+
+
+def of_fields(errors: Iterable[FieldError]) -> list[Fault]:
+    """Take over what a document says about itself.
+
+    Parameters
+    ----------
+    errors
+        With paths from the top of the document.
+    """
+    return [Fault(e.at, e.must, e.found, e.do) for e in errors]
+
+
+def _fault(item: Mapping[str, Any], data: Any, schema: dict[str, Any]) -> Fault:
+    kind, context = item["type"], item.get("ctx", {})
+    path = _path(item["loc"], data)
+    if kind == "missing":
+        return Fault(path, f"the key {item['loc'][-1]!r} is needed here", "none", "add it")
+    if kind == "extra_forbidden":
+        key, parent = str(path[-1]), path[:-1]
+        keys = _keys(schema, parent)
+        return Fault(path, "only known keys stand here", repr(key), nearest(key, keys))
+    said = context.get("error")
+    if isinstance(said, FieldError):
+        return Fault((*path, *said.at), said.must, said.found, said.do)
+    must, do = _rule(kind, context, item)
+    return Fault(path, must, _shown(item["input"]), do)
+
+
+_RULES: dict[str, tuple[str, str]] = {
+    "bool_type": ("true or false is needed", "write true or false"),
+    "dict_type": ("a mapping of keys to values is needed", "write 'key: value' lines below it"),
+    "finite_number": ("a finite number is needed", "write a number"),
+    "float_type": ("a number is needed", "write a number without a unit or quotes"),
+    "greater_than": ("a number above {gt} is needed", "correct the number"),
+    "greater_than_equal": ("a number of at least {ge} is needed", "correct the number"),
+    "int_from_float": ("a whole number is needed", "write a whole number"),
+    "int_type": ("a whole number is needed", "write a whole number without a unit or quotes"),
+    "less_than": ("a number below {lt} is needed", "correct the number"),
+    "less_than_equal": ("a number of at most {le} is needed", "correct the number"),
+    "literal_error": ("{expected} is needed", "write one of them"),
+    "model_type": ("a mapping of keys to values is needed", "write 'key: value' lines below it"),
+    "string_pattern_mismatch": ("a name of letters, digits, '_' and '-' is needed", "correct the name"),
+    "string_too_long": ("a text of at most {max_length} characters is needed", "shorten it"),
+    "string_too_short": ("a text is needed", "write it"),
+    "string_type": ("a text is needed", "put it in quotes"),
+    "too_short": ("at least {min_length} entry is needed", "add one"),
+    "tuple_type": ("a list is needed", "write '- entry' lines below it"),
+}
+
+
+def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tuple[str, str]:
+    must, do = _RULES.get(kind, (str(item["msg"])[:1].lower() + str(item["msg"])[1:], "correct it"))
+    if kind == "literal_error":
+        expected = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        return f"one of {', '.join(expected)} is needed", nearest(str(item["input"]), tuple(expected))
+    if kind == "string_pattern_mismatch" and "." in context["pattern"]:
+        return "a name of letters, digits, '_', '.' and '-' is needed", do
+    return must.format_map(dict(context)), do
+
+
+def _path(loc: Sequence[str | int], data: Any) -> Path:
+    """The part of pydantic's location that the document has: no tags of unions, no ``[key]``."""
+    path: list[str | int] = []
+    for part in loc:
+        known = range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()
+        if part in known:
+            data = data[part]
+            path.append(part)
+    return tuple(path)
+
+
+def _keys(schema: dict[str, Any], path: Path) -> tuple[str, ...]:
+    node = _resolve(schema, schema)
+    for part in path:
+        others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties"), node.get("items")]
+        inner = next((n for n in (node.get("properties", {}).get(part), *others) if isinstance(n, dict)), {})
+        node = _resolve(inner, schema)
+    return tuple(node.get("properties", {}))
+
+
+def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Follow references, and of alternatives take the one with keys."""
+    if "$ref" in node:
+        return _resolve(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+    for branch in node.get("anyOf", ()):
+        found = _resolve(branch, schema)
+        if "properties" in found:
+            return found
+    return node
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,175 @@
+"""A scenario with all that it names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from simulator.catalog.settings import Change, apply
+from simulator.catalog.shelf import Entry, dump, load, path_of, read_bytes
+from simulator.catalog.text import scalar
+from simulator.errors import ConfigError
+from simulator.hardware import Hardware
+from simulator.scenario import Scenario
+from simulator.units import human, nearest
+from simulator.workload import Workload
+
+_OUTSIDE = "changed for this run"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A scenario, its machine and its workload, ready to run.
+
+    Attributes
+    ----------
+    scenario
+        With the changes from outside among its ``set`` keys.
+    hardware
+        With all ``set`` keys applied.
+    workload
+        As its document says.
+    scenario_dir, workload_dir
+        What the paths in them are relative to.
+    paths, sha256
+        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``plan <row>``) -> file and digest of each input.
+    """
+
+    scenario: Scenario
+    hardware: Hardware
+    workload: Workload
+    scenario_dir: Path
+    workload_dir: Path
+    paths: dict[str, Path] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
+
+    def documents(self) -> dict[str, str]:
+        """File name -> YAML of the three documents as they were run; in one folder they read back equal."""
+        policies = tuple(
+            choice.model_copy(update={"policy": str(self.paths[f"plan {choice.row}"].absolute())})
+            if choice.is_file
+            else choice
+            for choice in self.scenario.policies
+        )
+        refs = {"hardware": "hardware.yaml", "workload": "workload.yaml", "policies": policies}
+        workload = self.workload
+        if "graph" in self.paths:
+            workload = workload.model_copy(update={"graph": str(self.paths["graph"].absolute())})
+        return {
+            "scenario.yaml": dump(self.scenario.model_copy(update=refs)),
+            "hardware.yaml": dump(self.hardware),
+            "workload.yaml": dump(workload),
+        }
+
+
+def resolve(
+    scenario: str | Path | Scenario,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    hardware: Hardware | None = None,
+    workload: Workload | None = None,
+) -> Loaded:
+    """Read a scenario and what it names, and apply what it sets.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    changes
+        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin.
+    hardware, workload
+        Instead of the ones that the scenario names.
+
+    Raises
+    ------
+    ConfigError
+        If a document, a change, a home or the budget is wrong.
+    """
+    inputs: dict[str, Entry[Any]] = {}
+    if not isinstance(scenario, Scenario):
+        inputs["scenario"] = load(scenario, "scenario")
+        scenario = cast(Scenario, inputs["scenario"].document)
+    entry = inputs.get("scenario")
+    base = entry.path.parent if entry else Path()
+    for kind, ref, given in (("hardware", scenario.hardware, hardware), ("workload", scenario.workload, workload)):
+        if given is None:
+            inputs[kind] = _named(kind, ref, base, entry)
+    scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes or {}, entry)
+    _check_homes(scenario, machine, entry)
+    _check_budget(scenario, machine, entry)
+    workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
+    loaded = Loaded(scenario, machine, workload or inputs["workload"].document, base, workload_dir)
+    loaded.paths.update({role: found.path for role, found in inputs.items()})
+    loaded.sha256.update({role: found.sha256 for role, found in inputs.items()})
+    _add_files(loaded)
+    return loaded
+
+
+def _named(kind: str, ref: str, base: Path, entry: Entry[Scenario] | None) -> Entry[Any]:
+    """Read what the scenario names; if it isn't there, the error points at the line that names it."""
+    try:
+        path_of(ref, kind, base)
+    except ConfigError as error:
+        if entry is None:
+            raise
+        found = error.found if repr(ref) == error.found else f"{error.found}: {ref!r}"
+        raise ConfigError(entry.place(kind), error.must, found, error.do) from None
+    return load(ref, kind, base)
+
+
+def _changed(
+    scenario: Scenario, hardware: Hardware, changes: Mapping[str, Any], entry: Entry[Scenario] | None
+) -> tuple[Scenario, Hardware]:
+    """Apply what the scenario sets, then what is set from outside; record the latter in the scenario."""
+    outside = {
+        key: Change(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", _OUTSIDE)
+        for key, value in changes.items()
+    }
+    own = {key: _own_change(scenario, key, entry) for key in scenario.set_ if key not in outside}
+    changed = apply(hardware, {**own, **outside})
+    if not outside:
+        return scenario, changed
+    tables = {
+        "set_": {key: change.value for key, change in (own | outside).items()},
+        "sources": {key: cited for key, cited in scenario.sources.items() if key not in outside},
+        "fitted": {key: why for key, why in scenario.fitted.items() if key not in outside},
+        "assumed": {**scenario.assumed, **dict.fromkeys(outside, _OUTSIDE)},
+    }
+    return scenario.model_copy(update=tables), changed
+
+
+def _own_change(scenario: Scenario, key: str, entry: Entry[Scenario] | None) -> Change:
+    where = entry.place("set", key) if entry else f"set, {key}"
+    table, origin = scenario.entry_of(key) or ("assumed", "set by the scenario")
+    if not isinstance(origin, str):
+        return Change(scenario.set_[key], where, table, [c.model_dump(exclude_unset=True) for c in origin])
+    return Change(scenario.set_[key], where, table, origin)
+
+
+def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
+    known = (*hardware.tiers, "free")
+    for pattern, tier in scenario.homes.items():
+        if tier not in known:
+            where = entry.place("homes", pattern) if entry else f"homes.{pattern}"
+            raise ConfigError(where, "a home is a tier, or free", repr(tier), nearest(tier, known))
+
+
+def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
+        where = entry.place("budget") if entry else "budget"
+        must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
+        do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
+        raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
+
+
+def _add_files(loaded: Loaded) -> None:
+    files = {f"plan {c.row}": loaded.scenario_dir / c.policy for c in loaded.scenario.policies if c.is_file}
+    if loaded.workload.graph is not None:
+        files["graph"] = loaded.workload_dir / loaded.workload.graph
+    for role, path in files.items():
+        loaded.paths[role] = path
+        loaded.sha256[role] = hashlib.sha256(read_bytes(path)).hexdigest()

@@ -1,0 +1,144 @@
+"""Changes to a machine from outside its profile: ``links.*.bandwidth: 40 GB/s``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from simulator.catalog.faults import Path, of_validation, to_error
+from simulator.catalog.text import scalar
+from simulator.errors import ConfigError
+from simulator.hardware import Hardware
+from simulator.units import FieldError, nearest
+
+_FIXED = ("schema", "name", "title", "sources", "assumed", "fitted")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Read one ``KEY=VALUE`` of the command line.
+
+    Parameters
+    ----------
+    text
+        Such as ``links.d2h.bandwidth=40 GB/s``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no key or no value.
+    """
+    key, _, value = text.partition("=")
+    if not key.strip() or not value.strip():
+        where, do = "set", "write it as 'links.d2h.bandwidth=40 GB/s'"
+        raise ConfigError(where, "a change is a key, '=' and a value", repr(text), do)
+    return key.strip(), scalar(value.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field of the hardware that gets another value.
+
+    Attributes
+    ----------
+    value
+        The value, as a document would state it.
+    where
+        Where it was asked for.
+    table, entry
+        The origin of the new value: ``sources``, ``assumed`` or ``fitted``, and what stands there.
+    """
+
+    value: Any
+    where: str
+    table: str
+    entry: Any
+
+
+def apply(hardware: Hardware, changes: Mapping[str, Change]) -> Hardware:
+    """Change a machine, and read it again as a whole.
+
+    Parameters
+    ----------
+    hardware
+        The machine.
+    changes
+        Dotted path, in which ``*`` stands for every entry -> the change; later ones win.
+
+    Raises
+    ------
+    ConfigError
+        If a path names no field, or the machine is not valid with the new value.
+    """
+    if not changes:
+        return hardware
+    complete = _without_fixed(hardware.model_dump(mode="json", by_alias=True))
+    stated = hardware.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    places: dict[Path, str] = {}
+    for key, change in changes.items():
+        try:
+            paths = _expand(key, complete)
+        except FieldError as error:
+            raise ConfigError(change.where, error.must, error.found, error.do) from None
+        for path in paths:
+            _put(stated, path, change.value)
+            _note(stated, ".".join(path), change)
+            places[path] = change.where
+    return _read(stated, places)
+
+
+def _read(data: dict[str, Any], places: Mapping[Path, str]) -> Hardware:
+    def place(path: Path) -> str:
+        asked = [where for known, where in places.items() if path[: len(known)] == known or known[: len(path)] == path]
+        return asked[-1] if asked else f"hardware, {'.'.join(map(str, path))}"
+
+    try:
+        return Hardware.model_validate(data)
+    except ValidationError as error:
+        raise to_error(of_validation(error, data, Hardware), "set", place) from None
+
+
+def _without_fixed(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in _FIXED}
+
+
+def _expand(key: str, data: Any) -> list[tuple[str, ...]]:
+    """All paths that `key` names."""
+    found: list[tuple[tuple[str, ...], Any]] = [((), data)]
+    for part in key.split("."):
+        entries = [(path, _entries(node)) for path, node in found]
+        found = [((*path, k), v) for path, node in entries for k, v in node.items() if part in ("*", k)]
+        if not found:
+            path, node = entries[0]
+            must = "a change names a field of the hardware"
+            after = f"after {'.'.join(path)!r} " if path else ""
+            raise FieldError(must, repr(key), f"{after}{nearest(part, tuple(node))}" if node else _too_deep(path))
+    return [path for path, _ in found]
+
+
+def _too_deep(path: tuple[str, ...]) -> str:
+    return f"stop at {'.'.join(path)!r}, which is a value"
+
+
+def _entries(node: Any) -> dict[str, Any]:
+    if isinstance(node, list):
+        return {str(index): entry for index, entry in enumerate(node)}
+    return node if isinstance(node, dict) else {}
+
+
+def _put(data: Any, path: tuple[str, ...], value: Any) -> None:
+    for part in path[:-1]:
+        data = data[int(part)] if isinstance(data, list) else data.setdefault(part, {})
+    if isinstance(data, list):
+        data[int(path[-1])] = value
+    else:
+        data[path[-1]] = value
+
+
+def _note(data: dict[str, Any], path: str, change: Change) -> None:
+    """Give the changed figure its new origin, in place of the old one."""
+    for table in ("sources", "assumed", "fitted"):
+        data.setdefault(table, {}).pop(path, None)
+    data[change.table][path] = change.entry
