@@ -63,7 +63,7 @@ class Explainer:
         what = f"op {self._graph.ops[op].name!r} (step {issue})"
         tensor = stream.lacks()
         if tensor < 0:
-            return [self._room(what, stream.compute_tier, stream.room_bytes())]
+            return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
         return [sentence, *self._tensor(tensor, issue)] if self._once(sentence) else []
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simulator.engine.link import Transfer
-from simulator.engine.places import Detaching, Wakeup
+from simulator.engine.places import Detaching, wait_for
 from simulator.errors import InvariantError, PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, SYNC, Code, Plan, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, Code, Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.issued import Issued
@@ -47,8 +47,8 @@ class Host:
         self.watchers: list[Stream] = []
         self.ahead, self._depth, self.resume_at = 0, costs.queue_depth, costs.queue_depth // 2
         self._columns, self._streams, self._routes = rank.columns, rank.streams, rank.routes
-        self._rows, self._checkpoint = machine.recorder.issued[rank.number], machine.checkpoint
-        self._view = view
+        self._view, self._checkpoint = view, machine.checkpoint
+        self._rows = None if view is None else machine.recorder.issued[rank.number]
         self._codes, self._costs, self._launch = _program(plan, costs, view)
         self._code: Code | None = None
         self._issue = 0
@@ -73,7 +73,7 @@ class Host:
     def advance(self) -> None:
         """Issue steps until one costs time, the queue is full, or a sync has to wait."""
         self.is_full, self.awaited = False, -1
-        codes, costs, code = self._codes, self._costs, self._code
+        codes, costs, code, rows = self._codes, self._costs, self._code, self._rows
         while True:
             if code is None:
                 code = next(codes, None)
@@ -87,7 +87,8 @@ class Host:
             if not self._try_issue(code):
                 self._code = code
                 break
-            self._rows += code
+            if rows is not None:
+                rows += code
             self._issue += 1
             code = self._code = None
             if not self._issue % _STEPS_PER_CHECKPOINT:
@@ -103,39 +104,47 @@ class Host:
             if self.ahead >= self._depth:
                 self.is_full = True
                 return False
-            self._issue_compute(a, b)
-        elif kind == SYNC:
-            if not self.places.settled(a):
-                self.awaited = a
-                self.places.wait(a, self.places.issued[a], self._issue, Wakeup(self._resume))
-                return False
+            self._issue_compute(a, self._streams[b])
         elif kind == COPY:
             self._issue_copy(code)
-        else:
-            self._issue_detach(a, b)
+        elif kind == DETACH:
+            if self._view is not None:
+                self._view.detach(self._issue, a, b)
+            Detaching(self.places, self._issue, a, b)
+        elif not self.places.settled(a):
+            self._await(a)
+            return False
         return True
 
-    def _resume(self) -> None:
-        if not self.is_busy:
-            self.advance()
+    def _await(self, tensor: int) -> None:
+        """Wait at a sync; look again when the next step that names the tensor ends."""
+        self.awaited = tensor
+        if not wait_for(self.places.users(tensor), self):
+            self.places.wait_for_moves(tensor, self.places.moves_issued[tensor], self._issue, self)
 
-    def _issue_compute(self, op: int, number: int) -> None:
+    def look_again(self) -> None:
+        """Go on at the sync."""
+        self.advance()
+
+    def _issue_compute(self, op: int, stream: Stream) -> None:
         places, columns = self.places, self._columns
         if self._view is not None:
             self._view.compute(self._issue, op)
-        issued, fence = places.issued, places.fence
-        turns = []
-        for tensor in columns.shared[op]:
-            turns.append(fence[tensor])
-            issued[tensor] += 1
-        for tensor in columns.exclusive[op]:
-            turn = issued[tensor]
-            turns.append(turn)
-            issued[tensor] = fence[tensor] = turn + 1
-        stream = self._streams[number]
+        number = stream.issued = stream.issued + 1
+        ended, turns = places.moves_ended, None
+        for tensor in columns.reads[op]:
+            stream.last_use[tensor] = number
+            if places.fence[tensor] > ended[tensor]:
+                turns = [*(turns or ()), (tensor, places.fence[tensor])]
+        for tensor in columns.writes[op]:
+            stream.last_use[tensor] = stream.last_write[tensor] = number
+            if places.moves_issued[tensor] > ended[tensor]:
+                turns = [*(turns or ()), (tensor, places.moves_issued[tensor])]
         self.ahead += 1
-        stream.append((self._issue, op, places.rounds.env.now, turns))
-        self._gate = (stream, stream.issued)
+        self._gate = (stream, number)
+        stream.queue.append((self._issue, op, places.rounds.env.now, tuple(turns) if turns else ()))
+        if stream.running is None and len(stream.queue) == 1:
+            places.rounds.consider(stream)
 
     def _issue_copy(self, code: Code) -> None:
         places = self.places
@@ -151,14 +160,9 @@ class Host:
                 "none",
                 "copy along the links of the hardware profile, or add the link",
             )
-        transfer = Transfer(link, self._issue, code, places.shared_turn(tensor), self._gate)
-        places.begin_step(tensor, transfer)
+        transfer = Transfer(link, self._issue, code, self._gate)
+        places.begin_move(transfer)
         link.append(transfer)
-
-    def _issue_detach(self, tensor: int, tier: int) -> None:
-        if self._view is not None:
-            self._view.detach(self._issue, tensor, tier)
-        Detaching(self.places, self._issue, tensor, tier)
 
 
 def _program(plan: Plan, costs: HostCosts, view: Issued | None) -> tuple[Iterator[Code], tuple[int, ...], int]:

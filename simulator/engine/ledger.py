@@ -79,7 +79,7 @@ def _walk(stream: Stream) -> Reason | None:
         return _walk_host(stream)
     tensor = stream.lacks()
     if tensor < 0:
-        return Reason(CAPACITY, on=stream.compute_tier)
+        return Reason(CAPACITY, on=stream.columns.compute_tier)
     return _walk_tensor(stream, stream.places, tensor, stream.queue[0][0])._replace(tensor=tensor)
 
 

@@ -10,7 +10,7 @@ import simpy
 from simpy.events import Timeout
 
 from simulator.cost import rate_cap, transfer_ns, work
-from simulator.engine.places import Places
+from simulator.engine.places import Places, wait_for
 from simulator.engine.rounds import RANK_SHIFT, Clock
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
@@ -34,19 +34,26 @@ class Transfer:
         "issue",
         "issued_ns",
         "link",
+        "moves",
         "source",
         "start_ns",
         "target",
         "tensor",
-        "turn",
+        "writers",
     )
 
-    def __init__(self, link: LinkQueue, issue: int, code: Code, turn: int, gate: Gate | None) -> None:
-        self.link, self.issue, self.turn, self.gate = link, issue, turn, gate
+    def __init__(self, link: LinkQueue, issue: int, code: Code, gate: Gate | None) -> None:
+        self.link, self.issue, self.gate = link, issue, gate
         _, self.tensor, self.source, self.target = code
+        self.moves = link.places.fence[self.tensor]
+        self.writers = link.places.writers(self.tensor)
         self.issued_ns = link.places.rounds.env.now
         self.ended = False
         self.channel = self.start_ns = -1
+
+    def is_behind_write(self) -> bool:
+        """Whether a write issued before the copy has not ended."""
+        return any(stream.ended < number for stream, number in self.writers)
 
     def end(self) -> None:
         """Its bytes are across."""
@@ -141,7 +148,7 @@ class LinkQueue:
         if len(self.queue) == 1 and self._free:
             self.places.rounds.consider(self)
 
-    def tensor_moved(self, tensor: int) -> None:
+    def look_again(self) -> None:
         """Try the head again."""
         self.places.rounds.consider(self)
 
@@ -157,16 +164,12 @@ class LinkQueue:
         stream, count = head.gate
         return (stream.ended if self._wait_for_end else stream.started) < count
 
-    def _wait_at_gate(self, head: Transfer) -> None:
-        if head.gate is not None:
-            stream, count = head.gate
-            gates = stream.gates_at_end if self._wait_for_end else stream.gates_at_start
-            gates.setdefault(count, []).append(self)
-
     def lacks_tensor(self, head: Transfer) -> bool:
-        """Whether it is not the copy's turn, or its source is not valid."""
-        places = self.places
-        return places.ended[head.tensor] < head.turn or not places.valid[head.source][head.tensor]
+        """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
+        places, tensor = self.places, head.tensor
+        return bool(
+            places.moves_ended[tensor] < head.moves or not places.valid[head.source][tensor] or head.is_behind_write()
+        )
 
     def try_start(self) -> None:
         """Start the first transfer, or register with what it waits for."""
@@ -176,9 +179,19 @@ class LinkQueue:
         if self.is_gated(head):
             self._wait_at_gate(head)
         elif self.lacks_tensor(head):
-            self.places.wait(head.tensor, head.turn, head.issue, self)
+            self._wait_for_tensor(head)
         elif self._takes_room(head):
             self._start(head)
+
+    def _wait_at_gate(self, head: Transfer) -> None:
+        if head.gate is not None:
+            stream, count = head.gate
+            wait = stream.wait_for_end if self._wait_for_end else stream.wait_for_start
+            wait(count, self)
+
+    def _wait_for_tensor(self, head: Transfer) -> None:
+        if not wait_for(head.writers, self):
+            self.places.wait_for_moves(head.tensor, head.moves, head.issue, self)
 
     def _takes_room(self, head: Transfer) -> bool:
         places = self.places
@@ -217,8 +230,7 @@ class LinkQueue:
             transfer.issue, transfer.issued_ns, transfer.start_ns, now,
         )  # fmt: skip
         places.valid[transfer.target][transfer.tensor] = 1
-        places.end_step(transfer.tensor, transfer)
-        places.end_access(transfer.tensor)
+        places.end_move(transfer)
         self.wake_watchers()
         if self.queue:
             places.rounds.consider(self)

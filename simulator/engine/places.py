@@ -1,16 +1,19 @@
 """One rank's places (tensor x tier) and the order in which steps that name the same tensor take effect.
 
-Each step that names a tensor is an *access* of it: shared (a compute that reads it, a copy of it) or exclusive (a
-compute that writes it, a detach). Shared accesses overlap; an exclusive one waits for all earlier accesses, and all
-later ones wait for it. As no later access can begin before, let alone end, that order needs two counters per tensor:
-an exclusive access with `n` accesses issued before it may act once `n` have ended, a shared one once the accesses up
-to the last exclusive one have ended. That number is the access's *turn*.
+Each step that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
+it, a detach). Shared steps overlap; an exclusive one waits for all earlier steps that name the tensor, and all later
+ones wait for it. Computes of one stream are in order anyway, so that two kinds of counters keep this order:
+
+- of each stream, how many computes have ended; per tensor and stream, the number of the last compute issued that
+  uses it, and of the last one that writes it;
+- per tensor, how many of its *moves* (copies and detaches) have ended. An exclusive step with `n` moves issued before
+  it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
+  an exclusive step can begin before that has ended, a count is enough.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,17 +22,22 @@ from simulator.engine.tier import TierInstance
 
 if TYPE_CHECKING:
     from simulator.engine.link import Transfer
+    from simulator.engine.stream import Stream
+
+
+Computes = tuple[tuple["Stream", int], ...]
+"""Computes of some streams, each by its stream and its number there."""
 
 
 class Waiter(Protocol):
-    """Someone who waits for an access of a tensor to end, or for it to become valid."""
+    """Someone who waits for moves of a tensor, or for computes, to end."""
 
-    def tensor_moved(self, tensor: int) -> None:
-        """Look again."""
+    def look_again(self) -> None:
+        """What was waited for has happened."""
 
 
 class Places:
-    """Places, turns and waiters of one rank.
+    """Places, and the moves of each tensor, of one rank.
 
     Parameters
     ----------
@@ -43,143 +51,126 @@ class Places:
         The agenda of the instant.
     residencies
         Flat list that takes the rows of the trace.
+
+    Attributes
+    ----------
+    held, valid
+        Per tier, per tensor: whether there is a place, and whether its content is valid.
+    moves_issued, moves_ended, fence
+        Per tensor: copies and detaches issued, and ended; issued up to and with the last detach.
     """
 
     def __init__(
-        self,
-        rank: int,
-        size_bytes: list[int],
-        tiers: list[TierInstance],
-        rounds: Rounds,
-        residencies: list[int],
+        self, rank: int, size_bytes: list[int], tiers: list[TierInstance], rounds: Rounds, residencies: list[int]
     ) -> None:
         tensors = len(size_bytes)
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
+        self.streams: list[Stream] = []
         self.held = [bytearray(tensors) for _ in tiers]
         self.valid = [bytearray(tensors) for _ in tiers]
-        self.issued = [0] * tensors
+        self.moves_issued = [0] * tensors
+        self.moves_ended = [0] * tensors
         self.fence = [0] * tensors
-        self.ended = [0] * tensors
-        self.waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
+        self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
         self._pending: dict[int, deque[Transfer | Detaching]] = {}
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
         """Mark a place as taken; its room was granted before."""
         self.held[tier][tensor] = 1
-        if self.size_bytes[tensor]:
-            self.note(tier, tensor, self.size_bytes[tensor])
+        size = self.size_bytes[tensor]
+        if size:
+            self._residencies += (self.rounds.env.now, self.rank, tier, tensor, size)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""
         self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
 
-    def free(self, tensor: int, tier: int) -> None:
-        """Give a place up."""
-        size = self.size_bytes[tensor] if self.held[tier][tensor] else 0
-        self.held[tier][tensor] = 0
-        self.valid[tier][tensor] = 0
-        if size:
-            self.note(tier, tensor, -size)
-            self.tiers[tier].release(size)
-
-    def shared_turn(self, tensor: int) -> int:
-        """Register a shared access and return its turn."""
-        self.issued[tensor] += 1
-        return self.fence[tensor]
-
-    def exclusive_turn(self, tensor: int) -> int:
-        """Register an exclusive access and return its turn."""
-        turn = self.issued[tensor]
-        self.issued[tensor] = self.fence[tensor] = turn + 1
-        return turn
-
-    def end_access(self, tensor: int) -> None:
-        """Count an access as ended and wake whoever waits for it."""
-        self.ended[tensor] += 1
-        if tensor in self.waiters:
-            self.wake(tensor)
-
-    def wake(self, tensor: int) -> None:
-        """Let those look again who wait for as many accesses to have ended as have."""
-        waiters, ended = self.waiters[tensor], self.ended[tensor]
-        while waiters and waiters[0][0] <= ended:
-            heappop(waiters)[2].tensor_moved(tensor)
-        if not waiters:
-            del self.waiters[tensor]
-
-    def wait(self, tensor: int, turn: int, issue: int, waiter: Waiter) -> None:
-        """Wake `waiter` when so many accesses of the tensor have ended; at the next end if they have already."""
-        turn = max(turn, self.ended[tensor] + 1)
-        if tensor in self.waiters:
-            heappush(self.waiters[tensor], (turn, issue, waiter))
-        else:
-            self.waiters[tensor] = [(turn, issue, waiter)]
-
-    def settled(self, tensor: int) -> bool:
-        """Whether all issued accesses have ended."""
-        return self.ended[tensor] == self.issued[tensor]
-
-    def begin_step(self, tensor: int, step: Transfer | Detaching) -> None:
-        """Remember a copy or detach of the tensor until it ends."""
+    def begin_move(self, move: Transfer | Detaching) -> None:
+        """Remember a copy or detach until it ends."""
+        tensor = move.tensor
+        self.moves_issued[tensor] += 1
         if tensor in self._pending:
-            self._pending[tensor].append(step)
+            self._pending[tensor].append(move)
         else:
-            self._pending[tensor] = deque((step,))
+            self._pending[tensor] = deque((move,))
 
-    def end_step(self, tensor: int, step: Transfer | Detaching) -> None:
-        """Forget it."""
-        step.ended = True
-        steps = self._pending[tensor]
-        while steps and steps[0].ended:
-            steps.popleft()
+    def end_move(self, move: Transfer | Detaching) -> None:
+        """Count it, and let those look again who waited for that many."""
+        tensor = move.tensor
+        move.ended = True
+        moves = self._pending[tensor]
+        while moves and moves[0].ended:
+            moves.popleft()
+        ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
+        if tensor in self._waiters:
+            waiters = self._waiters[tensor]
+            while waiters and waiters[0][0] <= ended:
+                heappop(waiters)[2].look_again()
+            if not waiters:
+                del self._waiters[tensor]
 
     def pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
         """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
-        steps = self._pending.get(tensor)
-        if steps and (before is None or steps[0].issue < before):
-            return steps[0]
+        moves = self._pending.get(tensor)
+        if moves and (before is None or moves[0].issue < before):
+            return moves[0]
         return None
+
+    def wait_for_moves(self, tensor: int, count: int, issue: int, waiter: Waiter) -> None:
+        """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""
+        count = max(count, self.moves_ended[tensor] + 1)
+        heappush(self._waiters.setdefault(tensor, []), (count, issue, waiter))
+
+    def users(self, tensor: int) -> Computes:
+        """For each stream the last compute issued that uses the tensor, if it has not ended."""
+        return tuple([(s, s.last_use[tensor]) for s in self.streams if s.ended < s.last_use[tensor]])
+
+    def writers(self, tensor: int) -> Computes:
+        """For each stream the last compute issued that writes the tensor, if it has not ended."""
+        return tuple([(s, s.last_write[tensor]) for s in self.streams if s.ended < s.last_write[tensor]])
+
+    def settled(self, tensor: int) -> bool:
+        """Whether all issued steps that name the tensor have ended."""
+        return self.moves_ended[tensor] == self.moves_issued[tensor] and not self.users(tensor)
+
+
+def wait_for(computes: Computes, waiter: Waiter) -> bool:
+    """Whether some of the computes have not ended; if so, call `waiter` when the first of those has."""
+    for stream, number in computes:
+        if stream.ended < number:
+            stream.wait_for_end(number, waiter)
+            return True
+    return False
 
 
 class Detaching:
-    """A detach that was issued: it acts once it is its turn."""
+    """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
 
-    __slots__ = ("_places", "_turn", "ended", "issue", "tensor", "tier")
+    __slots__ = ("_before", "_places", "_users", "ended", "issue", "tensor", "tier")
 
     def __init__(self, places: Places, issue: int, tensor: int, tier: int) -> None:
         self._places, self.issue, self.tensor, self.tier = places, issue, tensor, tier
-        self._turn = turn = places.exclusive_turn(tensor)
+        self._before, self._users = places.moves_issued[tensor], places.users(tensor)
         self.ended = False
-        places.begin_step(tensor, self)
-        if places.ended[tensor] == turn:
-            places.rounds.frees.append(self)
-        else:
-            places.wait(tensor, turn, issue, self)
+        places.begin_move(self)
+        places.fence[tensor] = self._before + 1
+        self.look_again()
 
-    def tensor_moved(self, tensor: int) -> None:
-        """Act in the present round: all earlier accesses have ended."""
-        self._places.rounds.frees.append(self)
+    def look_again(self) -> None:
+        """Act in the present round, or wait."""
+        places, tensor = self._places, self.tensor
+        if places.moves_ended[tensor] < self._before:
+            places.wait_for_moves(tensor, self._before, self.issue, self)
+        elif not wait_for(self._users, self):
+            places.rounds.frees.append(self)
 
     def act(self) -> None:
         """Free the place."""
-        places, tensor = self._places, self.tensor
-        places.free(tensor, self.tier)
-        places.end_step(tensor, self)
-        places.end_access(tensor)
-
-
-Resume = Callable[[], None]
-
-
-class Wakeup:
-    """Calls a function once when an access of a tensor ends."""
-
-    __slots__ = ("_resume",)
-
-    def __init__(self, resume: Resume) -> None:
-        self._resume = resume
-
-    def tensor_moved(self, tensor: int) -> None:
-        """Call it."""
-        self._resume()
+        places, tensor, tier = self._places, self.tensor, self.tier
+        size = places.size_bytes[tensor] if places.held[tier][tensor] else 0
+        places.held[tier][tensor] = places.valid[tier][tensor] = 0
+        if size:
+            places.note(tier, tensor, -size)
+            places.tiers[tier].release(size)
+        places.end_move(self)

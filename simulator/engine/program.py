@@ -34,28 +34,28 @@ class Columns:
 
     Attributes
     ----------
-    shared, exclusive, updated
-        Per op: tracked tensors that it only reads, that it writes, and that it both reads and writes.
+    reads, writes
+        Per op: tracked tensors that it reads, and writes.
     duration_ns, workspace_bytes
         Per op.
     size_bytes
         Per tensor.
     streams
         How many compute streams the plan uses.
+    compute_tier
+        Id of the tier that kernels work in.
     """
 
-    __slots__ = ("duration_ns", "exclusive", "shared", "size_bytes", "streams", "updated", "workspace_bytes")
+    __slots__ = ("compute_tier", "duration_ns", "reads", "size_bytes", "streams", "workspace_bytes", "writes")
 
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
-        self.streams = _streams(plan)
+        self.compute_tier, self.streams = compute_tier, _streams(plan)
         tracked = _tracked(plan, compute_tier, self.streams)
-        ops = graph.ops
-        self.shared = [tuple([t for t in op.reads if tracked[t] and t not in op.writes]) for op in ops]
-        self.exclusive = [tuple([t for t in op.writes if tracked[t]]) for op in ops]
-        self.updated = [tuple([t for t in op.reads if tracked[t] and t in op.writes]) for op in ops]
+        self.reads = [tuple([t for t in op.reads if tracked[t]]) for op in graph.ops]
+        self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
-        self.workspace_bytes = [op.workspace_bytes for op in ops]
+        self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
 
 

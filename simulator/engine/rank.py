@@ -76,10 +76,7 @@ class Rank:
         self.columns = columns = Columns(program, compute_tier)
         recorder = machine.recorder
         self.places = Places(number, columns.size_bytes, self._tiers, machine.rounds, recorder.residencies)
-        self.streams = [
-            Stream(i, self.places, columns, compute_tier, recorder.spans, recorder.waits)
-            for i in range(columns.streams)
-        ]
+        self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self.routes = self._route()
         view = None if plan.fixed is not None else Issued(self.places, program.graph, plan.home, compute_tier)

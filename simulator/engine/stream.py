@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from simulator.engine.ledger import Waiting
-from simulator.engine.places import Places
+from simulator.engine.places import Places, Waiter
 from simulator.engine.program import Columns
-from simulator.engine.rounds import RANK_SHIFT
+from simulator.engine.rounds import RANK_SHIFT, Head
 from simulator.plan import COMPUTE
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
-    from simulator.engine.link import LinkQueue
 
-Queued = tuple[int, int, int, list[int]]
-"""A compute that was issued: issue number, op, time of issue [ns], and its turn for each tensor it touches."""
+Queued = tuple[int, int, int, tuple[tuple[int, int], ...]]
+"""A compute that was issued: issue number, op, time of issue [ns], and (tensor, moves that must have ended) pairs."""
 
 
 class Span(simpy.Event):
@@ -48,57 +47,56 @@ class Stream:
         Id of the stream.
     places, columns
         The rank's places and its compiled graph.
-    compute_tier
-        Id of the tier that kernels work in.
     spans, waits
         Flat lists that take rows of the trace.
+
+    Attributes
+    ----------
+    issued, started, ended
+        How many computes were issued, have started, have ended.
+    last_use, last_write
+        Per tensor: the number (1 is the first) of the last compute issued that uses it, that writes it.
     """
 
-    def __init__(
-        self,
-        number: int,
-        places: Places,
-        columns: Columns,
-        compute_tier: int,
-        spans: list[int],
-        waits: list[int],
-    ) -> None:
+    def __init__(self, number: int, places: Places, columns: Columns, spans: list[int], waits: list[int]) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
         self.host: Host
         self.kernels: Kernels | None = None
         self.queue: deque[Queued] = deque()
-        self.gates_at_start: dict[int, list[LinkQueue]] = {}
-        self.gates_at_end: dict[int, list[LinkQueue]] = {}
         self.issued = self.started = self.ended = 0
+        self.last_use = [0] * len(columns.size_bytes)
+        self.last_write = [0] * len(columns.size_bytes)
         self.running: Queued | None = None
         self.start_ns = 0
         self.considered = False
-        self.compute_tier = compute_tier
         self.waiting = Waiting(self, waits)
         self.span = Span(places.rounds.env)
         self._in_process = False
         self._due_ns = -1
+        self._at_start: dict[int, list[Head]] = {}
+        self._at_end: dict[int, list[Waiter]] = {}
         self._spans = spans
-        self._valid = places.valid[compute_tier]
-        self._held = places.held[compute_tier]
-        self._others = [valid for tier, valid in enumerate(places.valid) if tier != compute_tier]
-        self._room = places.tiers[compute_tier]
-        self._process = places.rounds.env.process(self.run())
+        tier = columns.compute_tier
+        self._valid, self._held, self._room = places.valid[tier], places.held[tier], places.tiers[tier]
+        self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
+        places.streams.append(self)
+        places.rounds.env.process(self.run())
 
     def key(self) -> int:
         """Key of the first compute."""
         return self.rank << RANK_SHIFT | self.queue[0][0]
 
-    def append(self, compute: Queued) -> None:
-        """Take an issued compute into the queue."""
-        self.queue.append(compute)
-        self.issued += 1
-        if self.running is None and len(self.queue) == 1:
-            self.places.rounds.consider(self)
-
-    def tensor_moved(self, tensor: int) -> None:
+    def look_again(self) -> None:
         """Try the head again."""
         self.places.rounds.consider(self)
+
+    def wait_for_start(self, count: int, head: Head) -> None:
+        """Try `head` again when so many computes have started."""
+        self._at_start.setdefault(count, []).append(head)
+
+    def wait_for_end(self, count: int, waiter: Waiter) -> None:
+        """Call `waiter` when so many computes have ended."""
+        self._at_end.setdefault(count, []).append(waiter)
 
     def run(self) -> Generator[simpy.Event, None, None]:
         """Wait for the end of each compute in turn; it was begun when it could start.
@@ -140,26 +138,41 @@ class Stream:
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
         _, op, _, turns = self.queue[0]
-        ended, valid, columns = self.places.ended, self._valid, self.columns
-        i = 0
-        for tensor in columns.shared[op]:
-            if ended[tensor] < turns[i] or not valid[tensor]:
+        moves_ended, valid = self.places.moves_ended, self._valid
+        for tensor, count in turns:
+            if moves_ended[tensor] < count:
                 return tensor
-            i += 1
-        for tensor in columns.exclusive[op]:
-            if ended[tensor] < turns[i]:
-                return tensor
-            i += 1
-        for tensor in columns.updated[op]:
+        for tensor in self.columns.reads[op]:
             if not valid[tensor]:
                 return tensor
+        return self._lacks_other_stream(op) if self.columns.streams > 1 else -1
+
+    def _lacks_other_stream(self, op: int) -> int:
+        """The first tensor that an earlier compute of another stream still uses in a way that excludes this op."""
+        issue = self.queue[0][0]
+        for other in self.places.streams:
+            if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
+                return other.uses_before(issue, self.columns.reads[op], self.columns.writes[op])
+        return -1
+
+    def uses_before(self, issue: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> int:
+        """A tensor that some unfinished compute issued before writes (if it is read) or uses (if it is written)."""
+        for compute in (self.running, *self.queue):
+            if compute is not None and compute[0] < issue:
+                op = compute[1]
+                for tensor in self.columns.writes[op]:
+                    if tensor in reads or tensor in writes:
+                        return tensor
+                for tensor in self.columns.reads[op]:
+                    if tensor in writes:
+                        return tensor
         return -1
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
         op, columns, held = self.queue[0][1], self.columns, self._held
         room = columns.workspace_bytes[op]
-        for tensor in columns.exclusive[op]:
+        for tensor in columns.writes[op]:
             if not held[tensor]:
                 room += columns.size_bytes[tensor]
         return room
@@ -170,13 +183,21 @@ class Stream:
             return
         tensor = self.lacks()
         if tensor >= 0:
-            self.places.wait(tensor, 0, self.queue[0][0], self)
+            self._wait_for(tensor)
         else:
             room = self.room_bytes()
             if not room or self._room.admit_compute(self, self.key(), room):
                 self._start()
                 return
         self.places.rounds.restless.append(self)
+
+    def _wait_for(self, tensor: int) -> None:
+        issue, op, _, turns = self.queue[0]
+        for other in self.places.streams:
+            if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
+                other.wait_for_end(other.ended + 1, self)
+                return
+        self.places.wait_for_moves(tensor, dict(turns).get(tensor, 0), issue, self)
 
     def _start(self) -> None:
         compute = self.running = self.queue.popleft()
@@ -185,11 +206,11 @@ class Stream:
         self.start_ns = now = places.rounds.env.now
         if self.waiting.is_open:
             self.waiting.end(compute[0], op)
-        for tensor in columns.exclusive[op]:
+        for tensor in columns.writes[op]:
             if not self._held[tensor]:
-                places.hold(tensor, self.compute_tier)
+                places.hold(tensor, columns.compute_tier)
         if columns.workspace_bytes[op]:
-            places.note(self.compute_tier, -1 - op, columns.workspace_bytes[op])
+            places.note(columns.compute_tier, -1 - op, columns.workspace_bytes[op])
         self.started += 1
         if self.kernels is not None:
             self.kernels.begin(self, op)
@@ -197,15 +218,12 @@ class Stream:
             self._due_ns = now + columns.duration_ns[op]
         else:
             self.span.begin(columns.duration_ns[op])
-        if self.started in self.gates_at_start:
-            self._open(self.gates_at_start.pop(self.started))
+        if self.started in self._at_start:
+            for head in self._at_start.pop(self.started):
+                places.rounds.consider(head)
         host.ahead -= 1
         if host.is_full and host.ahead <= host.resume_at:
             host.advance()
-
-    def _open(self, gate: list[LinkQueue]) -> None:
-        for link in gate:
-            self.places.rounds.consider(link)
 
     def _end(self) -> None:
         """The running compute is over: what it wrote is valid here and stale elsewhere."""
@@ -213,25 +231,17 @@ class Stream:
         self.running = None
         self.ended += 1
         places, columns = self.places, self.columns
-        ended, waiters = places.ended, places.waiters
         self._spans += (self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, self.start_ns, places.rounds.env.now)
-        workspace = columns.workspace_bytes[op]
-        if workspace:
-            places.note(self.compute_tier, -1 - op, -workspace)
-            self._room.release(workspace)
-        for tensor in columns.shared[op]:
-            ended[tensor] += 1
-            if tensor in waiters:
-                places.wake(tensor)
-        for tensor in columns.exclusive[op]:
+        if columns.workspace_bytes[op]:
+            places.note(columns.compute_tier, -1 - op, -columns.workspace_bytes[op])
+            self._room.release(columns.workspace_bytes[op])
+        for tensor in columns.writes[op]:
             self._valid[tensor] = 1
             for other in self._others:
                 other[tensor] = 0
-            ended[tensor] += 1
-            if tensor in waiters:
-                places.wake(tensor)
-        if self.ended in self.gates_at_end:
-            self._open(self.gates_at_end.pop(self.ended))
+        if self.ended in self._at_end:
+            for waiter in self._at_end.pop(self.ended):
+                waiter.look_again()
 
     def account(self) -> None:
         """If the stream is idle now, account for why."""
