@@ -5,6 +5,7 @@ from __future__ import annotations
 from simulator.engine.host import Host
 from simulator.engine.link import LinkQueue, Transfer
 from simulator.engine.places import Detaching, Places
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
 from simulator.units import human
@@ -59,13 +60,13 @@ class Explainer:
         return repr(self._graph.tensors[tensor].name)
 
     def _compute(self, stream: Stream) -> list[str]:
-        issue, op = stream.queue[0][:2]
-        what = f"op {self._graph.ops[op].name!r} (step {issue})"
+        key, op = stream.queue[0][:2]
+        what = f"op {self._graph.ops[op].name!r} (step {key & ISSUE_MASK})"
         tensor = stream.lacks()
         if tensor < 0:
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
-        return [sentence, *self._tensor(tensor, issue)] if self._once(sentence) else []
+        return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []
 
     def _tensor(self, tensor: int, before: int | None) -> list[str]:
         step = self._places.pending(tensor, before)
@@ -73,13 +74,13 @@ class Explainer:
 
     def _step(self, step: Transfer | Detaching) -> list[str]:
         if isinstance(step, Detaching):
-            return [f"the detach of {self._name(step.tensor)} (step {step.issue}) waits for its earlier users"]
+            return [
+                f"the detach of {self._name(step.tensor)} (step {step.key & ISSUE_MASK}) waits for its earlier users"
+            ]
         head = step.link.queue[0]
         if head is step:
             return self._head(step.link)
-        sentence = (
-            f"the copy of {self._name(step.tensor)} (step {step.issue}) is behind step {head.issue} in its channel"
-        )
+        sentence = f"the copy of {self._name(step.tensor)} (step {step.key & ISSUE_MASK}) is behind step {head.key & ISSUE_MASK} in its channel"
         return [sentence, *self._head(step.link)] if self._once(sentence) else []
 
     def _head(self, link: LinkQueue) -> list[str]:
@@ -87,14 +88,14 @@ class Explainer:
         tiers = self._places.tiers
         what = (
             f"the copy of {self._name(head.tensor)} from {tiers[head.source].name} to {tiers[head.target].name} "
-            f"(step {head.issue})"
+            f"(step {head.key & ISSUE_MASK})"
         )
         if link.is_gated(head):
             sentence = f"{what} waits for the compute issued before it"
             return [sentence] if self._once(sentence) else []
         if link.lacks_tensor(head):
             sentence = f"{what} waits for its source"
-            return [sentence, *self._tensor(head.tensor, head.issue)] if self._once(sentence) else []
+            return [sentence, *self._tensor(head.tensor, head.key)] if self._once(sentence) else []
         sentence = self._room(what, head.target, self._places.size_bytes[head.tensor])
         return [sentence] if self._once(sentence) else []
 

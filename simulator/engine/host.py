@@ -10,6 +10,7 @@ import simpy
 
 from simulator.engine.link import Transfer
 from simulator.engine.places import Detaching, wait_for
+from simulator.engine.rounds import ISSUE_MASK, RANK_SHIFT
 from simulator.errors import InvariantError, PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, DETACH, Code, Plan, Steps
@@ -51,8 +52,8 @@ class Host:
         self._rows = None if view is None else machine.recorder.issued[rank.number]
         self._codes, self._costs, self._launch = _program(plan, costs, view)
         self._code: Code | None = None
-        self._issue = 0
-        self._gate: tuple[Stream, int] | None = None
+        self._key = rank.number << RANK_SHIFT
+        self._gate = rank.streams[0]
 
     def begin(self) -> None:
         """Pay for the launch, then issue."""
@@ -89,9 +90,9 @@ class Host:
                 break
             if rows is not None:
                 rows += code
-            self._issue += 1
+            self._key += 1
             code = self._code = None
-            if not self._issue % _STEPS_PER_CHECKPOINT:
+            if not self._key % _STEPS_PER_CHECKPOINT:
                 self._checkpoint()
         if self.watchers:
             self.places.rounds.restless += self.watchers
@@ -109,8 +110,8 @@ class Host:
             self._issue_copy(code)
         elif kind == DETACH:
             if self._view is not None:
-                self._view.detach(self._issue, a, b)
-            Detaching(self.places, self._issue, a, b)
+                self._view.detach(self._key & ISSUE_MASK, a, b)
+            Detaching(self.places, self._key, a, b)
         elif not self.places.settled(a):
             self._await(a)
             return False
@@ -120,7 +121,7 @@ class Host:
         """Wait at a sync; look again when the next step that names the tensor ends."""
         self.awaited = tensor
         if not wait_for(self.places.users(tensor), self):
-            self.places.wait_for_moves(tensor, self.places.moves_issued[tensor], self._issue, self)
+            self.places.wait_for_moves(tensor, self.places.moves_issued[tensor], self._key, self)
 
     def look_again(self) -> None:
         """Go on at the sync."""
@@ -129,38 +130,41 @@ class Host:
     def _issue_compute(self, op: int, stream: Stream) -> None:
         places, columns = self.places, self._columns
         if self._view is not None:
-            self._view.compute(self._issue, op)
+            self._view.compute(self._key & ISSUE_MASK, op)
         number = stream.issued = stream.issued + 1
-        ended, turns = places.moves_ended, None
-        for tensor in columns.reads[op]:
-            stream.last_use[tensor] = number
-            if places.fence[tensor] > ended[tensor]:
-                turns = [*(turns or ()), (tensor, places.fence[tensor])]
-        for tensor in columns.writes[op]:
-            stream.last_use[tensor] = stream.last_write[tensor] = number
-            if places.moves_issued[tensor] > ended[tensor]:
-                turns = [*(turns or ()), (tensor, places.moves_issued[tensor])]
+        turns: tuple[tuple[int, int], ...] = ()
+        reads, writes = columns.reads[op], columns.writes[op]
+        if reads or writes:
+            ended, last_use, fence = places.moves_ended, stream.last_use, places.fence
+            for tensor in reads:
+                last_use[tensor] = number
+                if fence[tensor] > ended[tensor]:
+                    turns += ((tensor, fence[tensor]),)
+            for tensor in writes:
+                last_use[tensor] = stream.last_write[tensor] = number
+                if places.moves_issued[tensor] > ended[tensor]:
+                    turns += ((tensor, places.moves_issued[tensor]),)
         self.ahead += 1
-        self._gate = (stream, number)
-        stream.queue.append((self._issue, op, places.rounds.env.now, tuple(turns) if turns else ()))
+        self._gate = stream
+        stream.queue.append((self._key, op, places.rounds.env.now, turns))
         if stream.running is None and len(stream.queue) == 1:
-            places.rounds.consider(stream)
+            places.rounds.consider(stream, self._key)
 
     def _issue_copy(self, code: Code) -> None:
         places = self.places
         _, tensor, source, target = code
         if self._view is not None:
-            self._view.copy(self._issue, tensor, source, target)
+            self._view.copy(self._key & ISSUE_MASK, tensor, source, target)
         link = self._routes.get((source, target))
         if link is None:
             names = [tier.name for tier in places.tiers]
             raise PlanError(
-                f"step {self._issue} (copy {names[source]} -> {names[target]})",
+                f"step {self._key & ISSUE_MASK} (copy {names[source]} -> {names[target]})",
                 "a link joins the two tiers",
                 "none",
                 "copy along the links of the hardware profile, or add the link",
             )
-        transfer = Transfer(link, self._issue, code, self._gate)
+        transfer = Transfer(link, self._key, code, self._gate, self._gate.issued)
         places.begin_move(transfer)
         link.append(transfer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.cost import arithmetic_ns, memory_rate_cap, memory_work
-from simulator.engine.rounds import RANK_SHIFT, Rounds
+from simulator.engine.rounds import Rounds
 from simulator.engine.sharing import Domain, Path
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
@@ -52,7 +52,7 @@ class ContendedKernels:
             stream.span.begin(self._least[op])
             return
         traffic = MemoryTraffic(stream, env.now + self._least[op])
-        key = stream.rank << RANK_SHIFT | (stream.running[0] if stream.running else 0)
+        key = stream.running[0] if stream.running else 0
         if self._launch:
             timer = env.timeout(self._launch)
             timer.callbacks.append(lambda event: self._join(work, key, traffic, stream.places.rounds))

@@ -122,5 +122,5 @@ def _walk_head(stream: Stream, places: Places, link: LinkQueue) -> Reason:
     if link.is_gated(head):
         return Reason(ORDER)
     if link.lacks_tensor(head):
-        return _walk_tensor(stream, places, head.tensor, head.issue)
+        return _walk_tensor(stream, places, head.tensor, head.key)
     return Reason(CAPACITY, on=head.target, blocker=head.tensor)

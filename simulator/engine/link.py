@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
@@ -11,7 +11,7 @@ from simpy.events import Timeout
 
 from simulator.cost import rate_cap, transfer_ns, work
 from simulator.engine.places import Places, wait_for
-from simulator.engine.rounds import RANK_SHIFT, Clock
+from simulator.engine.rounds import ISSUE_MASK, RANK_SHIFT, Clock
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
 from simulator.plan import COPY, Code
@@ -20,19 +20,26 @@ if TYPE_CHECKING:
     from simulator.engine.stream import Stream
 
 
-Gate = tuple["Stream", int]
-"""The last compute issued before a copy: its stream, and how many computes of that stream it completes."""
-
-
 class Transfer:
-    """A copy that was issued."""
+    """A copy that was issued.
+
+    Attributes
+    ----------
+    gate, gate_number
+        The stream of the last compute issued before it, and that compute's number there.
+    moves
+        How many moves of the tensor must have ended before.
+    writers
+        Computes issued before that write the tensor and had not ended.
+    """
 
     __slots__ = (
         "channel",
         "ended",
         "gate",
-        "issue",
+        "gate_number",
         "issued_ns",
+        "key",
         "link",
         "moves",
         "source",
@@ -42,12 +49,12 @@ class Transfer:
         "writers",
     )
 
-    def __init__(self, link: LinkQueue, issue: int, code: Code, gate: Gate | None) -> None:
-        self.link, self.issue, self.gate = link, issue, gate
-        _, self.tensor, self.source, self.target = code
-        self.moves = link.places.fence[self.tensor]
-        self.writers = link.places.writers(self.tensor)
-        self.issued_ns = link.places.rounds.env.now
+    def __init__(self, link: LinkQueue, key: int, code: Code, gate: Stream, gate_number: int) -> None:
+        _, tensor, self.source, self.target = code
+        places = link.places
+        self.link, self.key, self.tensor, self.gate, self.gate_number = link, key, tensor, gate, gate_number
+        self.moves, self.writers = places.fence[tensor], places.writers(tensor)
+        self.issued_ns = places.rounds.env.now
         self.ended = False
         self.channel = self.start_ns = -1
 
@@ -101,10 +108,9 @@ class Shared:
 
     def _join(self, transfer: Transfer, *, close: bool) -> None:
         size = self._size_bytes[transfer.tensor]
-        key = transfer.link.rank << RANK_SHIFT | transfer.issue
         units = work(size, self._link.bandwidth_bytes_per_s)
         if self.domain is not None:
-            self.domain.join(self.path, rate_cap(size, self._link), units, key, transfer)
+            self.domain.join(self.path, rate_cap(size, self._link), units, transfer.key, transfer)
         if close:
             transfer.link.places.rounds.close()
 
@@ -126,31 +132,39 @@ class LinkQueue:
         Whether a copy waits for the end, not the start, of the last compute issued before it.
     """
 
+    __slots__ = (
+        "_free",
+        "_spans",
+        "_wait_for_end",
+        "considered",
+        "number",
+        "places",
+        "queue",
+        "running",
+        "service",
+        "watchers",
+    )
+
     def __init__(self, number: int, channels: int, places: Places, spans: list[int], *, wait_for_end: bool) -> None:
-        self.number, self.places, self.rank = number, places, places.rank
+        self.number, self.places = number, places
         self.queue: deque[Transfer] = deque()
-        self.service: Service | None = None
+        self.service: Service
         self.considered = False
         self.watchers: list[Stream] = []
         self.running: list[Transfer] = []
         self._free = list(range(channels))
-        heapify(self._free)
         self._spans = spans
         self._wait_for_end = wait_for_end
-
-    def key(self) -> int:
-        """Key of the first transfer."""
-        return self.rank << RANK_SHIFT | self.queue[0].issue
 
     def append(self, transfer: Transfer) -> None:
         """Take an issued transfer into the queue."""
         self.queue.append(transfer)
-        if len(self.queue) == 1 and self._free:
-            self.places.rounds.consider(self)
+        if self._free and len(self.queue) == 1:
+            self.places.rounds.consider(self, transfer.key)
 
     def look_again(self) -> None:
         """Try the head again."""
-        self.places.rounds.consider(self)
+        self.places.rounds.consider(self, self.queue[0].key)
 
     @property
     def has_free_channel(self) -> bool:
@@ -159,46 +173,33 @@ class LinkQueue:
 
     def is_gated(self, head: Transfer) -> bool:
         """Whether the last compute issued before the copy has not started (or ended) yet."""
-        if head.gate is None:
-            return False
-        stream, count = head.gate
-        return (stream.ended if self._wait_for_end else stream.started) < count
+        return (head.gate.ended if self._wait_for_end else head.gate.started) < head.gate_number
 
     def lacks_tensor(self, head: Transfer) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
         places, tensor = self.places, head.tensor
-        return bool(
-            places.moves_ended[tensor] < head.moves or not places.valid[head.source][tensor] or head.is_behind_write()
-        )
+        if places.moves_ended[tensor] < head.moves or not places.valid[head.source][tensor]:
+            return True
+        return bool(head.writers) and head.is_behind_write()
 
     def try_start(self) -> None:
         """Start the first transfer, or register with what it waits for."""
         if not self.queue or not self._free:
             return
-        head = self.queue[0]
+        head, places = self.queue[0], self.places
         if self.is_gated(head):
-            self._wait_at_gate(head)
+            wait = head.gate.wait_for_end if self._wait_for_end else head.gate.wait_for_start
+            wait(head.gate_number, self)
         elif self.lacks_tensor(head):
-            self._wait_for_tensor(head)
-        elif self._takes_room(head):
+            if not wait_for(head.writers, self):
+                places.wait_for_moves(head.tensor, head.moves, head.key, self)
+        elif places.held[head.target][head.tensor] or self._takes_room(head):
             self._start(head)
-
-    def _wait_at_gate(self, head: Transfer) -> None:
-        if head.gate is not None:
-            stream, count = head.gate
-            wait = stream.wait_for_end if self._wait_for_end else stream.wait_for_start
-            wait(count, self)
-
-    def _wait_for_tensor(self, head: Transfer) -> None:
-        if not wait_for(head.writers, self):
-            self.places.wait_for_moves(head.tensor, head.moves, head.issue, self)
 
     def _takes_room(self, head: Transfer) -> bool:
         places = self.places
-        if places.held[head.target][head.tensor]:
-            return True
         size = places.size_bytes[head.tensor]
-        if size and not places.tiers[head.target].admit_copy(self, self.key(), size):
+        if size and not places.tiers[head.target].admit_copy(self, head.key, size):
             return False
         places.hold(head.tensor, head.target)
         return True
@@ -208,32 +209,39 @@ class LinkQueue:
         head.channel = heappop(self._free)
         head.start_ns = self.places.rounds.env.now
         self.running.append(head)
-        self.wake_watchers()
-        if self.service is not None:
-            self.service.begin(head)
-        if self.queue and self._free:
-            self.places.rounds.consider(self)
-
-    def wake_watchers(self) -> None:
-        """Let the streams whose wait depends on this link account for it anew."""
         if self.watchers:
-            self.places.rounds.restless += self.watchers
-            self.watchers.clear()
+            self._wake_watchers()
+        self.service.begin(head)
+        if self._free and self.queue:
+            self.places.rounds.consider(self, self.queue[0].key)
+
+    def _wake_watchers(self) -> None:
+        """Let the streams whose wait depends on this link account for it anew."""
+        self.places.rounds.restless += self.watchers
+        self.watchers.clear()
 
     def end(self, transfer: Transfer) -> None:
         """The transfer is over: its target is valid, its channel free."""
-        places, now = self.places, self.places.rounds.env.now
+        places, key = self.places, transfer.key
         self.running.remove(transfer)
         heappush(self._free, transfer.channel)
         self._spans += (
-            self.rank, COPY, transfer.tensor, self.number, transfer.channel,
-            transfer.issue, transfer.issued_ns, transfer.start_ns, now,
-        )  # fmt: skip
+            key >> RANK_SHIFT,
+            COPY,
+            transfer.tensor,
+            self.number,
+            transfer.channel,
+            key & ISSUE_MASK,
+            transfer.issued_ns,
+            transfer.start_ns,
+            places.rounds.env.now,
+        )
         places.valid[transfer.target][transfer.tensor] = 1
         places.end_move(transfer)
-        self.wake_watchers()
+        if self.watchers:
+            self._wake_watchers()
         if self.queue:
-            places.rounds.consider(self)
+            places.rounds.consider(self, self.queue[0].key)
 
 
 def _end(event: simpy.Event) -> None:

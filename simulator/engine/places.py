@@ -60,6 +60,22 @@ class Places:
         Per tensor: copies and detaches issued, and ended; issued up to and with the last detach.
     """
 
+    __slots__ = (
+        "_pending",
+        "_residencies",
+        "_waiters",
+        "fence",
+        "held",
+        "moves_ended",
+        "moves_issued",
+        "rank",
+        "rounds",
+        "size_bytes",
+        "streams",
+        "tiers",
+        "valid",
+    )
+
     def __init__(
         self, rank: int, size_bytes: list[int], tiers: list[TierInstance], rounds: Rounds, residencies: list[int]
     ) -> None:
@@ -72,7 +88,7 @@ class Places:
         self.moves_ended = [0] * tensors
         self.fence = [0] * tensors
         self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
-        self._pending: dict[int, deque[Transfer | Detaching]] = {}
+        self._pending: list[deque[Transfer | Detaching] | None] = [None] * tensors
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -90,10 +106,10 @@ class Places:
         """Remember a copy or detach until it ends."""
         tensor = move.tensor
         self.moves_issued[tensor] += 1
-        if tensor in self._pending:
-            self._pending[tensor].append(move)
-        else:
-            self._pending[tensor] = deque((move,))
+        moves = self._pending[tensor]
+        if moves is None:
+            moves = self._pending[tensor] = deque()
+        moves.append(move)
 
     def end_move(self, move: Transfer | Detaching) -> None:
         """Count it, and let those look again who waited for that many."""
@@ -102,33 +118,44 @@ class Places:
         moves = self._pending[tensor]
         while moves and moves[0].ended:
             moves.popleft()
-        ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
+        self.moves_ended[tensor] += 1
         if tensor in self._waiters:
-            waiters = self._waiters[tensor]
-            while waiters and waiters[0][0] <= ended:
-                heappop(waiters)[2].look_again()
-            if not waiters:
-                del self._waiters[tensor]
+            self._wake(tensor)
+
+    def _wake(self, tensor: int) -> None:
+        waiters, ended = self._waiters[tensor], self.moves_ended[tensor]
+        while waiters and waiters[0][0] <= ended:
+            heappop(waiters)[2].look_again()
+        if not waiters:
+            del self._waiters[tensor]
 
     def pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
         """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
-        moves = self._pending.get(tensor)
-        if moves and (before is None or moves[0].issue < before):
+        moves = self._pending[tensor]
+        if moves and (before is None or moves[0].key < before):
             return moves[0]
         return None
 
-    def wait_for_moves(self, tensor: int, count: int, issue: int, waiter: Waiter) -> None:
+    def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
         """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""
-        count = max(count, self.moves_ended[tensor] + 1)
-        heappush(self._waiters.setdefault(tensor, []), (count, issue, waiter))
+        least = self.moves_ended[tensor] + 1
+        heappush(self._waiters.setdefault(tensor, []), (count if count > least else least, key, waiter))
 
     def users(self, tensor: int) -> Computes:
         """For each stream the last compute issued that uses the tensor, if it has not ended."""
-        return tuple([(s, s.last_use[tensor]) for s in self.streams if s.ended < s.last_use[tensor]])
+        found: Computes = ()
+        for stream in self.streams:
+            if stream.ended < stream.last_use[tensor]:
+                found += ((stream, stream.last_use[tensor]),)
+        return found
 
     def writers(self, tensor: int) -> Computes:
         """For each stream the last compute issued that writes the tensor, if it has not ended."""
-        return tuple([(s, s.last_write[tensor]) for s in self.streams if s.ended < s.last_write[tensor]])
+        found: Computes = ()
+        for stream in self.streams:
+            if stream.ended < stream.last_write[tensor]:
+                found += ((stream, stream.last_write[tensor]),)
+        return found
 
     def settled(self, tensor: int) -> bool:
         """Whether all issued steps that name the tensor have ended."""
@@ -147,10 +174,10 @@ def wait_for(computes: Computes, waiter: Waiter) -> bool:
 class Detaching:
     """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
 
-    __slots__ = ("_before", "_places", "_users", "ended", "issue", "tensor", "tier")
+    __slots__ = ("_before", "_places", "_users", "ended", "key", "tensor", "tier")
 
-    def __init__(self, places: Places, issue: int, tensor: int, tier: int) -> None:
-        self._places, self.issue, self.tensor, self.tier = places, issue, tensor, tier
+    def __init__(self, places: Places, key: int, tensor: int, tier: int) -> None:
+        self._places, self.key, self.tensor, self.tier = places, key, tensor, tier
         self._before, self._users = places.moves_issued[tensor], places.users(tensor)
         self.ended = False
         places.begin_move(self)
@@ -159,10 +186,10 @@ class Detaching:
 
     def look_again(self) -> None:
         """Act in the present round, or wait."""
-        places, tensor = self._places, self.tensor
-        if places.moves_ended[tensor] < self._before:
-            places.wait_for_moves(tensor, self._before, self.issue, self)
-        elif not wait_for(self._users, self):
+        places = self._places
+        if places.moves_ended[self.tensor] < self._before:
+            places.wait_for_moves(self.tensor, self._before, self.key, self)
+        elif not (self._users and wait_for(self._users, self)):
             places.rounds.frees.append(self)
 
     def act(self) -> None:

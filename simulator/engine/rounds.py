@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
@@ -21,14 +22,20 @@ if TYPE_CHECKING:
 RANK_SHIFT = 40
 """A step's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
 
+ISSUE_MASK = (1 << RANK_SHIFT) - 1
+"""What of a key is the issue number."""
+
 
 class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds."""
 
+    now: int = property(attrgetter("_now"))  # type: ignore[assignment]
+    """The time [ns]; the same as the base class's, without a Python frame at each look."""
+
     @property
-    def now(self) -> int:
-        """The time [ns]."""
-        return self._now  # type: ignore[return-value]
+    def events(self) -> list[tuple[int, int, int, simpy.Event]]:
+        """What is scheduled, as a heap."""
+        return self._queue  # type: ignore[return-value]
 
     def leap(self, time_ns: int) -> None:
         """Move on to a time that no scheduled event comes before."""
@@ -39,9 +46,6 @@ class Head(Protocol):
     """A stream or a link: it starts its first step once that can start."""
 
     considered: bool
-
-    def key(self) -> int:
-        """Key of the first step."""
 
     def try_start(self) -> None:
         """Start the first step, or register with what it waits for."""
@@ -56,22 +60,31 @@ class Rounds:
         The clock.
     """
 
+    __slots__ = ("_events", "env", "frees", "heads", "restless", "touched")
+
     def __init__(self, env: Clock) -> None:
         self.env = env
         self.heads: list[tuple[int, Head]] = []
         self.frees: deque[Detaching] = deque()
         self.touched: list[Domain] = []
         self.restless: list[Stream] = []
+        self._events = env.events
 
-    def consider(self, head: Head) -> None:
-        """Try this head in the present round."""
+    def consider(self, head: Head, key: int) -> None:
+        """Try this head, whose first step has this key, in the present round."""
         if not head.considered:
             head.considered = True
-            heappush(self.heads, (head.key(), head))
+            heappush(self.heads, (key, head))
+
+    def is_last_end(self) -> bool:
+        """Whether nothing more is scheduled for this instant."""
+        events = self._events
+        return not events or events[0][0] > self.env.now
 
     def close(self) -> None:
         """Run the round, unless another end of this instant is still to come."""
-        if self.env.peek() > self.env.now:
+        events = self._events
+        if not events or events[0][0] > self.env.now:
             self.settle()
 
     def settle(self) -> None:

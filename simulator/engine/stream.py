@@ -7,18 +7,19 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
+from simpy.events import Timeout
 
 from simulator.engine.ledger import Waiting
 from simulator.engine.places import Places, Waiter
 from simulator.engine.program import Columns
-from simulator.engine.rounds import RANK_SHIFT, Head
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.plan import COMPUTE
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
 
 Queued = tuple[int, int, int, tuple[tuple[int, int], ...]]
-"""A compute that was issued: issue number, op, time of issue [ns], and (tensor, moves that must have ended) pairs."""
+"""A compute that was issued: key, op, time of issue [ns], and (tensor, moves that must have ended) pairs."""
 
 
 class Span(simpy.Event):
@@ -73,7 +74,7 @@ class Stream:
         self.span = Span(places.rounds.env)
         self._in_process = False
         self._due_ns = -1
-        self._at_start: dict[int, list[Head]] = {}
+        self._at_start: dict[int, list[Waiter]] = {}
         self._at_end: dict[int, list[Waiter]] = {}
         self._spans = spans
         tier = columns.compute_tier
@@ -82,58 +83,49 @@ class Stream:
         places.streams.append(self)
         places.rounds.env.process(self.run())
 
-    def key(self) -> int:
-        """Key of the first compute."""
-        return self.rank << RANK_SHIFT | self.queue[0][0]
-
     def look_again(self) -> None:
         """Try the head again."""
-        self.places.rounds.consider(self)
+        self.places.rounds.consider(self, self.queue[0][0])
 
-    def wait_for_start(self, count: int, head: Head) -> None:
-        """Try `head` again when so many computes have started."""
-        self._at_start.setdefault(count, []).append(head)
+    def wait_for_start(self, count: int, waiter: Waiter) -> None:
+        """Call `waiter` when so many computes have started."""
+        self._at_start.setdefault(count, []).append(waiter)
 
     def wait_for_end(self, count: int, waiter: Waiter) -> None:
         """Call `waiter` when so many computes have ended."""
         self._at_end.setdefault(count, []).append(waiter)
 
     def run(self) -> Generator[simpy.Event, None, None]:
-        """Wait for the end of each compute in turn; it was begun when it could start.
+        """End each compute in turn; it was begun when it could start.
 
         A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
         leaps to its end.
         """
-        clock = self.places.rounds.env
-        while True:
-            yield self.span
-            self.span = Span(clock)
-            self._in_process = True
-            self._end()
-            self._go_on()
-            while self._due_ns >= 0:
-                due, self._due_ns = self._due_ns, -1
-                if clock.peek() <= due:
-                    self.span.begin(due - clock.now)
-                    break
-                clock.leap(due)
-                self._end()
-                self._go_on()
-            self._in_process = False
-
-    def _go_on(self) -> None:
-        """Close the round; if nothing else happens in it, without an agenda."""
         rounds = self.places.rounds
-        if not self.queue:
-            rounds.restless.append(self)
-            rounds.close()
-        elif rounds.heads or rounds.frees or rounds.env.peek() <= rounds.env.now:
-            rounds.consider(self)
-            rounds.close()
-        else:
-            self.try_start()
-            if rounds.heads or rounds.frees or rounds.restless or rounds.touched:
-                rounds.settle()
+        clock, events = rounds.env, rounds.env.events
+        while True:
+            due, self._due_ns = self._due_ns, -1
+            if due < 0:
+                self._in_process = False
+                yield self.span
+                self._in_process, self.span = True, Span(clock)
+            elif events and events[0][0] <= due:
+                self._in_process = False
+                yield Timeout(clock, due - clock.now)
+                self._in_process = True
+            else:
+                clock.leap(due)
+            self._end()
+            if not self.queue:
+                rounds.restless.append(self)
+                rounds.close()
+            elif rounds.heads or rounds.frees or not rounds.is_last_end():
+                rounds.consider(self, self.queue[0][0])
+                rounds.close()
+            else:
+                self.try_start()
+                if rounds.heads or rounds.frees or rounds.restless or rounds.touched:
+                    rounds.settle()
 
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
@@ -186,7 +178,7 @@ class Stream:
             self._wait_for(tensor)
         else:
             room = self.room_bytes()
-            if not room or self._room.admit_compute(self, self.key(), room):
+            if not room or self._room.admit_compute(self, self.queue[0][0], room):
                 self._start()
                 return
         self.places.rounds.restless.append(self)
@@ -205,7 +197,7 @@ class Stream:
         places, columns, host = self.places, self.columns, self.host
         self.start_ns = now = places.rounds.env.now
         if self.waiting.is_open:
-            self.waiting.end(compute[0], op)
+            self.waiting.end(compute[0] & ISSUE_MASK, op)
         for tensor in columns.writes[op]:
             if not self._held[tensor]:
                 places.hold(tensor, columns.compute_tier)
@@ -219,19 +211,20 @@ class Stream:
         else:
             self.span.begin(columns.duration_ns[op])
         if self.started in self._at_start:
-            for head in self._at_start.pop(self.started):
-                places.rounds.consider(head)
+            for waiter in self._at_start.pop(self.started):
+                waiter.look_again()
         host.ahead -= 1
         if host.is_full and host.ahead <= host.resume_at:
             host.advance()
 
     def _end(self) -> None:
         """The running compute is over: what it wrote is valid here and stale elsewhere."""
-        issue, op, issued_ns, _ = self.running  # type: ignore[misc]
+        key, op, issued_ns, _ = self.running  # type: ignore[misc]
         self.running = None
         self.ended += 1
         places, columns = self.places, self.columns
-        self._spans += (self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, self.start_ns, places.rounds.env.now)
+        now = places.rounds.env.now
+        self._spans += (self.rank, COMPUTE, op, self.number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, now)
         if columns.workspace_bytes[op]:
             places.note(columns.compute_tier, -1 - op, -columns.workspace_bytes[op])
             self._room.release(columns.workspace_bytes[op])

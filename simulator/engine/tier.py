@@ -59,14 +59,10 @@ class TierInstance:
     def _consider_next(self) -> None:
         queue = self._computes or self._copies
         if queue:
-            self._rounds.consider(queue[0][1])
+            self._rounds.consider(queue[0][1], queue[0][0])
 
     def release(self, size: int) -> None:
         """Free room, and let the first in the queue try again."""
         self.used -= size
         if self._computes or self._copies:
             self._consider_next()
-
-    def keeps_waiting(self, key: int) -> bool:
-        """Whether the step with this key waits here."""
-        return any(key == waiting for queue in (self._computes, self._copies) for waiting, _ in queue)
