@@ -177,7 +177,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
     """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
     text = str(name)
     near = [k for k in known if k[:2] == text[:2] or k[-2:] == text[-2:]][:10_000]
-    close = difflib.get_close_matches(text, map(str, near), n=1)
+    close = difflib.get_close_matches(text, near, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -195,8 +195,13 @@ class OpFields(TypedDict, total=False):
     barrier: bool
 
 
-NUMBERS = ("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
-"""The fields of an op that are whole numbers."""
+_NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
+_TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
+_OP_KINDS = {str(kind): kind for kind in OpKind}
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
 
 
 class GraphBuilder:
@@ -241,14 +246,17 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a field breaks its rule.
         """
-        if name in self._tensor_ids:
-            raise self._error("tensor", name, "each tensor has its own name", "it twice", "rename one of them")
-        self._check_number("tensor", name, "size_bytes", size_bytes)
-        self._check_choice("tensor", name, "kind", kind, TensorKind)
-        if shared is not None:
-            self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
+        if not name or name in self._tensor_ids:
+            raise self._bad_name("tensor", name)
+        if not _is_whole(size_bytes):
+            raise self._bad_number("tensor", name, "size_bytes", size_bytes)
+        known = _TENSOR_KINDS.get(kind)
+        if known is None:
+            raise self._bad_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if shared not in (None, "node", "supernode"):
+            raise self._bad_choice("tensor", name, "shared", shared, ("node", "supernode"))
         self._tensor_ids[name] = len(self._tensors)
-        self._tensors.append(Tensor(name, size_bytes, TensorKind(kind), persistent, shared))
+        self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
         return len(self._tensors) - 1
 
     def op(
@@ -277,13 +285,14 @@ class GraphBuilder:
         ConfigError
             If the name is taken, a tensor is not known, or a field breaks its rule.
         """
-        if name in self._op_names:
-            raise self._error("op", name, "each op has its own name", "it twice", "rename one of them")
+        if not name or name in self._op_names:
+            raise self._bad_name("op", name)
         for field, value in more.items():
-            if field in NUMBERS and (value is not None or field != "duration_ns"):
-                self._check_number("op", name, field, value)
-        if kind != "compute":
-            self._check_choice("op", name, "kind", kind, OpKind)
+            if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
+                raise self._bad_number("op", name, field, value)
+        known = _OP_KINDS.get(kind)
+        if known is None:
+            raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
             more["read_bytes"] = sum([self._tensors[t].size_bytes for t in read_ids])
@@ -291,7 +300,7 @@ class GraphBuilder:
             more["write_bytes"] = sum([self._tensors[t].size_bytes for t in write_ids])
         self._note_accesses(name, read_ids, write_ids)
         self._op_names.add(name)
-        self._ops.append(Op(name, read_ids, write_ids, kind=OpKind(kind), **more))
+        self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))
         return len(self._ops) - 1
 
     def build(self, outputs: Iterable[str] = (), steps: int = 1) -> Graph:
@@ -329,26 +338,27 @@ class GraphBuilder:
         line = f":{self.line}" if self.line else ""
         return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
 
-    def _check_number(self, what: str, name: str, field: str, value: object) -> None:
-        if type(value) is not int or not 0 <= value <= LARGEST:
-            must = f"{field} is a whole number from 0 to 2**62"
-            raise self._error(what, name, must, repr(value), "correct it")
+    def _bad_name(self, what: str, name: str) -> ConfigError:
+        found = "it twice" if name else "an empty one"
+        return self._error(what, name, f"each {what} has its own name", found, "rename it")
 
-    def _check_choice(self, what: str, name: str, field: str, value: str, known: Iterable[str]) -> None:
-        if value not in tuple(known):
-            must, hint = f"{field} is one of {', '.join(known)}", suggestion(value, known)
-            raise self._error(what, name, must, repr(value), f"choose one of these{hint}")
+    def _bad_number(self, what: str, name: str, field: str, value: object) -> ConfigError:
+        return self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
+
+    def _bad_choice(self, what: str, name: str, field: str, value: object, known: Iterable[str]) -> ConfigError:
+        must, hint = f"{field} is one of {', '.join(known)}", suggestion(value, known)
+        return self._error(what, name, must, repr(value), f"choose one of these{hint}")
 
     def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
-        names = list(names)
+        known = self._tensor_ids
         try:
-            ids = [self._tensor_ids[name] for name in names]
-        except KeyError:
-            unknown = next(name for name in names if name not in self._tensor_ids)
+            ids = tuple([known[name] for name in names])
+        except (KeyError, TypeError) as error:
+            unknown = error.args[0] if isinstance(error, KeyError) else names
             where = ("op", op) if op else ("outputs of", self._name)
-            do = f"declare the tensor before, or correct the name{suggestion(unknown, self._tensor_ids)}"
+            do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
-        return tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+        return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
 
     def _note_accesses(self, op: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         for t in reads:

@@ -74,6 +74,8 @@ def write_shared(b: GraphBuilder) -> None:
 BROKEN = {
     "the same tensor twice": (lambda b: b.tensor("w", 1), "small: tensor 'w': each tensor has its own name"),
     "the same op twice": (lambda b: (b.op("f"), b.op("f")), "small: op 'f': each op has its own name"),
+    "a tensor without a name": (lambda b: b.tensor("", 1), "each tensor has its own name, found an empty one"),
+    "an op without a name": (lambda b: b.op(""), "each op has its own name, found an empty one"),
     "a negative size": (lambda b: b.tensor("z", -1), "size_bytes is a whole number from 0 to 2**62, found -1"),
     "a size that is no integer": (lambda b: b.tensor("z", 1.5), "size_bytes is a whole number"),
     "a truth value for a size": (lambda b: b.tensor("z", True), "found True"),

@@ -1,0 +1,183 @@
+"""``hosim-graph/1``: an operator graph as JSON lines.
+
+The header, then the tensors, then the ops in program order. An op names tensors of earlier lines. A small one::
+
+    {"schema":"hosim-graph/1","name":"mlp","steps":1,"outputs":["y"],"tensors":4,"ops":2}
+    {"tensor":"x","size_bytes":4096,"kind":"input"}
+    {"tensor":"w","size_bytes":8192,"kind":"weight","persistent":true}
+    {"tensor":"h","size_bytes":4096}
+    {"tensor":"y","size_bytes":4096}
+    {"op":"fwd/up","reads":["x","w"],"writes":["h"],"flops":16777216,"op_class":"matmul","phase":"forward"}
+    {"op":"fwd/gelu","reads":["h"],"writes":["y"],"duration_ns":1500}
+
+=======  =================  =====================================================================  ===========
+line     key                value                                                                  default
+=======  =================  =====================================================================  ===========
+header   `name`             text for people                                                        file's name
+header   `steps`            how many times the ops run                                             1
+header   `outputs`          tensors that are still valid when a step ends                          none
+header   `tensors`, `ops`   how many lines follow of each, so that a cut file is noticed           not checked
+tensor   `tensor`           unique path name                                                       required
+tensor   `size_bytes`       size                                                                   required
+tensor   `kind`             weight, gradient, optimizer_state, activation, kv_cache, expert,       activation
+                            workspace or input
+tensor   `persistent`       it exists before the first op and after the last one of each step      false
+tensor   `shared`           node or supernode: read-only, stored once there                        not shared
+op       `op`               unique path name                                                       required
+op       `reads`, `writes`  names of tensors; an update in place is in both                        none
+op       `read_bytes`,      traffic in the compute tier                                            their sizes
+         `write_bytes`
+op       `flops`            arithmetic work                                                        0
+op       `workspace_bytes`  room it needs while it runs                                            0
+op       `duration_ns`      measured time                                                          cost model
+op       `kind`             compute, collective or host                                            compute
+op       `op_class`         key of the machine's achieved fractions                                vector
+op       `dtype`            key of the machine's peaks                                             bf16
+op       `phase`            forward, backward, update, prefill or decode                           none
+op       `barrier`          no cache operator may be moved across it                               false
+=======  =================  =====================================================================  ===========
+
+What an op reads was written by an earlier op, is persistent, or is of kind input in a graph of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from simulator.formats import jsonl
+from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
+
+SCHEMA = "hosim-graph/1"
+
+_HEADER = jsonl.Shape(
+    {"schema": str, "name": str, "steps": int, "outputs": list, "tensors": int, "ops": int}, ("schema",)
+)
+_TENSOR = jsonl.Shape(
+    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool, "shared": str},
+    ("tensor", "size_bytes"),
+)
+_OP = jsonl.Shape(
+    {
+        "op": str,
+        "reads": list,
+        "writes": list,
+        "read_bytes": int,
+        "write_bytes": int,
+        "flops": int,
+        "workspace_bytes": int,
+        "duration_ns": int,
+        "kind": str,
+        "op_class": str,
+        "dtype": str,
+        "phase": str,
+        "barrier": bool,
+    },
+    ("op",),
+)
+_LINES = {"op": _OP, "tensor": _TENSOR}
+
+
+def read(path: Path) -> Graph:
+    """Read a graph.
+
+    Parameters
+    ----------
+    path
+        The file, or one compressed by gzip whose name ends in ``.gz``.
+
+    Raises
+    ------
+    ConfigError
+        If a line or the graph breaks a rule; the message names the line.
+    """
+    lines = jsonl.read(path, SCHEMA, _HEADER)
+    header = next(lines)
+    builder = GraphBuilder(header.record.get("name", path.name.split(".")[0]), str(path))
+    counts = {"tensors": 0, "ops": 0}
+    for line in lines:
+        builder.line, record = line.number, line.record
+        if line.kind(_LINES) == "op":
+            builder.op(record.pop("op"), **record)
+            counts["ops"] += 1
+        else:
+            builder.tensor(record.pop("tensor"), **record)
+            counts["tensors"] += 1
+    jsonl.count(header, counts)
+    return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))
+
+
+def write(graph: Graph, path: Path) -> None:
+    """Write a graph; what has its default value is left out.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    path
+        The file; compressed if its name ends in ``.gz``.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written.
+    """
+    jsonl.write(path, _records(graph))
+
+
+def describe(path: Path) -> str:
+    """Read a graph and say in one line what is in it."""
+    graph = read(path)
+    sizes = sum(t.size_bytes for t in graph.tensors if t.persistent)
+    return (
+        f"graph {graph.name!r}: {len(graph.ops):,} ops, {len(graph.tensors):,} tensors "
+        f"({sizes:,} B persistent), {graph.steps} step{'s' if graph.steps > 1 else ''}"
+    )
+
+
+def _records(graph: Graph) -> Iterator[dict[str, object]]:
+    names = [t.name for t in graph.tensors]
+    yield {
+        "schema": SCHEMA,
+        "name": graph.name,
+        "steps": graph.steps,
+        "outputs": [names[t] for t in graph.outputs],
+        "tensors": len(graph.tensors),
+        "ops": len(graph.ops),
+    }
+    sizes = [t.size_bytes for t in graph.tensors]
+    yield from map(_tensor_record, graph.tensors)
+    for op in graph.ops:
+        yield _op_record(op, names, sizes)
+
+
+def _tensor_record(tensor: Tensor) -> dict[str, object]:
+    record: dict[str, object] = {"tensor": tensor.name, "size_bytes": tensor.size_bytes}
+    if tensor.kind is not TensorKind.ACTIVATION:
+        record["kind"] = tensor.kind.value
+    if tensor.persistent:
+        record["persistent"] = True
+    if tensor.shared:
+        record["shared"] = tensor.shared
+    return record
+
+
+_PLAIN = Op("")
+
+
+def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
+    record: dict[str, object] = {"op": op.name}
+    for key, ids in (("reads", op.reads), ("writes", op.writes)):
+        if ids:
+            record[key] = [names[t] for t in ids]
+    if op.read_bytes != sum(sizes[t] for t in op.reads):
+        record["read_bytes"] = op.read_bytes
+    if op.write_bytes != sum(sizes[t] for t in op.writes):
+        record["write_bytes"] = op.write_bytes
+    if op.kind is not OpKind.COMPUTE:
+        record["kind"] = op.kind.value
+    for key in ("flops", "workspace_bytes", "duration_ns", "op_class", "dtype", "phase", "barrier"):
+        value = getattr(op, key)
+        if value != getattr(_PLAIN, key):
+            record[key] = value
+    return record

@@ -1,0 +1,256 @@
+"""JSON lines: what the line formats have in common.
+
+A file is a header and then one object a line, in UTF-8; empty lines are skipped; a name that ends in ``.gz`` is
+compressed. The header's ``schema`` names the format and its version. Whole numbers are from 0 to 2**62. Keys that a
+format does not know are refused, so that a misspelt one is not silently lost.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from simulator.errors import ConfigError
+from simulator.graph import LARGEST, suggestion
+
+_IN_WORDS: dict[type, str] = {
+    int: "a whole number from 0 to 2**62",
+    str: "text",
+    bool: "true or false",
+    list: "a list of texts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which keys an object has.
+
+    Attributes
+    ----------
+    types
+        Key -> type of its value: ``int``, ``str``, ``bool``, or ``list`` (of texts).
+    required
+        Keys that must be there.
+    """
+
+    types: Mapping[str, type]
+    required: tuple[str, ...]
+
+
+class Line:
+    """One line of a file, and the errors that are about it.
+
+    Attributes
+    ----------
+    path, number
+        Where it stands.
+    record
+        The object in it.
+    """
+
+    __slots__ = ("number", "path", "record")
+
+    def __init__(self, path: Path, number: int, record: dict[str, Any]) -> None:
+        self.path, self.number, self.record = path, number, record
+
+    def error(self, must: str, found: str, do: str) -> ConfigError:
+        """Make the error that says what is wrong with this line."""
+        return ConfigError(f"{self.path}:{self.number}", must, found, do)
+
+    def check(self, shape: Shape) -> None:
+        """Check that the keys are known and there, and that each value has its type.
+
+        Raises
+        ------
+        ConfigError
+            If a key is unknown or missing, or a value has another type.
+        """
+        record, types = self.record, shape.types
+        for key, value in record.items():
+            if type(value) is not types.get(key):
+                raise self._misfit(key, value, shape)
+        for key in shape.required:
+            if key not in record:
+                found = f"only {', '.join(record)}" if record else "nothing"
+                raise self.error(f"the line has {key!r}", found, f"add {key!r}")
+
+    def check_values(self, shape: Shape) -> None:
+        """Check that whole numbers are in range and lists hold texts; the keys are checked already.
+
+        Raises
+        ------
+        ConfigError
+            If a value breaks its rule.
+        """
+        for key, value in self.record.items():
+            if type(value) is int and not 0 <= value <= LARGEST:
+                raise self._misfit(key, value, shape)
+            if type(value) is list and not all(type(item) is str for item in value):
+                raise self._misfit(key, value, shape)
+
+    def kind(self, shapes: Mapping[str, Shape]) -> str:
+        """Say which of `shapes` the line has by the key that names it, and check it."""
+        for key, shape in shapes.items():
+            if key in self.record:
+                self.check(shape)
+                return key
+        must = f"a line has one of the keys {', '.join(shapes)}"
+        found = f"only {', '.join(map(repr, self.record))}" if self.record else "no key"
+        raise self.error(must, found, "correct or remove the line")
+
+    def _misfit(self, key: str, value: object, shape: Shape) -> ConfigError:
+        if key not in shape.types:
+            must = f"the keys of this line are {', '.join(shape.types)}"
+            return self.error(must, repr(key), f"correct or remove it{suggestion(key, shape.types)}")
+        return self.error(f"{key} is {_IN_WORDS[shape.types[key]]}", _brief(value), "correct it")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read(path: Path, schema: str, header: Shape) -> Iterator[Line]:
+    """Read a file line by line; the first line that comes is its checked header.
+
+    Parameters
+    ----------
+    path
+        The file.
+    schema
+        Format and version that its header must name.
+    header
+        Shape of the header.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, a line is no JSON object, or the header is another one.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        found = "an empty file"
+        raise ConfigError(f"{path}:1", f"the first line is a header of {schema}", found, "write the header")
+    if first.record.get("schema") != schema:
+        found = repr(first.record["schema"]) if "schema" in first.record else "no schema"
+        must = f'the first line is a header with "schema": "{schema}"'
+        raise first.error(must, found, "correct the header, or choose another file")
+    first.check(header)
+    first.check_values(header)
+    yield first
+    yield from lines
+
+
+def count(header: Line, read_counts: Mapping[str, int]) -> None:
+    """Check the counts that a header may give, so that a file that lost lines does not pass.
+
+    Raises
+    ------
+    ConfigError
+        If a count in the header differs from `read_counts`.
+    """
+    for key, seen in read_counts.items():
+        expected = header.record.get(key, seen)
+        if seen != expected:
+            must = f"the file has the {expected} {key} that its header counts"
+            raise header.error(must, str(seen), "write the file again, or correct the header")
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    try:
+        with _open(path) as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    record = orjson.loads(text)
+                except orjson.JSONDecodeError as error:
+                    if text.isspace():
+                        continue
+                    raise _bad_json(path, number, text, error) from None
+                if type(record) is not dict:
+                    must, found = "each line is a JSON object", _brief(record)
+                    raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
+                yield Line(path, number, record)
+    except (OSError, EOFError, zlib.error) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(str(path), "the file can be read", found, "correct the name or the file") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _bad_json(path: Path, number: int, text: bytes, error: orjson.JSONDecodeError) -> ConfigError:
+    if not text.endswith(b"\n"):
+        found, do = "a last line that breaks off", "write the file again"
+    else:
+        found, do = f"{error.msg} (column {error.colno})", "correct the line"
+    return ConfigError(f"{path}:{number}", "each line is a JSON object", found, do)
+
+
+def schema(path: Path) -> str | None:
+    """Name the schema in the first line of a file; None if that is no JSON object with one.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read.
+    """
+    try:
+        with _open(path) as file:
+            record = orjson.loads(file.readline(2**24))
+    except (orjson.JSONDecodeError, gzip.BadGzipFile, EOFError, zlib.error):
+        return None
+    except OSError as error:
+        raise ConfigError(str(path), "the file can be read", str(error.strerror), "correct the name") from None
+    named = record.get("schema") if isinstance(record, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """Write a file as a whole or not at all: beside its place first, then renamed.
+
+    Parameters
+    ----------
+    path
+        The file.
+    records
+        Its objects, the header first.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written.
+    """
+    try:
+        with _beside(path) as file:
+            rest = iter(records)
+            while chunk := list(islice(rest, 10_000)):
+                file.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in chunk))
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ConfigError(str(path), "the file can be written", found, "choose another place") from None
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[BinaryIO]:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                    yield packed  # type: ignore[misc]
+            else:
+                yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""``hosim-plan/1``: a fixed plan for one graph as JSON lines.
+
+The header, then where tensors are at time 0, then the steps in the order in which the host issues them. Everything is
+named, so that a plan outlives the ids of a run. A small one, for the graph in `graph_jsonl`::
+
+    {"schema":"hosim-plan/1","policy":"mine","tiers":["hbm","dram"],"repeats":1,"notes":[],"homes":2,"steps":8}
+    {"home":"x","tier":"hbm"}
+    {"home":"w","tier":"dram"}
+    {"copy":"w","from":"dram","to":"hbm"}
+    {"sync":"w"}
+    {"compute":"fwd/up"}
+    {"detach":"x","tier":"hbm"}
+    {"detach":"w","tier":"hbm"}
+    {"compute":"fwd/gelu"}
+    {"detach":"h","tier":"hbm"}
+    {"detach":"y","tier":"hbm"}
+
+=======  ==================  ==============================================================  =============
+line     key                 value                                                           default
+=======  ==================  ==============================================================  =============
+header   `policy`            who made it: text for people                                    file's name
+header   `tiers`             the tiers it names                                              not checked
+header   `repeats`           how many times the host runs the steps                          graph's steps
+header   `notes`             what the policy says about its decisions                        none
+header   `homes`, `steps`    how many lines follow of each, so that a cut file is noticed    not checked
+home     `home`, `tier`      a tensor, and where it is at time 0; others are nowhere         required
+step     `compute`           run an op; a second time means recomputing it                   required
+step     `stream`            on this stream                                                  0
+step     `copy`, `from`,     copy a tensor from a tier into a tier                           required
+         `to`
+step     `detach`, `tier`    give up the tensor's place in the tier                          required
+step     `sync`              the host waits for all earlier steps that name the tensor       required
+=======  ==================  ==============================================================  =============
+
+Only names are checked here; whether the plan obeys the rules of the machine is the referee's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from simulator.errors import ConfigError
+from simulator.formats import jsonl
+from simulator.graph import Graph, suggestion
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
+
+SCHEMA = "hosim-plan/1"
+
+_STREAMS = 1000
+"""Streams are numbered below this."""
+
+_HEADER = jsonl.Shape(
+    {
+        "schema": str,
+        "policy": str,
+        "tiers": list,
+        "repeats": int,
+        "notes": list,
+        "homes": int,
+        "steps": int,
+    },
+    ("schema",),
+)
+_LINES = {
+    "compute": jsonl.Shape({"compute": str, "stream": int}, ("compute",)),
+    "copy": jsonl.Shape({"copy": str, "from": str, "to": str}, ("copy", "from", "to")),
+    "detach": jsonl.Shape({"detach": str, "tier": str}, ("detach", "tier")),
+    "home": jsonl.Shape({"home": str, "tier": str}, ("home", "tier")),
+    "sync": jsonl.Shape({"sync": str}, ("sync",)),
+}
+
+
+class _Names:
+    """Ids of the names of one sort; without known names, each new name gets the next id."""
+
+    def __init__(self, sort: str, known: Iterable[str] | None) -> None:
+        self.sort, self.open = sort, known is None
+        self.ids = {name: i for i, name in enumerate(known or ())}
+
+    def id(self, line: jsonl.Line, name: str) -> int:
+        found = self.ids.get(name)
+        if found is not None:
+            return found
+        if not self.open:
+            few = f" ({', '.join(self.ids)})" if len(self.ids) <= 10 else ""
+            do = f"correct the name{suggestion(name, self.ids)}"
+            raise line.error(f"a plan names {self.sort} of its run{few}", repr(name), do)
+        return self.ids.setdefault(name, len(self.ids))
+
+
+class _Reader:
+    """Turns lines into homes and steps."""
+
+    def __init__(self, ops: _Names, tensors: _Names, tiers: _Names) -> None:
+        self.ops, self.tensors, self.tiers = ops, tensors, tiers
+        self.homes: dict[int, int] = {}
+        self.steps = Steps()
+
+    def take(self, line: jsonl.Line) -> None:
+        kind, record = line.kind(_LINES), line.record
+        if kind == "compute":
+            self.steps.append(COMPUTE, self.ops.id(line, record["compute"]), self._stream(line))
+            return
+        tensor = self.tensors.id(line, record[kind])
+        if kind == "copy":
+            ends = self.tiers.id(line, record["from"]), self.tiers.id(line, record["to"])
+            self.steps.append(COPY, tensor, *ends)
+        elif kind == "detach":
+            self.steps.append(DETACH, tensor, self.tiers.id(line, record["tier"]))
+        elif kind == "sync":
+            self.steps.append(SYNC, tensor)
+        elif tensor in self.homes:
+            raise line.error("a tensor has one home", f"{record['home']!r} twice", "remove one of the two lines")
+        else:
+            self.homes[tensor] = self.tiers.id(line, record["tier"])
+
+    def _stream(self, line: jsonl.Line) -> int:
+        stream: int = line.record.get("stream", 0)
+        if not 0 <= stream < _STREAMS:
+            raise line.error(f"a stream is a number from 0 to {_STREAMS - 1}", str(stream), "correct it")
+        return stream
+
+
+def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
+    """Read a plan.
+
+    Parameters
+    ----------
+    path
+        The file, or one compressed by gzip whose name ends in ``.gz``.
+    graph
+        The graph whose ops and tensors it names.
+    tiers
+        Names of the machine's tiers; they become the plan's.
+
+    Raises
+    ------
+    ConfigError
+        If a line breaks a rule of the format or names what does not exist; the message names the line.
+    """
+    ops = _Names("ops", (op.name for op in graph.ops))
+    tensors = _Names("tensors", (t.name for t in graph.tensors))
+    return _read(path, _Reader(ops, tensors, _Names("tiers", tiers)), graph.steps)
+
+
+def write(plan: Plan, graph: Graph, path: Path) -> None:
+    """Write a fixed plan.
+
+    Parameters
+    ----------
+    plan
+        The plan; a reactive one is recorded first.
+    graph
+        Its graph.
+    path
+        The file; compressed if its name ends in ``.gz``.
+
+    Raises
+    ------
+    ConfigError
+        If the plan is reactive, or the file cannot be written.
+    """
+    steps = plan.fixed
+    if steps is None:
+        must, found = "a plan in a file is a fixed list of steps", f"a reactive one ({plan.policy})"
+        raise ConfigError(str(path), must, found, "run it and write what it issued")
+    jsonl.write(path, _records(plan, steps, graph))
+
+
+def describe(path: Path) -> str:
+    """Read a plan without its graph, so without checking its names, and say in one line what is in it."""
+    plan = _read(path, _Reader(_Names("ops", None), _Names("tensors", None), _Names("tiers", None)), 1)
+    steps = plan.fixed or Steps()
+    homes = sum(home != NOWHERE for home in plan.home)
+    copies = sum(kind == COPY for kind in steps.kind)
+    return f"plan of {plan.policy!r}: {len(steps):,} steps, {copies:,} of them copies; {homes:,} homes"
+
+
+def _read(path: Path, reader: _Reader, steps: int) -> Plan:
+    lines = jsonl.read(path, SCHEMA, _HEADER)
+    header = next(lines)
+    for tier in header.record.get("tiers", ()):
+        reader.tiers.id(header, tier)
+    for line in lines:
+        reader.take(line)
+    jsonl.count(header, {"homes": len(reader.homes), "steps": len(reader.steps)})
+    repeats = header.record.get("repeats", steps)
+    if repeats < 1:
+        raise header.error("a plan is run at least once", f"repeats = {repeats}", "correct repeats")
+    return Plan(
+        policy=header.record.get("policy", path.name.split(".")[0]),
+        tiers=tuple(reader.tiers.ids),
+        home=tuple(reader.homes.get(t, NOWHERE) for t in range(len(reader.tensors.ids))),
+        steps=reader.steps,
+        repeats=repeats,
+        notes=tuple(header.record.get("notes", ())),
+    )
+
+
+def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, object]]:
+    tensors, tiers = [t.name for t in graph.tensors], plan.tiers
+    yield {
+        "schema": SCHEMA,
+        "policy": plan.policy,
+        "tiers": list(tiers),
+        "repeats": plan.repeats,
+        "notes": list(plan.notes),
+        "homes": sum(home != NOWHERE for home in plan.home),
+        "steps": len(steps),
+    }
+    for name, home in zip(tensors, plan.home, strict=True):
+        if home != NOWHERE:
+            yield {"home": name, "tier": tiers[home]}
+    for kind, a, b, c in steps.codes():
+        if kind == COMPUTE:
+            stream = {"stream": b} if b else {}
+            yield {"compute": graph.ops[a].name, **stream}
+        elif kind == COPY:
+            yield {"copy": tensors[a], "from": tiers[b], "to": tiers[c]}
+        elif kind == DETACH:
+            yield {"detach": tensors[a], "tier": tiers[b]}
+        else:
+            yield {"sync": tensors[a]}

@@ -1,0 +1,167 @@
+"""``hosim-graph/1``: round trips, and what is refused."""
+
+from contextlib import suppress
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import formats
+from simulator.builders import build
+from simulator.errors import ConfigError
+from simulator.formats import graph_jsonl
+from simulator.graph import Graph, GraphBuilder, OpKind, TensorKind
+from simulator.workload import LlamaModel, Workload
+
+
+def example(module: object) -> str:
+    """The file in the docstring of a format's module."""
+    return dedent(str(module.__doc__).split("::\n\n")[1].split("\n\n")[0]) + "\n"
+
+
+EXAMPLE = example(graph_jsonl)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_the_documented_example(tmp_path: Path) -> None:
+    path = written(tmp_path / "g.jsonl", EXAMPLE)
+    graph = graph_jsonl.read(path)
+    assert (graph.name, graph.steps, graph.outputs) == ("mlp", 1, (3,))
+    assert [t.kind for t in graph.tensors[:2]] == ["input", "weight"]
+    assert graph.ops[0].read_bytes == 4096 + 8192
+    assert graph.ops[1].duration_ns == 1500
+    graph_jsonl.write(graph, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_text() == EXAMPLE
+    assert formats.check(path) == "graph 'mlp': 2 ops, 4 tensors (8,192 B persistent), 1 step"
+
+
+def test_a_header_may_be_bare(tmp_path: Path) -> None:
+    text = '{"schema":"hosim-graph/1"}\n{"tensor":"a","size_bytes":1}\n{"op":"f","writes":["a"]}\n'
+    graph = graph_jsonl.read(written(tmp_path / "mine.v2.jsonl", text))
+    assert (graph.name, graph.steps, graph.outputs, len(graph.ops)) == ("mine", 1, (), 1)
+
+
+@pytest.mark.parametrize("name", ["g.jsonl", "g.jsonl.gz"])
+def test_a_training_step_survives(tmp_path: Path, name: str) -> None:
+    model = LlamaModel(layers=3, hidden=8, heads=4, kv_heads=2, ffn=16, vocabulary=50)
+    graph = build(Workload(name="w", model=model, sequence=16, steps=4))
+    graph_jsonl.write(graph, tmp_path / name)
+    assert graph_jsonl.read(tmp_path / name) == graph
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    text, number = st.text(max_size=8), st.integers(0, 2**58)
+    builder = GraphBuilder(draw(text))
+    persistent = draw(st.booleans())
+    names = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
+    for name in names:
+        shared = draw(st.sampled_from([None, None, "node", "supernode"])) if name != names[0] else None
+        kind = draw(st.sampled_from(list(TensorKind))) if persistent else "input"
+        builder.tensor(name, draw(number), kind, persistent=persistent, shared=shared)
+    for name in draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True)):
+        more = draw(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "kind": st.sampled_from([str(k) for k in OpKind]),
+                    "read_bytes": number,
+                    "write_bytes": number,
+                    "flops": number,
+                    "workspace_bytes": number,
+                    "duration_ns": st.none() | st.integers(0, 2**50),
+                    "op_class": text,
+                    "dtype": text,
+                    "phase": text,
+                    "barrier": st.booleans(),
+                },
+            )
+        )
+        reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
+        builder.op(name, reads, writes, **more)
+    outputs = names[:1] if persistent and draw(st.booleans()) else []
+    return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_any_graph_survives(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> None:
+    path = tmp_path_factory.mktemp("graphs") / "g.jsonl"
+    graph_jsonl.write(graph, path)
+    assert graph_jsonl.read(path) == graph
+
+
+def lines(*changed: str, header: str = '"name":"g"') -> str:
+    return "\n".join([f'{{"schema":"hosim-graph/1",{header}}}', *changed]) + "\n"
+
+
+A = '{"tensor":"alpha","size_bytes":1}'
+F = '{"op":"f","writes":["alpha"]}'
+BAD = {
+    "no op": (lines(A), "f.jsonl: a graph has at least one op, found none"),
+    "neither tensor nor op": (lines('{"name":"x"}'), ":2: a line has one of the keys op, tensor, found only 'name'"),
+    "nothing on a line": (lines("{}"), ":2: a line has one of the keys op, tensor, found no key"),
+    "both at once": (lines('{"tensor":"a","op":"f"}'), ":2: the keys of this line are op, reads"),
+    "an unknown key": (lines(A, '{"op":"f","flop":1}'), ":3: the keys of this line are op, reads, writes"),
+    "a misspelt key": (lines(A, '{"op":"f","flop":1}'), "found 'flop'; correct or remove it (did you mean 'flops'?)"),
+    "the key name": (lines('{"tensor":"a","size_bytes":1,"name":"b"}'), ":2: the keys of this line are tensor"),
+    "no size": (lines('{"tensor":"a","persistent":true}'), ":2: the line has 'size_bytes', found only tensor, pers"),
+    "a size with a unit": (lines('{"tensor":"a","size_bytes":"1 GB"}'), ":2: size_bytes is a whole number from 0"),
+    "a negative size": (lines('{"tensor":"a","size_bytes":-1}'), ":2: tensor 'a': size_bytes is a whole number"),
+    "a huge size": (lines('{"tensor":"a","size_bytes":9223372036854775807}'), ":2: tensor 'a': size_bytes is a whole"),
+    "a size beyond 64 bits": (lines('{"tensor":"a","size_bytes":1e30}'), ":2: size_bytes is a whole number"),
+    "an empty name": (lines('{"tensor":"","size_bytes":1}'), "each tensor has its own name, found an empty one"),
+    "a name that is no text": (lines('{"tensor":7,"size_bytes":1}'), ":2: tensor is text, found 7"),
+    "an unknown kind": (lines('{"tensor":"a","size_bytes":1,"kind":"wheight"}'), "(did you mean 'weight'?)"),
+    "an unknown sharing": (lines('{"tensor":"a","size_bytes":1,"shared":"rack"}'), "shared is one of node, supernode"),
+    "the same tensor twice": (lines(A, A), ":3: tensor 'alpha': each tensor has its own name, found it twice"),
+    "the same op twice": (lines(A, F, F), ":4: op 'f': each op has its own name, found it twice"),
+    "an unknown tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "found 'alpa'; declare the tensor before, or corr"),
+    "a close tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "(did you mean 'alpha'?)"),
+    "one name for a list": (lines(A, '{"op":"f","reads":"alpha"}'), ":3: reads is a list of texts, found 'alpha'"),
+    "a number for a tensor": (lines(A, '{"op":"f","reads":[1]}'), ":3: op 'f': tensors are named that the graph has"),
+    "a list for a tensor": (lines(A, '{"op":"f","reads":[["alpha"]]}'), ":3: op 'f': tensors are named that the graph"),
+    "a negative duration": (lines(A, '{"op":"f","duration_ns":-1}'), ":3: op 'f': duration_ns is a whole number"),
+    "a barrier in words": (lines(A, '{"op":"f","barrier":"yes"}'), ":3: barrier is true or false, found 'yes'"),
+    "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
+    "a cycle": (lines(A, '{"op":"e","reads":["alpha"]}', F), ":3: op 'e': what an op reads was written by an earlier"),
+    "an unknown output": (lines(A, F, header='"outputs":["b"]'), "tensors are named that the graph has, found 'b'"),
+    "no step": (lines(A, F, header='"steps":0'), "a graph runs a whole number of steps, at least 1, found 0"),
+    "fewer ops than counted": (lines(A, F, header='"ops":2'), ":1: the file has the 2 ops that its header counts, fo"),
+    "more tensors than counted": (lines(A, F, header='"tensors":0'), "the 0 tensors that its header counts, found 1"),
+    "an input of two steps": (
+        lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),
+        "f.jsonl: what exists before the first op of a graph of several steps is persistent, found 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_graphs_are_refused_with_file_and_line(tmp_path: Path, name: str) -> None:
+    text, message = BAD[name]
+    path = written(tmp_path / "f.jsonl", text)
+    with pytest.raises(ConfigError) as caught:
+        graph_jsonl.read(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    text = bytearray(EXAMPLE.encode())
+    start = data.draw(st.integers(0, len(text)))
+    length = data.draw(st.integers(0, 20))
+    text[start : start + length] = data.draw(st.binary(max_size=5) | st.sampled_from([b"null", b"[]", b'"', b"1e9"]))
+    path = tmp_path_factory.mktemp("damaged") / "g.jsonl"
+    path.write_bytes(text)
+    with suppress(ConfigError):
+        graph_jsonl.read(path)
