@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Unpack
 
+from simulator.builders.naming import blocks
 from simulator.graph import Graph, GraphBuilder, OpFields
 from simulator.workload import LlamaModel, Workload
 
@@ -225,8 +226,7 @@ def build(workload: Workload, model: LlamaModel) -> Graph:
         42 ops a layer for forward and backward, then one update per weight, run `workload.steps` times.
     """
     tape = _Tape(workload)
-    width = len(str(model.layers - 1))
-    layers = [_Layer(tape, model, workload.sequence, f"L{i:0{max(width, 2)}d}") for i in range(model.layers)]
+    layers = [_Layer(tape, model, workload.sequence, block) for block in blocks(model.layers)]
     x = _embed(tape, model)
     for layer in layers:
         x = layer.forward(x)
