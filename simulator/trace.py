@@ -53,7 +53,8 @@ class Table:
     def append(self, rows: list[int]) -> None:
         """Add rows given as one flat list, row after row."""
         if rows:
-            self._blocks.append(np.array(rows, dtype=np.int64).reshape(-1, len(self.columns)))
+            flat = np.fromiter(rows, dtype=np.int64, count=len(rows))
+            self._blocks.append(flat.reshape(-1, len(self.columns)))
 
     def blocks(self) -> Iterator[Block]:
         """Iterate over the blocks, in order."""

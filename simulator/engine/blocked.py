@@ -80,7 +80,8 @@ class Explainer:
         head = step.link.queue[0]
         if head is step:
             return self._head(step.link)
-        sentence = f"the copy of {self._name(step.tensor)} (step {step.key & ISSUE_MASK}) is behind step {head.key & ISSUE_MASK} in its channel"
+        copy = f"the copy of {self._name(step.tensor)} (step {step.key & ISSUE_MASK})"
+        sentence = f"{copy} is behind step {head.key & ISSUE_MASK} in its channel"
         return [sentence, *self._head(step.link)] if self._once(sentence) else []
 
     def _head(self, link: LinkQueue) -> list[str]:

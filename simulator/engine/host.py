@@ -74,31 +74,27 @@ class Host:
     def advance(self) -> None:
         """Issue steps until one costs time, the queue is full, or a sync has to wait."""
         self.is_full, self.awaited = False, -1
-        codes, costs, code, rows = self._codes, self._costs, self._code, self._rows
-        while True:
-            if code is None:
-                code = next(codes, None)
-                if code is None:
-                    self.finished = True
-                    break
-                if costs[code[0]]:
-                    self._code = code
-                    self._pay(costs[code[0]])
-                    break
-            if not self._try_issue(code):
-                self._code = code
-                break
-            if rows is not None:
-                rows += code
-            self._key += 1
-            code = self._code = None
-            if not self._key % _STEPS_PER_CHECKPOINT:
-                self._checkpoint()
+        if self._code is None or self._issue(self._code):
+            self._code = None
+            self._pull()
         if self.watchers:
             self.places.rounds.restless += self.watchers
             self.watchers.clear()
 
-    def _try_issue(self, code: Code) -> bool:
+    def _pull(self) -> None:
+        """Pull steps from the plan and issue them, as far as possible now."""
+        costs = self._costs
+        for code in self._codes:
+            if costs[code[0]]:
+                self._code = code
+                self._pay(costs[code[0]])
+                return
+            if not self._issue(code):
+                self._code = code
+                return
+        self.finished = True
+
+    def _issue(self, code: Code) -> bool:
         """Issue a step, unless it has to wait."""
         kind, a, b, _ = code
         if kind == COMPUTE:
@@ -115,6 +111,11 @@ class Host:
         elif not self.places.settled(a):
             self._await(a)
             return False
+        self._key += 1
+        if self._rows is not None:
+            self._rows += code
+        if not self._key % _STEPS_PER_CHECKPOINT:
+            self._checkpoint()
         return True
 
     def _await(self, tensor: int) -> None:

@@ -8,26 +8,20 @@ at changes, because nothing before that can change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
-    from simulator.engine.link import LinkQueue, Transfer
-    from simulator.engine.places import Detaching, Places
+    from simulator.engine.link import LinkQueue
     from simulator.engine.stream import Stream
 
 CAPACITY, TRANSFER, HOST, ORDER = (CAUSES.index(name) for name in ("capacity", "transfer", "host", "order"))
 
 
-class Reason(NamedTuple):
-    """Where a walk ended: the cause, the tensor that the op lacks, the link or tier, the tensor under way."""
-
-    cause: int
-    tensor: int = -1
-    on: int = -1
-    blocker: int = -1
+Reason = tuple[int, int, int, int]
+"""Where a walk ended: the cause, the tensor that the op lacks (or -1), the link or tier, the tensor under way."""
 
 
 class Waiting:
@@ -79,8 +73,9 @@ def _walk(stream: Stream) -> Reason | None:
         return _walk_host(stream)
     tensor = stream.lacks()
     if tensor < 0:
-        return Reason(CAPACITY, on=stream.columns.compute_tier)
-    return _walk_tensor(stream, stream.places, tensor, stream.queue[0][0])._replace(tensor=tensor)
+        return CAPACITY, -1, stream.columns.compute_tier, -1
+    cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
+    return cause, tensor, on, blocker
 
 
 def _walk_host(stream: Stream) -> Reason | None:
@@ -88,39 +83,35 @@ def _walk_host(stream: Stream) -> Reason | None:
     if host.finished:
         return None
     host.watchers.append(stream)
-    if host.awaited >= 0:
-        return _walk_tensor(stream, stream.places, host.awaited, None)._replace(tensor=host.awaited)
-    return Reason(HOST if host.is_busy else ORDER)
+    if host.awaited < 0:
+        return HOST if host.is_busy else ORDER, -1, -1, -1
+    cause, on, blocker = _walk_tensor(stream, host.awaited, None)
+    return cause, host.awaited, on, blocker
 
 
-def _walk_tensor(stream: Stream, places: Places, tensor: int, before: int | None) -> Reason:
+Ending = tuple[int, int, int]
+"""The cause, the link or tier (or -1), and the tensor under way (or -1)."""
+
+
+def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
     """Go on to the earliest copy or detach of the tensor, among those issued before, that has not ended."""
-    step = places.pending(tensor, before)
-    return Reason(ORDER) if step is None else _walk_step(stream, places, step)
-
-
-def _walk_step(stream: Stream, places: Places, step: Transfer | Detaching) -> Reason:
+    step = stream.places.pending(tensor, before)
     link: LinkQueue | None = getattr(step, "link", None)
-    if link is None:
-        return Reason(ORDER)
-    if step in link.running:
-        return _under_way(stream, link, step.tensor)
-    if link.has_free_channel:
-        return _walk_head(stream, places, link)
-    return _under_way(stream, link, link.running[0].tensor)
-
-
-def _under_way(stream: Stream, link: LinkQueue, blocker: int) -> Reason:
+    if step is None or link is None:
+        return ORDER, -1, -1
     link.watchers.append(stream)
-    return Reason(TRANSFER, on=link.number, blocker=blocker)
+    if step in link.running:
+        return TRANSFER, link.number, step.tensor
+    if link.has_free_channel:
+        return _walk_head(stream, link)
+    return TRANSFER, link.number, link.running[0].tensor
 
 
-def _walk_head(stream: Stream, places: Places, link: LinkQueue) -> Reason:
+def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
     """The first transfer of a link cannot start although a channel is free."""
     head = link.queue[0]
-    link.watchers.append(stream)
     if link.is_gated(head):
-        return Reason(ORDER)
+        return ORDER, -1, -1
     if link.lacks_tensor(head):
-        return _walk_tensor(stream, places, head.tensor, head.key)
-    return Reason(CAPACITY, on=head.target, blocker=head.tensor)
+        return _walk_tensor(stream, head.tensor, head.key)
+    return CAPACITY, head.target, head.tensor

@@ -160,7 +160,18 @@ class LinkQueue:
         """Take an issued transfer into the queue."""
         self.queue.append(transfer)
         if self._free and len(self.queue) == 1:
-            self.places.rounds.consider(self, transfer.key)
+            self.offer(transfer)
+
+    def offer(self, head: Transfer) -> None:
+        """Try the head in the present round; if it is not eligible yet, when it is."""
+        if self._wait_for_end:
+            if head.gate.ended < head.gate_number:
+                head.gate.wait_for_end(head.gate_number, self)
+                return
+        elif head.gate.started < head.gate_number:
+            head.gate.wait_for_start(head.gate_number, self)
+            return
+        self.places.rounds.consider(self, head.key)
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -183,13 +194,12 @@ class LinkQueue:
         return bool(head.writers) and head.is_behind_write()
 
     def try_start(self) -> None:
-        """Start the first transfer, or register with what it waits for."""
+        """Start the first transfer, or register with what it waits for; it is eligible."""
         if not self.queue or not self._free:
             return
         head, places = self.queue[0], self.places
         if self.is_gated(head):
-            wait = head.gate.wait_for_end if self._wait_for_end else head.gate.wait_for_start
-            wait(head.gate_number, self)
+            self.offer(head)
         elif self.lacks_tensor(head):
             if not wait_for(head.writers, self):
                 places.wait_for_moves(head.tensor, head.moves, head.key, self)
@@ -213,7 +223,7 @@ class LinkQueue:
             self._wake_watchers()
         self.service.begin(head)
         if self._free and self.queue:
-            self.places.rounds.consider(self, self.queue[0].key)
+            self.offer(self.queue[0])
 
     def _wake_watchers(self) -> None:
         """Let the streams whose wait depends on this link account for it anew."""
@@ -241,11 +251,11 @@ class LinkQueue:
         if self.watchers:
             self._wake_watchers()
         if self.queue:
-            places.rounds.consider(self, self.queue[0].key)
+            self.offer(self.queue[0])
 
 
 def _end(event: simpy.Event) -> None:
     """End the transfer that the event carries, and close the round."""
-    transfer: Transfer = event.value  # type: ignore[assignment]
+    transfer: Transfer = event._value
     transfer.link.end(transfer)
     transfer.link.places.rounds.close()

@@ -87,8 +87,8 @@ class Places:
         self.moves_issued = [0] * tensors
         self.moves_ended = [0] * tensors
         self.fence = [0] * tensors
-        self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
-        self._pending: list[deque[Transfer | Detaching] | None] = [None] * tensors
+        self._waiters: list[list[tuple[int, int, Waiter]]] = [[] for _ in size_bytes]
+        self._pending: list[deque[Transfer | Detaching]] = [deque() for _ in size_bytes]
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -104,30 +104,23 @@ class Places:
 
     def begin_move(self, move: Transfer | Detaching) -> None:
         """Remember a copy or detach until it ends."""
-        tensor = move.tensor
-        self.moves_issued[tensor] += 1
-        moves = self._pending[tensor]
-        if moves is None:
-            moves = self._pending[tensor] = deque()
-        moves.append(move)
+        self.moves_issued[move.tensor] += 1
+        self._pending[move.tensor].append(move)
 
     def end_move(self, move: Transfer | Detaching) -> None:
         """Count it, and let those look again who waited for that many."""
         tensor = move.tensor
-        move.ended = True
         moves = self._pending[tensor]
-        while moves and moves[0].ended:
+        if moves[0] is move:
             moves.popleft()
-        self.moves_ended[tensor] += 1
-        if tensor in self._waiters:
-            self._wake(tensor)
-
-    def _wake(self, tensor: int) -> None:
-        waiters, ended = self._waiters[tensor], self.moves_ended[tensor]
+            while moves and moves[0].ended:
+                moves.popleft()
+        else:
+            move.ended = True
+        ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
+        waiters = self._waiters[tensor]
         while waiters and waiters[0][0] <= ended:
             heappop(waiters)[2].look_again()
-        if not waiters:
-            del self._waiters[tensor]
 
     def pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
         """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
@@ -139,22 +132,24 @@ class Places:
     def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
         """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""
         least = self.moves_ended[tensor] + 1
-        heappush(self._waiters.setdefault(tensor, []), (count if count > least else least, key, waiter))
+        heappush(self._waiters[tensor], (count if count > least else least, key, waiter))
 
     def users(self, tensor: int) -> Computes:
         """For each stream the last compute issued that uses the tensor, if it has not ended."""
         found: Computes = ()
         for stream in self.streams:
-            if stream.ended < stream.last_use[tensor]:
-                found += ((stream, stream.last_use[tensor]),)
+            last = stream.last_use[tensor]
+            if stream.ended < last:
+                found += ((stream, last),)
         return found
 
     def writers(self, tensor: int) -> Computes:
         """For each stream the last compute issued that writes the tensor, if it has not ended."""
         found: Computes = ()
         for stream in self.streams:
-            if stream.ended < stream.last_write[tensor]:
-                found += ((stream, stream.last_write[tensor]),)
+            last = stream.last_write[tensor]
+            if stream.ended < last:
+                found += ((stream, last),)
         return found
 
     def settled(self, tensor: int) -> bool:
@@ -178,18 +173,21 @@ class Detaching:
 
     def __init__(self, places: Places, key: int, tensor: int, tier: int) -> None:
         self._places, self.key, self.tensor, self.tier = places, key, tensor, tier
-        self._before, self._users = places.moves_issued[tensor], places.users(tensor)
+        self._before = before = places.moves_issued[tensor]
+        self._users = places.users(tensor)
         self.ended = False
         places.begin_move(self)
-        places.fence[tensor] = self._before + 1
+        places.fence[tensor] = before + 1
         self.look_again()
 
     def look_again(self) -> None:
         """Act in the present round, or wait."""
         places = self._places
+        if self._users and wait_for(self._users, self):
+            return
         if places.moves_ended[self.tensor] < self._before:
             places.wait_for_moves(self.tensor, self._before, self.key, self)
-        elif not (self._users and wait_for(self._users, self)):
+        else:
             places.rounds.frees.append(self)
 
     def act(self) -> None:

@@ -36,6 +36,8 @@ class Columns:
     ----------
     reads, writes
         Per op: tracked tensors that it reads, and writes.
+    takes_room
+        Per op: whether it may take room (it has a workspace or writes tracked tensors).
     duration_ns, workspace_bytes
         Per op.
     size_bytes
@@ -46,7 +48,16 @@ class Columns:
         Id of the tier that kernels work in.
     """
 
-    __slots__ = ("compute_tier", "duration_ns", "reads", "size_bytes", "streams", "workspace_bytes", "writes")
+    __slots__ = (
+        "compute_tier",
+        "duration_ns",
+        "reads",
+        "size_bytes",
+        "streams",
+        "takes_room",
+        "workspace_bytes",
+        "writes",
+    )
 
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
@@ -56,6 +67,7 @@ class Columns:
         self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+        self.takes_room = [bool(w or b) for w, b in zip(self.writes, self.workspace_bytes, strict=True)]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
 
 

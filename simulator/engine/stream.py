@@ -173,15 +173,20 @@ class Stream:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        tensor = self.lacks()
-        if tensor >= 0:
-            self._wait_for(tensor)
-        else:
-            room = self.room_bytes()
-            if not room or self._room.admit_compute(self, self.queue[0][0], room):
-                self._start()
+        key, op, _, turns = self.queue[0]
+        columns = self.columns
+        if turns or columns.reads[op] or columns.streams > 1:
+            tensor = self.lacks()
+            if tensor >= 0:
+                self._wait_for(tensor)
+                self.places.rounds.restless.append(self)
                 return
-        self.places.rounds.restless.append(self)
+        if columns.takes_room[op]:
+            room = self.room_bytes()
+            if room and not self._room.admit_compute(self, key, room):
+                self.places.rounds.restless.append(self)
+                return
+        self._start()
 
     def _wait_for(self, tensor: int) -> None:
         issue, op, _, turns = self.queue[0]
@@ -198,11 +203,8 @@ class Stream:
         self.start_ns = now = places.rounds.env.now
         if self.waiting.is_open:
             self.waiting.end(compute[0] & ISSUE_MASK, op)
-        for tensor in columns.writes[op]:
-            if not self._held[tensor]:
-                places.hold(tensor, columns.compute_tier)
-        if columns.workspace_bytes[op]:
-            places.note(columns.compute_tier, -1 - op, columns.workspace_bytes[op])
+        if columns.takes_room[op]:
+            self._take_places(op)
         self.started += 1
         if self.kernels is not None:
             self.kernels.begin(self, op)
@@ -216,6 +218,14 @@ class Stream:
         host.ahead -= 1
         if host.is_full and host.ahead <= host.resume_at:
             host.advance()
+
+    def _take_places(self, op: int) -> None:
+        places, columns = self.places, self.columns
+        for tensor in columns.writes[op]:
+            if not self._held[tensor]:
+                places.hold(tensor, columns.compute_tier)
+        if columns.workspace_bytes[op]:
+            places.note(columns.compute_tier, -1 - op, columns.workspace_bytes[op])
 
     def _end(self) -> None:
         """The running compute is over: what it wrote is valid here and stale elsewhere."""

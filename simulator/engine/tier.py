@@ -42,15 +42,18 @@ class TierInstance:
         return self._admit(self._copies, head, key, size)
 
     def _admit(self, queue: Queue, head: Head, key: int, size: int) -> bool:
-        first = queue[0][0] if queue else key
-        if first < key or self.used + size > self.capacity:
-            self._wait(queue, head, key)
-            return False
-        if queue and first == key:
-            heappop(queue)
-            self._consider_next()
-        self.used += size
-        return True
+        used = self.used + size
+        if used <= self.capacity:
+            if not queue:
+                self.used = used
+                return True
+            if queue[0][0] == key:
+                heappop(queue)
+                self.used = used
+                self._consider_next()
+                return True
+        self._wait(queue, head, key)
+        return False
 
     def _wait(self, queue: Queue, head: Head, key: int) -> None:
         if not any(key == waiting for waiting, _ in queue):
