@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -111,7 +111,7 @@ class Document(Part):
             if self.origin(path) is None:
                 must = "each figure has an origin under sources, assumed or fitted"
                 do = f"cite {path!r} in sources, or say in assumed why it was chosen"
-                yield FieldError(must, "none", do, tuple(path.split(".")))
+                yield FieldError(must, "none", do, self._at(path))
         stated = self._stated()
         for table in ("sources", "assumed", "fitted"):
             for path in getattr(self, table):
@@ -119,12 +119,22 @@ class Document(Part):
                     must = "an entry here names a field that the document states"
                     yield FieldError(must, repr(path), _closest(path, stated), (table, path))
 
+    def _at(self, path: str) -> tuple[str, ...]:
+        """Keys that lead to a figure."""
+        return tuple(path.split("."))
+
     def _stated(self) -> tuple[str, ...]:
-        paths: dict[str, None] = {}
-        for path, _ in _leaves(self, ""):
-            parts = path.split(".")
-            paths.update((".".join(parts[:length]), None) for length in range(1, len(parts) + 1))
-        return tuple(paths)
+        """Paths of all fields that an origin may be given for."""
+        return with_prefixes(path for path, _ in _leaves(self, ""))
+
+
+def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
+    """Dotted paths, and the paths of all that they lie in."""
+    found: dict[str, None] = {}
+    for path in paths:
+        parts = path.split(".")
+        found.update((".".join(parts[:length]), None) for length in range(1, len(parts) + 1))
+    return tuple(found)
 
 
 _ABOUT_ITSELF = ("schema_", "name", "title", "sources", "assumed", "fitted")

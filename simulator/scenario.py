@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, mo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.document import Document, Part
+from simulator.document import Document, Part, with_prefixes
 from simulator.units import Bytes, FieldError, nearest, parse
 
 
@@ -192,8 +192,11 @@ class Scenario(Document):
         """Field paths of the hardware that the scenario sets."""
         yield from self.set_
 
+    def _at(self, path: str) -> tuple[str, ...]:
+        return "set", path
+
     def _stated(self) -> tuple[str, ...]:
-        return (*self.set_, *super()._stated())
+        return (*with_prefixes(self.set_), *super()._stated())
 
     @model_validator(mode="after")
     def _rows_are_distinct(self) -> Self:

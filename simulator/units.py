@@ -44,7 +44,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 }
 _EXAMPLES = {"B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s"}
 _WHAT = {"B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic"}
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(\S+)")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
 _LARGEST = 2**63 - 1
 _ROUNDED = Decimal("1e-6")
 """Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake."""

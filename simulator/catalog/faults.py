@@ -5,6 +5,7 @@ Each problem gets its file, line and field path, the rule that must hold, what w
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +48,12 @@ def to_error(faults: Iterable[Fault], file: str, place: Callable[[Path], str]) -
     place
         Says where a field stands: file, line and path.
     """
-    found = list(faults)
-    if len(found) == 1:
-        (one,) = found
-        return ConfigError(place(one.path), one.must, one.found, one.do)
-    lines = [f"\n  {place(f.path)}: {f.must}, found {f.found}; {f.do}" for f in found]
-    return ConfigError(file, "a document keeps its rules", f"{len(found)} faults", "correct each:" + "".join(lines))
+    errors = [ConfigError(place(fault.path), fault.must, fault.found, fault.do) for fault in faults]
+    told = {str(error): error for error in errors}
+    if len(told) == 1:
+        return errors[0]
+    do = "correct each:" + "".join(f"\n  {text}" for text in told)
+    return ConfigError(file, "a document keeps its rules", f"{len(told)} faults", do)
 
 
 def of_validation(error: ValidationError, data: Any, model: type[BaseModel]) -> list[Fault]:
@@ -68,8 +69,12 @@ def of_validation(error: ValidationError, data: Any, model: type[BaseModel]) -> 
         The type it was asked for.
     """
     schema = model.model_json_schema()
+    items = error.errors()
+    misspelt = {_path(item["loc"], data) for item in items if item["type"] == "extra_forbidden"}
     faults: dict[Path, Fault] = {}
-    for item in error.errors():
+    for item in items:
+        if item["type"] == "missing" and _is_misspelt(item, misspelt, data):
+            continue
         fault = _fault(item, data, schema)
         known = faults.get(fault.path)
         if known and known.must != fault.must:  # the branches of a union
@@ -125,6 +130,13 @@ _RULES: dict[str, tuple[str, str]] = {
     "too_short": ("at least {min_length} entry is needed", "add one"),
     "tuple_type": ("a list is needed", "write '- entry' lines below it"),
 }
+
+
+def _is_misspelt(item: Mapping[str, Any], extra: set[Path], data: Any) -> bool:
+    """Whether a missing key is there under another spelling, which is told already."""
+    parent = _path(item["loc"], data)
+    near = tuple(str(path[-1]) for path in extra if path[:-1] == parent)
+    return bool(difflib.get_close_matches(str(item["loc"][-1]), near))
 
 
 def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tuple[str, str]:

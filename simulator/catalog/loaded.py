@@ -104,7 +104,7 @@ def resolve(
     loaded = Loaded(scenario, machine, workload or inputs["workload"].document, base, workload_dir)
     loaded.paths.update({role: found.path for role, found in inputs.items()})
     loaded.sha256.update({role: found.sha256 for role, found in inputs.items()})
-    _add_files(loaded)
+    _add_files(loaded, inputs)
     return loaded
 
 
@@ -166,10 +166,23 @@ def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario]
         raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
 
 
-def _add_files(loaded: Loaded) -> None:
-    files = {f"plan {c.row}": loaded.scenario_dir / c.policy for c in loaded.scenario.policies if c.is_file}
+def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
+    """Note the plans and the graph that the documents name."""
+    for index, choice in enumerate(loaded.scenario.policies):
+        if choice.is_file:
+            path, keys = loaded.scenario_dir / choice.policy, ("policies", str(index))
+            _add_file(loaded, f"plan {choice.row}", path, inputs.get("scenario"), keys)
     if loaded.workload.graph is not None:
-        files["graph"] = loaded.workload_dir / loaded.workload.graph
-    for role, path in files.items():
-        loaded.paths[role] = path
-        loaded.sha256[role] = hashlib.sha256(read_bytes(path)).hexdigest()
+        path = loaded.workload_dir / loaded.workload.graph
+        _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))
+
+
+def _add_file(loaded: Loaded, role: str, path: Path, entry: Entry[Any] | None, keys: tuple[str, ...]) -> None:
+    try:
+        data = read_bytes(path)
+    except ConfigError as error:
+        if entry is None:
+            raise
+        found = f"{error.found}: {error.where!r}"
+        raise ConfigError(entry.place(*keys), error.must, found, error.do) from None
+    loaded.paths[role], loaded.sha256[role] = path, hashlib.sha256(data).hexdigest()

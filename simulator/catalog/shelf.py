@@ -91,7 +91,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     shelf = _shelf(kind)
     if ref not in shelf:
         do = nearest(ref, tuple(sorted(shelf))) + ", or a path that ends in .yaml"
-        raise ConfigError(kind, f"a {kind} is named in the catalogue", repr(ref), do)
+        raise ConfigError(kind, f"a {kind} document has a name in the catalogue", repr(ref), do)
     return shelf[ref]
 
 
@@ -157,6 +157,10 @@ def schema(kind: str) -> dict[str, Any]:
     """
     made = _model(kind).model_json_schema(by_alias=True)
     made["required"] = ["schema", *made.get("required", [])]
+    for part in (made, *made["$defs"].values()):
+        for field in part.get("properties", {}).values():
+            if field.get("type") == "string" and not isinstance(field.get("default", ""), str):
+                del field["default"]  # a whole number inside, a text with a unit in the document
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 

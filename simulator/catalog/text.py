@@ -190,7 +190,10 @@ class _Tree:
 def _broken(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
-        line, found = mark.line + 1, str(getattr(error, "problem", None) or "something else")
+        line, found = mark.line + 1, f"what the parser refuses: {getattr(error, 'problem', None)}"
+        start = getattr(error, "context_mark", None)
+        if start is not None and start.line != mark.line:
+            found += f" {error.context} from line {start.line + 1}"  # type: ignore[attr-defined]
     else:
         line, found = _control(text)
     do = "correct the line: spaces for indentation, 'key: value' with a space, quotes around special characters"
@@ -221,8 +224,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    ambiguous = not isinstance(scalar(text), str)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if ambiguous else None)
+    style = '"' if not text.isprintable() else None if isinstance(scalar(text), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 def _write_float(dumper: yaml.SafeDumper, number: float) -> yaml.Node:

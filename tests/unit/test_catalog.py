@@ -1,0 +1,147 @@
+"""The catalogue: what ships, and how a document is found."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from documents import STORY, lay, refusal
+
+from simulator import catalog
+from simulator.catalog.text import compose
+from simulator.hardware import Hardware
+from simulator.scenario import Scenario
+from simulator.workload import Workload
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lay(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in catalog.KINDS for name in catalog.names(kind)])
+def test_every_shipped_document_reads_and_writes_itself(kind, name):
+    entry = catalog.load(name, kind)
+    assert entry.document.name == name
+    assert entry.document.title
+    assert type(entry.document).model_validate(compose(catalog.dump(entry.document), "dump").plain()) == entry.document
+
+
+@pytest.mark.parametrize("name", catalog.names("scenario"))
+def test_every_shipped_scenario_resolves(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    loaded = catalog.resolve(name)
+    assert {"scenario", "hardware", "workload"} <= set(loaded.sha256)
+    for document in (loaded.hardware, loaded.workload, loaded.scenario):
+        assert list(document.field_errors()) == []
+
+
+def test_what_ships():
+    assert set(catalog.names("hardware")) >= {"ascend_910c_die", "h100_sxm"}
+    assert set(catalog.names("workload")) >= {"llama3_8b_train", "tiny_train"}
+    assert set(catalog.names("scenario")) >= {"llama3_8b_train_910c", "llama3_8b_train_910c_40gbps", "tiny_train_910c"}
+
+
+def test_the_910c_lists_the_three_published_host_links():
+    die = catalog.read_hardware("ascend_910c_die")
+    for link in ("d2h", "h2d"):
+        assert die.links[link].bandwidth_bytes_per_s == 33_600_000_000
+        printed = [citation.value for citation in die.sources[f"links.{link}.bandwidth"]]
+        assert [str(value).split(" GB/s")[0] for value in printed] == ["33.6", "about 110", "up to 119"]
+    assert die.fitted == {}
+
+
+def test_only_the_achieved_fraction_is_fitted():
+    for name in catalog.names("scenario"):
+        fitted = set(catalog.read_scenario(name).fitted)
+        assert fitted <= {"compute.achieved_fraction.matmul", "compute.achieved_fraction.attention"}
+    story = catalog.read_scenario("llama3_8b_train_910c")
+    assert len({story.set_[key] for key in story.fitted}) == 1
+
+
+def test_one_fit_serves_all_claims():
+    fits = set()
+    for name in catalog.names("scenario"):
+        scenario = catalog.read_scenario(name)
+        fits |= {scenario.set_[key] for key in scenario.fitted}
+    assert len(fits) == 1
+
+
+def test_a_path_is_relative_to_what_names_it(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    loaded = catalog.resolve(folder / "story.yaml")
+    assert loaded.hardware.name == "box"
+    assert loaded.paths["hardware"] == folder / "box.yaml"
+    assert loaded.workload_dir == loaded.scenario_dir == folder
+
+
+def test_any_kind_is_read_by_its_first_line(folder):
+    kinds = [type(catalog.load(f"{name}.yaml").document) for name in ("box", "job", "story")]
+    assert kinds == [Hardware, Workload, Scenario]
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        (
+            "asend_910c_die",
+            (
+                "hardware: a hardware document has a name in the catalogue, found 'asend_910c_die'; use one of "
+                "ascend_910c_die, h100_sxm (did you mean 'ascend_910c_die'?), or a path that ends in .yaml"
+            ),
+        ),
+        ("nope.yaml", "nope.yaml: a hardware document is a file, found no such file; correct the path"),
+        (
+            "old/h100_sxm.yaml",
+            (
+                "old/h100_sxm.yaml: a hardware document is a file, found no such file; "
+                "write 'h100_sxm' for the one in the catalogue"
+            ),
+        ),
+        ("folder.yaml", "folder.yaml: a hardware document is a file, found a folder; correct the path"),
+    ],
+)
+def test_what_is_not_there(folder, ref, message):
+    (folder / "folder.yaml").mkdir()
+    assert refusal(catalog.load, ref, "hardware") == message
+
+
+def test_a_scenario_that_names_nothing_known_points_at_its_line(folder):
+    text = STORY.replace("box.yaml", "bocks.yaml")
+    Path("story.yaml").write_text(text)
+    message = (
+        "story.yaml:3, hardware: a hardware document is a file, found no such file: 'bocks.yaml'; correct the path"
+    )
+    assert refusal(catalog.resolve, "story.yaml") == message
+
+
+def test_figures_are_counted_by_origin():
+    die = catalog.read_hardware("ascend_910c_die").origins()
+    assert (sum(die.values()), die["fitted"]) == (27, 0)
+    assert catalog.read_scenario("llama3_8b_train_910c").origins() == {"cited": 0, "assumed": 0, "fitted": 2}
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_a_schema_is_json_that_names_every_key(kind):
+    made = json.loads(json.dumps(catalog.schema(kind)))
+    assert "schema" in made["required"]
+    assert set(made["properties"]) >= {"schema", "name", "sources", "assumed", "fitted"}
+    assert made["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in catalog.KINDS for name in catalog.names(kind)])
+def test_editors_accept_what_ships(kind, name):
+    jsonschema.validate(catalog.load(name, kind).node.plain(), catalog.schema(kind))
+
+
+def test_editors_refuse_what_hosim_refuses():
+    data = catalog.load("ascend_910c_die", "hardware").node.plain()
+    data["links"]["d2h"]["bandwidth"] = 40
+    with pytest.raises(jsonschema.ValidationError, match="40 is not of type 'string'"):
+        jsonschema.validate(data, catalog.schema("hardware"))
+
+
+def test_an_unknown_kind_of_schema():
+    message = "schema: a kind of document is known, found 'hardwear'; use one of hardware, workload, scenario"
+    assert refusal(catalog.schema, "hardwear") == message + " (did you mean 'hardware'?)"

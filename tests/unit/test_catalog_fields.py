@@ -1,0 +1,140 @@
+"""Wrong fields are refused with file, line, rule, finding and advice."""
+
+# ruff: noqa: E501 - messages stand here as they are printed
+
+from pathlib import Path
+
+import pytest
+from documents import BOX, lay, refusal
+
+from simulator import catalog
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lay(tmp_path)
+
+
+def refused_box(change, by=""):
+    """What is said of the box when one piece of its text is another."""
+    assert change in BOX
+    Path("box.yaml").write_text(BOX.replace(change, by))
+    return refusal(catalog.load, "box.yaml", "hardware")
+
+
+@pytest.mark.parametrize(
+    ("change", "by", "message"),
+    [
+        (
+            "64 GB",
+            "64",
+            "box.yaml:7, tiers.hbm.capacity: a size has a unit, such as '64 GB', found the bare value 64; write its unit",
+        ),
+        (
+            "64 GB",
+            "-64 GB",
+            "box.yaml:7, tiers.hbm.capacity: a size is at least 0 B, found '-64 GB'; remove the sign",
+        ),
+        (
+            "64 GB",
+            "64 Gb",
+            (
+                "box.yaml:7, tiers.hbm.capacity: a size is needed, such as '64 GB', found '64 Gb'; use one of B, kB, MB, GB, "
+                "TB, PB, KiB, MiB, GiB, TiB (did you mean 'GB'?)"
+            ),
+        ),
+        (
+            "target: ddr",
+            "target: dram",
+            "box.yaml:10, links.d2h.target: a link joins two tiers, found 'dram'; use one of hbm, ddr",
+        ),
+        (
+            "  ddr:",
+            "  ssd: {capacity: inf}\n  ddr:",
+            (
+                "box.yaml:8, tiers.ssd: links join every tier with the compute tier 'hbm', found none to or from 'ssd'; "
+                "add a link, or remove the tier"
+            ),
+        ),
+        (
+            "compute_tier: hbm",
+            "compute-tier: hbm",
+            (
+                "box.yaml:3, compute-tier: only known keys stand here, found 'compute-tier'; use one of name, title, "
+                "sources, assumed, fitted, schema, compute_tier, compute, host, tiers, links, buses "
+                "(did you mean 'compute_tier'?)"
+            ),
+        ),
+        ("name: box\n", "", "box.yaml:1: the key 'name' is needed here, found none; add it"),
+        (
+            "target: ddr,",
+            "target: ddr, channels: true,",
+            (
+                "box.yaml:10, links.d2h.channels: a whole number is needed, found true; "
+                "write a whole number without a unit or quotes"
+            ),
+        ),
+        (
+            "target: ddr,",
+            "target: ddr, sharing: unfair,",
+            (
+                "box.yaml:10, links.d2h.sharing: one of fifo, fair, servers is needed, found 'unfair'; "
+                "use one of fifo, fair, servers (did you mean 'fair'?)"
+            ),
+        ),
+        (
+            "  ddr: {capacity: inf}",
+            "  d.r: {capacity: inf}",
+            "box.yaml:8, tiers.d.r: a name of letters, digits, '_' and '-' is needed, found 'd.r'; correct the name",
+        ),
+        (
+            "bandwidth: 1.6 TB/s",
+            "bandwidth_bytes_per_s: 1.6 TB/s",
+            (
+                "box.yaml:7, tiers.hbm.bandwidth_bytes_per_s: only known keys stand here, found 'bandwidth_bytes_per_s'; use "
+                "one of scope, capacity, reserved, bandwidth (did you mean 'bandwidth'?)"
+            ),
+        ),
+        (
+            "  compute: a toy",
+            "  compute: 3",
+            "box.yaml:13, assumed.compute: a text is needed, found 3; put it in quotes",
+        ),
+        (
+            "  compute: a toy\n",
+            "",
+            (
+                "box.yaml:5, compute.peak.bf16: each figure has an origin under sources, assumed or fitted, found none; "
+                "cite 'compute.peak.bf16' in sources, or say in assumed why it was chosen"
+            ),
+        ),
+        (
+            "  compute: a toy\n",
+            "  compute: a toy\n  host: a toy\n",
+            (
+                "box.yaml:14, assumed.host: an entry here names a field that the document states, found 'host'; "
+                "correct the path, or remove the entry"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_field_is_refused_with_its_line(folder, change, by, message):
+    assert refused_box(change, by) == message
+
+
+def test_all_faults_are_told_at_once(folder):
+    assert refused_box("33.6 GB/s", "33.6") == (
+        "box.yaml: a document keeps its rules, found 2 faults; correct each:\n"
+        "  box.yaml:10, links.d2h.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 33.6; "
+        "write its unit\n"
+        "  box.yaml:11, links.h2d.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 33.6; "
+        "write its unit"
+    )
+
+
+def test_a_document_of_another_kind(folder):
+    assert refusal(catalog.load, "job.yaml", "hardware") == (
+        "job.yaml:1: a hardware document says what it is, found schema 'hosim/workload/1'; "
+        "use a hardware document, whose first line is 'schema: hosim/hardware/1'"
+    )

@@ -1,0 +1,196 @@
+"""A scenario with all that it names, and with what is set from outside."""
+
+# ruff: noqa: E501 - messages stand here as they are printed
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from documents import BOX, JOB, STORY, lay, refusal
+
+from simulator import catalog
+from simulator.catalog.text import compose
+from simulator.hardware import Hardware
+from simulator.scenario import Scenario
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lay(tmp_path)
+
+
+def test_resolving_applies_what_is_set_and_keeps_its_origin(folder):
+    loaded = catalog.resolve("story.yaml")
+    rates = [link.bandwidth_bytes_per_s for link in loaded.hardware.links.values()]
+    assert rates == [40_000_000_000] * 2
+    assert loaded.hardware.origin("links.d2h.bandwidth") == "cited"
+    assert loaded.hardware.sources["links.h2d.bandwidth"][0].text == "a paper"
+    assert loaded.hardware.origin("tiers.hbm.capacity") == "assumed"
+    assert loaded.sha256 == {
+        name: hashlib.sha256(text.encode()).hexdigest()
+        for name, text in (("scenario", STORY), ("hardware", BOX), ("workload", JOB))
+    }
+
+
+def test_changes_from_outside_win_and_need_no_origin(folder):
+    loaded = catalog.resolve("story.yaml", dict([catalog.setting("links.d2h.bandwidth = 70 GB/s")]))
+    rates = {name: link.bandwidth_bytes_per_s for name, link in loaded.hardware.links.items()}
+    assert rates == {"d2h": 70_000_000_000, "h2d": 40_000_000_000}
+    assert loaded.hardware.assumed["links.d2h.bandwidth"] == "changed for this run"
+    assert loaded.scenario.set_ == {"links.*.bandwidth": "40 GB/s", "links.d2h.bandwidth": "70 GB/s"}
+    assert list(loaded.scenario.field_errors()) == []
+    replaced = catalog.resolve("story.yaml", {"links.*.bandwidth": "1 GB/s"}).scenario
+    assert (replaced.set_, replaced.sources) == ({"links.*.bandwidth": "1 GB/s"}, {})
+
+
+def test_a_field_left_at_its_default_can_be_set(folder):
+    changes = {"links.d2h.latency": "5 us", "host.reactive.sync": "3 us", "compute.achieved_fraction.default": "0.5"}
+    hardware = catalog.resolve("story.yaml", changes).hardware
+    assert hardware.links["d2h"].latency_ns == 5_000
+    assert hardware.host.reactive.sync_ns == 3_000
+    assert hardware.compute.achieved_fraction == {"default": 0.5}
+    assert hardware.host.queue_depth == Hardware.model_validate(compose(BOX, "box").plain()).host.queue_depth
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "link.d2h.bandwidth",
+            "1 GB/s",
+            (
+                "set, link.d2h.bandwidth: a change names a field of the hardware, found 'link.d2h.bandwidth'; use one of "
+                "compute_tier, compute, host, tiers, links, buses (did you mean 'links'?)"
+            ),
+        ),
+        (
+            "links.*.bandwith",
+            "1 GB/s",
+            (
+                "set, links.*.bandwith: a change names a field of the hardware, found 'links.*.bandwith'; after 'links.d2h' "
+                "use one of source, target, bandwidth, latency, channels, sharing, efficiency (did you mean 'bandwidth'?)"
+            ),
+        ),
+        (
+            "links.d2h.bandwidth.rate",
+            "1 GB/s",
+            (
+                "set, links.d2h.bandwidth.rate: a change names a field of the hardware, found 'links.d2h.bandwidth.rate'; "
+                "stop at 'links.d2h.bandwidth', which is a value"
+            ),
+        ),
+        (
+            "links.d2h.bandwidth",
+            "40",
+            "set, links.d2h.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 40; write its unit",
+        ),
+        (
+            "links.d2h.target",
+            "dram",
+            "set, links.d2h.target: a link joins two tiers, found 'dram'; use one of hbm, ddr",
+        ),
+        (
+            "name",
+            "other",
+            (
+                "set, name: a change names a field of the hardware, found 'name'; use one of "
+                "compute_tier, compute, host, tiers, links, buses"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_change_is_refused(folder, key, value, message):
+    assert refusal(catalog.resolve, "story.yaml", {key: value}) == message
+
+
+@pytest.mark.parametrize("text", ["links.d2h.bandwidth", "=1", "links.d2h.bandwidth="])
+def test_a_change_is_a_key_and_a_value(text):
+    message = f"set: a change is a key, '=' and a value, found {text!r}; write it as 'links.d2h.bandwidth=40 GB/s'"
+    assert refusal(catalog.setting, text) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "by", "message"),
+    [
+        (
+            "40 GB/s",
+            "40 GBps",
+            (
+                "story.yaml:6, set.links.*.bandwidth: a rate is needed, such as '33.6 GB/s', found '40 GBps'; use one of "
+                "B/s, kB/s, MB/s, GB/s, TB/s, PB/s, KiB/s, MiB/s, GiB/s, TiB/s (did you mean 'GB/s'?)"
+            ),
+        ),
+        (
+            "homes:",
+            "  links.d2h.latency: 1 us\nhomes:",
+            (
+                "story.yaml:7, set.links.d2h.latency: each figure has an origin under sources, assumed or fitted, found none; "
+                "cite 'links.d2h.latency' in sources, or say in assumed why it was chosen"
+            ),
+        ),
+        (
+            "weight: hbm",
+            "weight: hmb",
+            (
+                "story.yaml:7, homes.weight: a home is a tier, or free, found 'hmb'; use one of hbm, ddr, free "
+                "(did you mean 'hbm'?)"
+            ),
+        ),
+        (
+            "homes:",
+            "budget: 65 GB\nhomes:",
+            (
+                "story.yaml:7, budget: a budget is at most what hbm has (64.0 GB), found 65.0 GB; "
+                "lower it, or set tiers.hbm.capacity"
+            ),
+        ),
+        (
+            "[resident]",
+            "[resident, best.jsonl]",
+            "story.yaml:8, policies.1: an input is a file, found no such file: 'best.jsonl'; correct the path",
+        ),
+        (
+            "[resident]",
+            "[]",
+            "story.yaml:8, policies: at least 1 entry is needed, found a list; add one",
+        ),
+    ],
+)
+def test_a_wrong_scenario_is_refused_with_its_line(folder, change, by, message):
+    assert change in STORY
+    Path("story.yaml").write_text(STORY.replace(change, by))
+    assert refusal(catalog.resolve, "story.yaml") == message
+
+
+def test_files_that_documents_name_are_inputs(folder):
+    Path("step.jsonl").write_text("{}\n")
+    Path("best.jsonl").write_text("{}\n")
+    Path("job.yaml").write_text("schema: hosim/workload/1\nname: job\ngraph: step.jsonl\n")
+    Path("story.yaml").write_text(STORY.replace("[resident]", "[best.jsonl]"))
+    loaded = catalog.resolve("story.yaml")
+    assert loaded.paths["graph"].read_text() == loaded.paths["plan best"].read_text() == "{}\n"
+    assert loaded.sha256["graph"] == loaded.sha256["plan best"] == hashlib.sha256(b"{}\n").hexdigest()
+
+
+def test_documents_may_come_from_python(folder):
+    box, job = catalog.read_hardware("box.yaml"), catalog.read_workload("job.yaml")
+    story = Scenario(name="mine", hardware="-", workload="-", policies=("static",), set={"links.*.latency": "1 us"})
+    loaded = catalog.resolve(story, hardware=box, workload=job)
+    assert loaded.hardware.links["h2d"].latency_ns == 1_000
+    assert (loaded.workload, loaded.sha256) == (job, {})
+
+
+def test_what_was_run_can_be_run_again(folder, tmp_path):
+    Path("step.jsonl").write_text("{}\n")
+    Path("job.yaml").write_text("schema: hosim/workload/1\nname: job\ngraph: step.jsonl\n")
+    first = catalog.resolve("story.yaml", {"links.d2h.latency": "5 us"})
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in first.documents().items():
+        (out / name).write_text(text)
+    again = catalog.resolve(out / "scenario.yaml")
+    assert again.hardware == first.hardware
+    assert again.sha256["graph"] == first.sha256["graph"]
+    assert again.scenario.set_ == first.scenario.set_
+    assert again.documents() == first.documents()

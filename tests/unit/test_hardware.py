@@ -1,0 +1,145 @@
+"""The hardware profile: what it says, and what it refuses."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from simulator.hardware import Hardware
+from simulator.units import FieldError
+
+
+def machine(**more):
+    data = {
+        "name": "toy",
+        "compute_tier": "hbm",
+        "compute": {"peak": {"bf16": "100 TFLOP/s"}},
+        "tiers": {"hbm": {"capacity": "64 GB", "bandwidth": "1.6 TB/s"}, "ddr": {"capacity": "inf"}},
+        "links": {
+            "d2h": {"source": "hbm", "target": "ddr", "bandwidth": "33.6 GB/s"},
+            "h2d": {"source": "ddr", "target": "hbm", "bandwidth": "33.6 GB/s", "latency": "10 us"},
+        },
+    }
+    return data | more
+
+
+def refusal(data):
+    """The first thing that the machine refuses: path and message."""
+    with pytest.raises(ValidationError) as caught:
+        Hardware.model_validate(data)
+    item = caught.value.errors()[0]
+    said = item["ctx"]["error"]
+    assert isinstance(said, FieldError)
+    return ".".join((*map(str, item["loc"]), *said.at)), str(said)
+
+
+def test_holds_whole_numbers_and_names_in_order():
+    hw = Hardware.model_validate(machine())
+    assert hw.tier_names == ("hbm", "ddr")
+    assert hw.link_names == ("d2h", "h2d")
+    assert hw.tiers["hbm"].usable_bytes == 64_000_000_000
+    assert hw.tiers["ddr"].capacity_bytes == math.inf
+    assert hw.links["h2d"].latency_ns == 10_000
+    assert (hw.link_between("hbm", "ddr"), hw.link_between("ddr", "ddr")) == ("d2h", None)
+
+
+def test_reserved_room_is_not_usable():
+    tiers = {"hbm": {"capacity": "64 GB", "reserved": "4 GB", "bandwidth": "1.6 TB/s"}, "ddr": {"capacity": "inf"}}
+    assert Hardware.model_validate(machine(tiers=tiers)).tiers["hbm"].usable_bytes == 60_000_000_000
+
+
+def test_python_writes_the_same_machine():
+    hw = Hardware.model_validate(machine())
+    assert Hardware.model_validate(hw.model_dump()) == hw
+
+
+def test_a_tier_may_be_read_only():
+    links = {
+        "read": {"source": "ssd", "target": "ddr", "bandwidth": "7 GB/s"},
+        "h2d": {"source": "ddr", "target": "hbm", "bandwidth": "33.6 GB/s"},
+    }
+    tiers = machine()["tiers"] | {"ssd": {"capacity": "inf"}}
+    assert Hardware.model_validate(machine(tiers=tiers, links=links)).link_between("ssd", "ddr") == "read"
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "message"),
+    [
+        (
+            {"compute_tier": "hbn"},
+            "compute_tier",
+            "the compute tier is one of the tiers, found 'hbn'; use one of hbm, ddr (did you mean 'hbm'?)",
+        ),
+        (
+            {"compute_tier": "ddr"},
+            "tiers.ddr",
+            "the compute tier has a bandwidth, found none; add its bandwidth",
+        ),
+        (
+            {"links": {"up": {"source": "hbm", "target": "dram", "bandwidth": "1 GB/s"}}},
+            "links.up.target",
+            "a link joins two tiers, found 'dram'; use one of hbm, ddr",
+        ),
+        (
+            {"links": {"up": {"source": "hbm", "target": "hbm", "bandwidth": "1 GB/s"}}},
+            "links.up",
+            "a link joins two different tiers, found 'hbm' twice; change one end",
+        ),
+        (
+            {"links": {}},
+            "tiers.ddr",
+            (
+                "links join every tier with the compute tier 'hbm', found none to or from 'ddr'; "
+                "add a link, or remove the tier"
+            ),
+        ),
+        (
+            {"buses": {"pcie": {"links": ["d2h", "up"], "bandwidth": "1 GB/s"}}},
+            "buses.pcie.links",
+            "a bus caps links, found 'up'; use one of d2h, h2d",
+        ),
+        (
+            {"buses": {"pcie": {"links": ["d2h", "d2h"], "bandwidth": "1 GB/s"}}},
+            "buses.pcie.links",
+            "a bus names each link once, found d2h, d2h; remove the repetition",
+        ),
+        (
+            {"tiers": {"hbm": {"capacity": "1 GB", "reserved": "2 GB", "bandwidth": "1 TB/s"}}},
+            "tiers.hbm.reserved",
+            "what is reserved is part of the capacity, found 2,000,000,000 of 1,000,000,000 B; lower it",
+        ),
+        (
+            {
+                "links": {
+                    "d2h": {
+                        "source": "hbm",
+                        "target": "ddr",
+                        "bandwidth": "1 GB/s",
+                        "efficiency": [{"size": "1 MB", "fraction": 0.5}, {"size": "1 kB", "fraction": 0.1}],
+                    }
+                }
+            },
+            "links.d2h.efficiency",
+            "the sizes of the curve increase, found 1,000,000 B, 1,000 B; sort the points",
+        ),
+        (
+            {"tiers": {"hbm": {"capacity": "-1 GB", "bandwidth": "1 TB/s"}}},
+            "tiers.hbm.capacity",
+            "a size is at least 0 B, found '-1 GB'; remove the sign",
+        ),
+        (
+            {"links": {"d2h": {"source": "hbm", "target": "ddr", "bandwidth": "0 B/s"}}},
+            "links.d2h.bandwidth",
+            "a rate is more than 0 B/s, such as '33.6 GB/s', found '0 B/s'; write a positive rate",
+        ),
+    ],
+)
+def test_refuses_what_cannot_be(more, path, message):
+    assert refusal(machine(**more)) == (path, message)
+
+
+@pytest.mark.parametrize("fraction", [0, 0.0, 1.1, -0.5, True, "0.5", math.nan])
+def test_a_share_is_a_number_above_0_and_at_most_1(fraction):
+    compute = {"peak": {"bf16": "1 TFLOP/s"}, "achieved_bandwidth": fraction}
+    with pytest.raises(ValidationError, match="achieved_bandwidth"):
+        Hardware.model_validate(machine(compute=compute))

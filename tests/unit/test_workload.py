@@ -1,0 +1,49 @@
+"""The workload: a model or a graph, not both."""
+
+import pytest
+from pydantic import ValidationError
+
+from simulator.workload import Workload
+
+MODEL = {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32}
+
+
+def refusal(**data):
+    with pytest.raises(ValidationError) as caught:
+        Workload.model_validate({"name": "toy", **data})
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def test_a_model_with_its_defaults():
+    workload = Workload.model_validate({"name": "toy", "model": MODEL})
+    assert (workload.phase, workload.steps, workload.parallel.zero_stage) == ("train", 2, 0)
+    assert workload.model is not None
+    assert workload.model.family == "llama"
+
+
+def test_a_graph_from_a_file():
+    assert Workload.model_validate({"name": "toy", "graph": "step.jsonl", "steps": 3}).graph == "step.jsonl"
+
+
+def test_needs_one_of_them():
+    assert refusal() == "a workload has a model or a graph, found neither; add the key model or graph"
+
+
+@pytest.mark.parametrize("key", ["model", "sequence"])
+def test_a_graph_is_not_half_a_model(key):
+    extra = {"model": MODEL, "sequence": 128}[key]
+    message = f"a workload from a graph states nothing of a model, found {key}; remove {key}, or graph"
+    assert refusal(graph="step.jsonl", **{key: extra}) == message
+
+
+def test_heads_divide():
+    message = "hidden is a multiple of heads, found 8 and 3; change hidden or heads"
+    assert refusal(model=MODEL | {"heads": 3}) == message
+    message = "heads is a multiple of kv_heads, found 4 and 3; change heads or kv_heads"
+    assert refusal(model=MODEL | {"kv_heads": 3}) == message
+
+
+@pytest.mark.parametrize("layers", [0, -1, 1.5, True, "2"])
+def test_counts_are_whole_numbers_from_1(layers):
+    with pytest.raises(ValidationError, match="layers"):
+        Workload.model_validate({"name": "toy", "model": MODEL | {"layers": layers}})
