@@ -33,6 +33,7 @@ def test_compressed_files_have_the_same_bytes_each_time(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz"):
         jsonl.write(tmp_path / name, [{"schema": "test/1"}])
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert (tmp_path / "a.gz").read_bytes()[3:8] == bytes(5), "a name or a time is in the header"
 
 
 def test_a_file_that_breaks_off_leaves_the_old_one(tmp_path: Path) -> None:

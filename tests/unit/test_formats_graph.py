@@ -89,7 +89,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs())
 def test_any_graph_survives(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> None:
     path = tmp_path_factory.mktemp("graphs") / "g.jsonl"
@@ -152,7 +152,7 @@ def test_bad_graphs_are_refused_with_file_and_line(tmp_path: Path, name: str) ->
     assert message in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused_but_never_crashes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

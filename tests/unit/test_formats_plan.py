@@ -87,7 +87,7 @@ def codes() -> st.SearchStrategy[Code]:
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     policy=st.text(max_size=5),
     home=st.tuples(*[st.integers(NOWHERE, 2)] * 4),
