@@ -171,18 +171,17 @@ class Domain:
         timer.callbacks.append(self._timer)
 
     def _timer(self, event: simpy.Event) -> None:
-        """End what is done by now; a timer of an older generation is void."""
-        if event.value != self._generation:
-            return
-        self._advance()
-        ended: list[tuple[int, Owner]] = []
-        for name, pipe in list(self._pipes.items()):
-            while pipe.tags and pipe.tags[0][0] <= pipe.clock:
-                ended.append(heappop(pipe.tags)[1:])
-            if not pipe.tags:
-                del self._pipes[name]
-        ended.sort(key=lambda end: end[0])
-        self._change()
-        for _, owner in ended:
-            owner.end()
+        """End what is done by now; a timer of an older generation only closes the round."""
+        if event.value == self._generation:
+            self._advance()
+            ended: list[tuple[int, Owner]] = []
+            for name, pipe in list(self._pipes.items()):
+                while pipe.tags and pipe.tags[0][0] <= pipe.clock:
+                    ended.append(heappop(pipe.tags)[1:])
+                if not pipe.tags:
+                    del self._pipes[name]
+            ended.sort(key=lambda end: end[0])
+            self._change()
+            for _, owner in ended:
+                owner.end()
         self._rounds.close()

@@ -1,0 +1,274 @@
+"""One short story per rule of the machine, each with an exact timeline (design, semantics 1 to 13)."""
+
+from __future__ import annotations
+
+import pytest
+from stories import graph, machine, peak_bytes, play, steps, timeline, waits
+
+from simulator import engine
+from simulator.errors import CapacityError, PlanError
+from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
+from simulator.scenario import Switches
+
+
+def test_1_host_pays_for_each_step_of_a_fixed_plan_and_for_its_launch():
+    h = machine(host={"fixed": {"launch": "100 ns", "step": "7 ns"}})
+    g = graph("a 10", "f: -> a, 5 ns", "g: a ->, 5 ns")
+    t = play(h, g, "compute f; compute g; detach a hbm")
+    assert timeline(t, g, h) == ["107-112 f", "114-119 g"]
+    assert waits(t, g) == ["0-107 f host", "112-114 g host"]
+
+
+def test_1_reactive_host_pays_to_inspect_to_issue_and_to_synchronise():
+    prices = {"inspect": "1 ns", "compute": "2 ns", "copy": "4 ns", "detach": "8 ns", "sync": "16 ns"}
+    h = machine(host={"reactive": prices})
+    g = graph("w 10 persistent", "f: w ->, 5 ns")
+
+    def decide(view):
+        assert view.now_ns == 0
+        yield (COPY, 0, 1, 0)
+        assert view.now_ns == 4
+        assert view.place(0, 0) == "valid"
+        assert not view.settled(0)
+        assert view.room_bytes(0) == 100
+        yield (3, 0, 0, 0)
+        assert view.now_ns == 20
+        assert view.settled(0)
+        yield (COMPUTE, 0, 0, 0)
+        yield (2, 0, 0, 0)
+
+    t = play(h, g, decide, "w ddr")
+    assert timeline(t, g, h) == ["4-14 h2d w", "23-28 f"]
+    assert next(zip(*t.issued[0].whole().values(), strict=True)) == (COPY, 0, 1, 0)
+    assert waits(t, g) == ["0-23 f host"]
+
+
+def test_1_host_runs_ahead_by_the_depth_of_its_queue():
+    ops = [f"f{i}: ->, 10 ns" for i in range(5)]
+    g = graph("a 1", *ops)
+    t = play(machine(host={"queue_depth": 1}), g, "; ".join(f"compute f{i}" for i in range(5)))
+    assert t.spans.whole()["issued_ns"].tolist() == [0, 0, 10, 20, 30]
+    t = play(machine(host={"queue_depth": 4}), g, "; ".join(f"compute f{i}" for i in range(5)))
+    assert t.spans.whole()["issued_ns"].tolist() == [0, 0, 0, 0, 10], "filled up again once half has started"
+
+
+def test_1_sync_is_the_only_step_the_host_waits_for():
+    h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: ->, 10 ns")
+    t = play(h, g, "compute f; copy a hbm ddr; sync a; compute g; detach a hbm; detach a ddr")
+    assert timeline(t, g, h) == ["0-10 f", "10-50 d2h a", "50-60 g"]
+    assert waits(t, g) == ["10-50 g transfer"]
+
+
+def test_2_computes_of_a_stream_run_in_issue_order_and_streams_run_side_by_side():
+    h, g = machine(), graph("a 1", "f: ->, 10 ns", "g: ->, 4 ns", "k: ->, 3 ns")
+    t = play(h, g, "compute f 0; compute g 1; compute k 1")
+    assert timeline(t, g, h) == ["0-10 f", "0-4 g", "4-7 k"]
+
+
+def test_2_streams_wait_for_each_other_where_they_share_a_tensor():
+    h, g = machine(), graph("a 1", "f: -> a, 10 ns", "g: a ->, 4 ns", "k: -> a, 3 ns")
+    t = play(h, g, "compute f 0; compute g 1; compute k 0; detach a hbm")
+    assert timeline(t, g, h) == ["0-10 f", "10-14 g", "14-17 k"]
+    assert waits(t, g) == ["0-10 g order", "10-14 k order"]
+
+
+def test_3_room_is_taken_at_the_start_and_a_write_in_place_takes_none():
+    h = machine("50 B")
+    g = graph("a 40", "f: -> a, 10 ns, workspace 10", "g: a -> a, 10 ns")
+    t = play(h, g, "compute f; compute g; detach a hbm")
+    assert timeline(t, g, h) == ["0-10 f", "10-20 g"]
+    assert peak_bytes(t, 0) == 50
+    assert t.residencies.whole()["time_ns"].tolist() == [0, 0, 10, 20]
+
+
+def test_4_a_copy_becomes_eligible_when_the_compute_before_it_has_started_or_by_switch_ended():
+    h, g = machine(), graph("w 30 persistent", "f: ->, 10 ns", "g: w ->, 10 ns")
+    plan = "compute f; copy w ddr hbm; compute g; detach w hbm"
+    t = play(h, g, plan, "w ddr")
+    assert timeline(t, g, h) == ["0-10 f", "0-30 h2d w", "30-40 g"]
+    t = play(h, g, plan, "w ddr", switches=Switches(copies_wait_for="end"))
+    assert timeline(t, g, h) == ["0-10 f", "10-40 h2d w", "40-50 g"]
+
+
+def test_4_a_head_that_cannot_start_blocks_its_channel_and_a_transfer_holds_both_places():
+    h = machine("60 B")
+    g = graph("w 40 persistent, v 10 persistent, a 50", "f: -> a, 20 ns", "g: w v ->, 5 ns")
+    t = play(
+        h,
+        g,
+        "compute f; copy w ddr hbm; copy v ddr hbm; detach a hbm; compute g; detach w hbm; detach v hbm",
+        "w ddr, v ddr",
+    )
+    assert timeline(t, g, h) == ["0-20 f", "20-60 h2d w", "60-70 h2d v", "70-75 g"]
+    assert waits(t, g) == ["20-60 g transfer", "60-70 g transfer"], "first for w, then for v"
+
+
+def test_4_channels_carry_transfers_side_by_side_and_share_the_link():
+    h, g = machine(h2d={"channels": 2}), graph("w 30 persistent, v 10 persistent", "f: w v ->, 5 ns")
+    t = play(h, g, "copy w ddr hbm; copy v ddr hbm; compute f; detach w hbm; detach v hbm", "w ddr, v ddr")
+    assert timeline(t, g, h) == ["0-40 h2d w", "0-20 h2d v", "40-45 f"]
+    assert sorted(t.spans.whole()["channel"].tolist()) == [0, 0, 1]
+
+
+def test_5_steps_on_one_tensor_take_effect_in_issue_order():
+    h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: a ->, 10 ns")
+    t = play(
+        h,
+        g,
+        "compute f; copy a hbm ddr; detach a hbm; copy a ddr hbm; compute g; compute k\ndetach a hbm; detach a ddr",
+    )
+    assert timeline(t, g, h) == ["0-10 f", "10-50 d2h a", "50-90 h2d a", "90-100 g", "100-110 k"]
+
+
+def test_5_reads_overlap_a_copy_and_a_write_waits_for_it_and_makes_other_copies_stale():
+    h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: a ->, 5 ns", "k: a -> a, 5 ns")
+    t = play(h, g, "compute f; copy a hbm ddr; compute g; compute k; copy a hbm ddr; detach a hbm; detach a ddr")
+    assert timeline(t, g, h) == ["0-10 f", "10-50 d2h a", "10-15 g", "50-55 k", "55-95 d2h a"]
+    assert waits(t, g) == ["15-50 k transfer"]
+    assert peak_bytes(t, 1) == 40, "a refresh of a stale copy takes no new room"
+
+
+def test_5_a_reactive_plan_that_reads_what_it_detached_is_refused():
+    def decide(view):
+        yield (COMPUTE, 0, 0, 0)
+        yield (2, 0, 0, 0)
+        yield (COMPUTE, 1, 0, 0)
+
+    g = graph("a 40", "f: -> a, 10 ns", "g: a ->, 5 ns")
+    with pytest.raises(PlanError, match=r"step 2 \(compute g\): what a compute reads is valid .* 'a' absent in hbm"):
+        play(machine(), g, decide)
+
+
+def test_6_death_is_a_detach_and_nothing_is_freed_by_itself():
+    h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: ->, 10 ns")
+    t = play(h, g, "compute f; compute g")
+    assert t.residencies.whole()["delta_bytes"].tolist() == [40]
+
+
+def test_8_computes_go_before_copies_and_a_large_request_is_never_overtaken():
+    h = machine("100 B")
+    g = graph("a 60, b 60, w 30 persistent", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: -> b, 10 ns", "m: w ->, 1 ns")
+    t = play(
+        h,
+        g,
+        "compute f; compute g; copy w ddr hbm; detach a hbm; compute k; detach b hbm; compute m; detach w hbm",
+        "w ddr",
+    )
+    assert timeline(t, g, h) == ["0-10 f", "10-20 g", "10-40 h2d w", "20-30 k", "40-41 m"]
+    g = graph("a 60, b 60, w 50 persistent, v 10 persistent", "f: -> a, 10 ns", "g: a ->, 10 ns", "m: w v ->, 1 ns")
+    t = play(
+        h,
+        g,
+        "compute f; compute g; copy w ddr hbm; copy v ddr hbm; detach a hbm; compute m; detach w hbm; detach v hbm",
+        "w ddr, v ddr",
+    )
+    assert timeline(t, g, h) == ["0-10 f", "10-20 g", "20-70 h2d w", "70-80 h2d v", "80-81 m"]
+
+
+def test_9_at_one_instant_ends_then_frees_then_starts_and_zero_spans_end_in_the_next_round():
+    h = machine("40 B")
+    g = graph("a 40, b 40", "f: -> a, 10 ns", "z: ->, 0 ns", "y: ->, 0 ns", "g: -> b, 10 ns")
+    t = play(h, g, "compute f; detach a hbm; compute z; compute y; compute g; detach b hbm")
+    assert timeline(t, g, h) == ["0-10 f", "10-10 z", "10-10 y", "10-20 g"]
+    assert peak_bytes(t, 0) == 40
+    assert len(t.waits) == 0
+
+
+def test_10_latency_holds_the_channel_but_takes_no_bandwidth():
+    h = machine(h2d={"channels": 2, "latency": "10 ns"})
+    g = graph("w 30 persistent, v 30 persistent", "k: ->, 20 ns", "f: w v ->, 5 ns")
+    t = play(h, g, "copy w ddr hbm; compute k; copy v ddr hbm; compute f; detach w hbm; detach v hbm", "w ddr, v ddr")
+    assert timeline(t, g, h) == ["0-70 h2d w", "0-20 k", "0-70 h2d v", "70-75 f"]
+
+
+def test_10_size_efficiency_is_the_cap_of_the_flow_and_only_fair_links_pass_it_on():
+    points = [{"size": "10 B", "fraction": 0.25}, {"size": "1 kB", "fraction": 1.0}]
+    g = graph("v 10 persistent, w 1000 persistent", "f: w v ->, 5 ns")
+    plan = "copy v ddr hbm; copy w ddr hbm; compute f; detach w hbm; detach v hbm"
+    for sharing, end in (("fifo", 1020), ("fair", 1010), ("servers", 2000)):
+        h = machine("2 kB", h2d={"channels": 2, "efficiency": points, "sharing": sharing})
+        t = play(h, g, plan, "w ddr, v ddr")
+        assert timeline(t, g, h)[:2] == ["0-40 h2d v", f"0-{end} h2d w"], sharing
+
+
+def test_10_links_on_a_bus_share_it():
+    h = machine(buses={"duplex": {"links": ["d2h", "h2d"], "bandwidth": "1 GB/s"}})
+    g = graph("w 30 persistent, a 30", "f: -> a, 10 ns", "g: w ->, 5 ns")
+    t = play(
+        h, g, "compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach a hbm; detach a ddr; detach w hbm", "w ddr"
+    )
+    assert timeline(t, g, h) == ["0-10 f", "0-50 h2d w", "10-60 d2h a", "50-55 g"]
+
+
+def test_10_by_switch_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels():
+    h = machine(compute={"peak": {"bf16": "inf"}})
+    tensors, ops = "w 30 persistent, x 20 persistent", ("f: x ->", "g: w ->")
+    g = graph(tensors, *ops)
+    g = type(g)(g.name, g.tensors, tuple(type(op)(op.name, op.reads, op.writes, op.read_bytes) for op in g.ops))
+    plan = "copy w ddr hbm; compute f; compute g; detach w hbm"
+    assert timeline(play(h, g, plan, "w ddr, x hbm"), g, h) == ["0-30 h2d w", "0-20 f", "30-60 g"]
+    t = play(h, g, plan, "w ddr, x hbm", switches=Switches(hbm_contention=True))
+    assert timeline(t, g, h) == ["0-50 h2d w", "0-40 f", "50-80 g"]
+
+
+def test_12_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():
+    h = machine("100 B", host={"fixed": {"launch": "5 ns"}})
+    g = graph("w 60 persistent, a 80", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: w ->, 10 ns")
+    t = play(
+        h,
+        g,
+        "compute f; compute g; copy a hbm ddr; detach a hbm; copy w ddr hbm; compute k; detach w hbm; detach a ddr",
+        "w ddr",
+    )
+    assert timeline(t, g, h) == ["5-15 f", "15-25 g", "15-95 d2h a", "95-155 h2d w", "155-165 k"]
+    assert waits(t, g) == ["0-5 f host", "25-95 k capacity", "95-155 k transfer"]
+
+
+def test_12_waiting_behind_another_transfer_is_a_transfer_wait_that_names_it():
+    h, g = machine(), graph("w 20 persistent, v 20 persistent", "f: v ->, 5 ns", "g: w ->, 5 ns")
+    t = play(h, g, "copy w ddr hbm; copy v ddr hbm; compute f; compute g; detach w hbm; detach v hbm", "w ddr, v ddr")
+    w = t.waits.whole()
+    assert [w[c].tolist() for c in ("start_ns", "end_ns", "tensor", "on", "blocker")] == [
+        [0, 20],
+        [20, 40],
+        [1, 1],
+        [1, 1],
+        [0, 1],
+    ]
+
+
+def test_13_a_plan_that_blocks_itself_is_told_with_who_waits_for_what():
+    h = machine("100 B")
+    g = graph("a 60, b 60", "f: -> a, 10 ns", "g: a -> b, 10 ns")
+    t = play(h, g, "compute f; compute g; detach a hbm; detach b hbm")
+    assert t.status == "blocked"
+    told = "op 'g' (step 1) waits for 60 B of room in hbm: 60 B of 100 B are held, largest 'a' 60 B; no issued detach"
+    assert t.blocked == (told + " will free more",)
+    assert timeline(t, g, h) == ["0-10 f"]
+
+
+def test_13_a_read_that_nothing_brings_is_told():
+    h, g = machine(), graph("w 60 persistent", "f: w ->, 10 ns")
+    t = play(h, g, "compute f", "w ddr")
+    assert t.blocked == ("op 'f' (step 0) waits for tensor 'w'", "no step that was issued brings tensor 'w'")
+
+
+def test_13_homes_that_exceed_a_tier_are_refused_before_the_run():
+    with pytest.raises(CapacityError, match="short by 20 B"):
+        play(machine("40 B"), graph("w 60 persistent", "f: w ->, 10 ns"), "compute f", "w hbm")
+
+
+def test_ranks_have_their_own_device_and_share_what_the_node_has():
+    buses = {"pool": {"links": ["h2d"], "bandwidth": "1 GB/s", "scope": "node"}}
+    h, g = machine(buses=buses), graph("w 30 persistent", "f: w ->, 5 ns")
+    home = (1,)
+    plan = Plan("story", h.tier_names, home, steps(g, h, "copy w ddr hbm; compute f; detach w hbm"))
+    t = engine.run([engine.Program(g, plan, [5]), engine.Program(g, plan, [5])], h)
+    s = t.spans.whole()
+    assert sorted(zip(*(s[c].tolist() for c in ("rank", "kind", "start_ns", "end_ns")), strict=True)) == [
+        (0, 0, 60, 65),
+        (0, 1, 0, 60),
+        (1, 0, 60, 65),
+        (1, 1, 0, 60),
+    ]
+    assert NOWHERE == -1
