@@ -115,7 +115,7 @@ def test_5_steps_on_one_tensor_take_effect_in_issue_order():
     t = play(
         h,
         g,
-        "compute f; copy a hbm ddr; detach a hbm; copy a ddr hbm; compute g; compute k\ndetach a hbm; detach a ddr",
+        "compute f; copy a hbm ddr; detach a hbm; copy a ddr hbm; compute g; compute k; detach a hbm; detach a ddr",
     )
     assert timeline(t, g, h) == ["0-10 f", "10-50 d2h a", "50-90 h2d a", "90-100 g", "100-110 k"]
 
