@@ -87,7 +87,7 @@ class Facts:
     Attributes
     ----------
     kind, a, b, c
-        What was issued: the codes, by issue.
+        What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
     row, issued_ns, start_ns, end_ns
         The span of each step by issue: its row, or `NONE` and times of 0.
     start, end, issued
@@ -104,8 +104,7 @@ class Facts:
         self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
         self.uses = Uses.of(graph)
         self._compute_uses: tuple[Ints, Ints] | None = None
-        codes = trace.issued[rank].whole()
-        self.kind, self.a, self.b, self.c = (codes[name] for name in ("kind", "a", "b", "c"))
+        self.kind, self.a, self.b, self.c = _issued(plan, trace, rank)
         self.spans, self.span_row = _rows_of(trace.spans.whole(), rank)
         self.waits, self.wait_row = _rows_of(trace.waits.whole(), rank)
         self.residencies, self.residency_row = _rows_of(trace.residencies.whole(), rank)
@@ -215,12 +214,18 @@ class Intervals:
         One row each; positions of the clock.
     stride
         More than the largest position.
+    joined
+        Whether stretches of a key that meet count as one.
     """
 
-    def __init__(self, key: Ints, start: Ints, end: Ints, stride: int) -> None:
+    def __init__(self, key: Ints, start: Ints, end: Ints, stride: int, *, joined: bool = False) -> None:
         order = np.lexsort((end, start, key))
-        self._key, self._end, self._stride = key[order], end[order], stride
-        self._at = self._key * stride + start[order]
+        key, start, end = key[order], start[order], end[order]
+        if joined and len(key):
+            first = np.concatenate(([True], (key[1:] != key[:-1]) | (start[1:] > end[:-1])))
+            key, start, end = key[first], start[first], end[np.append(first[1:], True)]
+        self._key, self._end, self._stride = key, end, stride
+        self._at = key * stride + start
 
     def cover(self, key: Ints, start: Ints, end: Ints) -> Bools:
         """Whether one stretch of the key holds from `start` to `end`."""
@@ -229,6 +234,17 @@ class Intervals:
         last = np.searchsorted(self._at, key * self._stride + start, "right") - 1
         found = (last >= 0) & (self._key[last] == key)
         return np.asarray(found & (self._end[last] >= end))
+
+
+def _issued(plan: Plan, trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Columns of what the host issued: as recorded, or as planned where a fixed plan was not recorded."""
+    steps, rows = plan.fixed, trace.issued[rank].whole()
+    if steps is None or len(rows["kind"]):
+        return rows["kind"], rows["a"], rows["b"], rows["c"]
+    kind, a, b, c = (
+        np.tile(np.array(column, np.int64), plan.repeats) for column in (steps.kind, steps.a, steps.b, steps.c)
+    )
+    return kind, a, b, c
 
 
 def _rows_of(table: Block, rank: int) -> tuple[Block, Ints]:

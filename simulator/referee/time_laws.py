@@ -43,7 +43,7 @@ def check_issued(facts: Facts) -> None:
     if facts.complete:
         facts.check_steps(asked, ran, "when a run completes, every step has run", ("span", facts.row[asked]))
         counts = np.bincount(facts.a[facts.steps(COMPUTE)], minlength=len(facts.graph.ops))
-        if counts.min(initial=0) < facts.graph.steps:
+        if counts.min() < facts.graph.steps:
             op = facts.graph.ops[int(counts.argmin())].name
             found = f"op {op!r} {int(counts.min())} times in {facts.graph.steps} steps"
             raise facts.broken("when a run completes, every op has run in each step", "spans", found)
@@ -181,14 +181,13 @@ def _check_wait_is_for_next(facts: Facts, stream: Ints, issue: Ints, is_wait: np
 
 
 def _check_transfer_waits(facts: Facts) -> None:
-    """Check that a wait for a transfer is covered by that transfer."""
+    """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back)."""
     waits, clock = facts.waits, facts.clock
     mine = np.flatnonzero(waits["cause"] == CAUSES.index("transfer"))
     start, end, on, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "on", "blocker"))
     copies, many = facts.ran(COPY), len(facts.sizes) + 2
-    running = Intervals(
-        facts.track[copies] * many + facts.a[copies], facts.start[copies], facts.end[copies], facts.stride
-    )
+    key = facts.track[copies] * many + facts.a[copies]
+    running = Intervals(key, facts.start[copies], facts.end[copies], facts.stride, joined=True)
     from_ = np.searchsorted(clock, start, "right") - 1
     covered = running.cover(on * many + blocker, from_, np.searchsorted(clock, end))
     shown = {"start_ns": start, "end_ns": end, "on": on, "blocker": blocker}

@@ -1,0 +1,102 @@
+"""How full each tier gets, and with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.graph import Graph, TensorKind
+from simulator.hardware import Hardware
+from simulator.trace import Trace
+
+Ints = NDArray[np.int64]
+
+
+def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
+    """Count the most that each tier ever holds: the largest running sum of its rows, in order [B].
+
+    Where ranks have an instance of a tier each, it is the fullest one's.
+    """
+    ranks = len(trace.issued)
+    own = np.array([tier.scope == "device" for tier in hardware.tiers.values()])
+    used, most = (np.zeros(len(own) * ranks, np.int64) for _ in range(2))
+    for block in trace.residencies.blocks():
+        instance = block["tier"] * ranks + np.where(own[block["tier"]], block["rank"], 0)
+        order = np.argsort(instance, kind="stable")
+        instance, delta = instance[order], block["delta_bytes"][order]
+        first = np.flatnonzero(np.concatenate(([True], instance[1:] != instance[:-1])))
+        running = np.cumsum(delta)
+        before = np.concatenate(([0], running))[first]
+        who = instance[first]
+        most[who] = np.maximum(most[who], used[who] + np.maximum.reduceat(running, first) - before)
+        used[who] += np.add.reduceat(delta, first)
+    by_tier = most.reshape(-1, ranks).max(axis=1).tolist()
+    return dict(zip(hardware.tier_names, by_tier, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What lies in a tier at the moment when most does.
+
+    Attributes
+    ----------
+    tier, time_ns, used_bytes
+        Where, when [ns] and how much [B].
+    by_kind
+        Tensor kind -> bytes, the largest first.
+    largest
+        ``(tensor name or workspace of an op, bytes)``, the largest first.
+    """
+
+    tier: str
+    time_ns: int
+    used_bytes: int
+    by_kind: dict[str, int]
+    largest: tuple[tuple[str, int], ...]
+
+
+def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, most: int = 10) -> Peak:
+    """Say what lies in a tier when it is fullest, for the first time, in rank 0's instance.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened.
+    tier
+        Name of the tier.
+    most
+        How many residents are named.
+    """
+    rows = trace.residencies.whole()
+    mine = rows["tier"] == hardware.tier_names.index(tier)
+    if hardware.tiers[tier].scope == "device":
+        mine &= rows["rank"] == 0
+    time, rank, tensor, delta = (rows[name][mine] for name in ("time_ns", "rank", "tensor", "delta_bytes"))
+    if not len(delta):
+        return Peak(tier, 0, 0, {}, ())
+    used = np.cumsum(delta)
+    at = int(used.argmax())
+    ranks = len(trace.issued)
+    keys, which = np.unique((tensor[: at + 1] + len(graph.ops)) * ranks + rank[: at + 1], return_inverse=True)
+    held = np.zeros(len(keys), np.int64)
+    np.add.at(held, which, delta[: at + 1])
+    largest = np.argsort(-held, kind="stable")
+    residents = [(int(keys[i]) // ranks - len(graph.ops), int(held[i])) for i in largest if held[i]]
+    by_kind: dict[str, int] = {}
+    for t, size in residents:
+        by_kind[kind_of(graph, t)] = by_kind.get(kind_of(graph, t), 0) + size
+    kinds = dict(sorted(by_kind.items(), key=lambda item: -item[1]))
+    names = tuple((name_of(graph, t), size) for t, size in residents[:most])
+    return Peak(tier, int(time[at]), int(used[at]), kinds, names)
+
+
+def kind_of(graph: Graph, tensor: int) -> str:
+    """Kind of a tensor id of the residencies; negative ids are workspaces."""
+    return graph.tensors[tensor].kind.value if tensor >= 0 else TensorKind.WORKSPACE.value
+
+
+def name_of(graph: Graph, tensor: int) -> str:
+    """Name of a tensor id of the residencies; negative ids are workspaces."""
+    return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

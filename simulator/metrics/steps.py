@@ -1,0 +1,114 @@
+"""Where the training steps of a run begin, from its trace alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.graph import Graph
+from simulator.plan import COMPUTE, COPY, DETACH
+from simulator.trace import Trace
+
+Ints = NDArray[np.int64]
+
+
+def step_starts(graph: Graph, trace: Trace, rank: int, compute_tier: int) -> Ints:
+    """Find the issue number at which each training step begins.
+
+    A fixed plan repeats: the distance of a compute's issue number to the next step's is the length of a step. What a
+    reactive plan issued is recorded: a step is over at the first place after its last op where all that is held is
+    what was held at time 0.
+
+    Parameters
+    ----------
+    graph
+        Runs ``graph.steps`` times.
+    trace
+        What happened.
+    rank
+        Whose steps.
+    compute_tier
+        Id of the tier that computes write to.
+
+    Returns
+    -------
+    array of int64
+        Ascending, from 0; one for each step that began (all of them if the run is complete).
+    """
+    if graph.steps == 1:
+        return np.zeros(1, np.int64)
+    codes = trace.issued[rank].whole()
+    if len(codes["kind"]):
+        return _recorded(graph, codes, _homes(graph, trace, rank), compute_tier)
+    issue, op = _computes(trace, rank)
+    each = len(issue) // graph.steps
+    if trace.status != "ok" or not each or len(issue) % graph.steps:
+        each = _first_round(op, len(graph.ops))
+        if len(issue) <= each:
+            return np.zeros(1, np.int64)
+    length = int(issue[each] - issue[0])
+    return np.arange(1 + int(issue[-1] - issue[0]) // length, dtype=np.int64) * length
+
+
+def _computes(trace: Trace, rank: int) -> tuple[Ints, Ints]:
+    """Issue number and op of each compute that ran, by issue."""
+    spans = trace.spans.whole()
+    mine = (spans["kind"] == COMPUTE) & (spans["rank"] == rank)
+    order = np.argsort(spans["issue"][mine])
+    return spans["issue"][mine][order], spans["item"][mine][order]
+
+
+def _first_round(op: Ints, ops: int) -> int:
+    """How many computes it takes until every op has run."""
+    seen, first = np.unique(op, return_index=True)
+    return int(first.max()) + 1 if len(seen) == ops else len(op)
+
+
+def _homes(graph: Graph, trace: Trace, rank: int) -> Ints:
+    """Tier of each tensor at time 0, from the first rows of the residencies; -1 if none."""
+    homes = np.full(len(graph.tensors), -1, np.int64)
+    exists = np.array([t for t in graph.inputs if graph.tensors[t].size_bytes], np.int64)
+    rows = trace.residencies.whole()
+    mine = np.flatnonzero((rows["rank"] == rank) & np.isin(rows["tensor"], exists))
+    tensor, first = np.unique(rows["tensor"][mine], return_index=True)
+    homes[tensor] = rows["tier"][mine][first]
+    return homes
+
+
+def _recorded(graph: Graph, codes: dict[str, Ints], homes: Ints, compute_tier: int) -> Ints:
+    kind, a = codes["kind"], codes["a"]
+    ends = np.flatnonzero((kind == COMPUTE) & (a == len(graph.ops) - 1))
+    each = max(len(ends) // graph.steps, 1)
+    ends = ends[each - 1 :: each]
+    level = np.flatnonzero(_unlike_home(graph, codes, homes, compute_tier) == 0)
+    at = np.searchsorted(level, ends)
+    after = np.append(level, len(kind))[at]
+    limit = np.append(ends[1:], len(kind))
+    starts = np.where(after < limit, after, ends) + 1
+    return np.concatenate(([0], starts[: graph.steps - 1]))
+
+
+def _unlike_home(graph: Graph, codes: dict[str, Ints], homes: Ints, compute_tier: int) -> Ints:
+    """After each step, how many places are held that are no homes, or are homes that are not held."""
+    kind, a, b, c = (codes[name] for name in ("kind", "a", "b", "c"))
+    writes = [op.writes for op in graph.ops]
+    computes, copies, detaches = (np.flatnonzero(kind == k) for k in (COMPUTE, COPY, DETACH))
+    counts = np.array([len(w) for w in writes], np.int64)[a[computes]]
+    written = np.array([t for op in a[computes].tolist() for t in writes[op]], np.int64)
+    tensor = np.concatenate((np.arange(len(homes)), written, a[copies], a[detaches]))
+    tier = np.concatenate((homes, np.full(len(written), compute_tier), c[copies], b[detaches]))
+    issue = np.concatenate((np.full(len(homes), -1), np.repeat(computes, counts), copies, detaches))
+    held = np.arange(len(tensor)) < len(tensor) - len(detaches)
+    size = np.array([t.size_bytes for t in graph.tensors], np.int64)
+    chosen = np.flatnonzero((size[tensor] > 0) & (tier >= 0))
+    tensor, tier, issue, held = tensor[chosen], tier[chosen], issue[chosen], held[chosen]
+    place = tensor * (int(tier.max(initial=0)) + 1) + tier
+    order = np.lexsort((issue, place))
+    place, issue, held, tensor, tier = place[order], issue[order], held[order], tensor[order], tier[order]
+    before = np.concatenate(([False], held[:-1] & (place[1:] == place[:-1]))) if len(place) else held
+    sign = np.where(homes[tensor] == tier, -1, 1)
+    change = sign * (held.astype(np.int64) - before)
+    found = np.zeros(len(kind) + 1, np.int64)
+    np.add.at(found, issue + 1, change)
+    found[0] = 0
+    return np.cumsum(found)[1:]

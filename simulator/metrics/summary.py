@@ -1,0 +1,170 @@
+"""One row of numbers for one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.bounds import Bound
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.metrics.peaks import peaks_bytes
+from simulator.metrics.steps import step_starts
+from simulator.plan import COMPUTE, COPY
+from simulator.trace import CAUSES, Trace
+
+Ints = NDArray[np.int64]
+
+
+def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
+    """Count one run.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened.
+    bound
+        What no plan can beat, if known.
+
+    Returns
+    -------
+    dict
+        Columns; all but status, makespan and peaks are None unless the status is ``ok``.
+
+        ``step_ns``
+            ``E_n - E_(n-1)``; in a run of one step the makespan ``M``, so that nothing is left for later unpaid.
+        ``makespan_ns``
+            ``M``.
+        ``warmup_ns``
+            ``E_(n-1)``: all that is before the step that is measured.
+        ``compute_ns``, ``stall_ns``, ``wait_<cause>_ns``
+            Computes and waits of the main stream in the measured step. The stall is the sum of the waits.
+        ``drain_ns``
+            ``M - E_n`` in a run of one step, which counts it; else 0. Exactly,
+            ``compute_ns + stall_ns + drain_ns = step_ns``.
+        ``transfer_ns``
+            Time of the measured step in which at least one transfer of the main stream's rank is under way.
+        ``exposed_transfer_ns``, ``hidden_fraction``
+            What of it the stream waited for, ``wait_transfer_ns``; and ``1 - exposed / transfer`` (None if nothing
+            moved).
+        ``peak_<tier>_bytes``
+            Largest running sum of the tier's residencies in the whole run.
+        ``moved_<link>_bytes``
+            Sizes of the transfers that were issued in the last step.
+        ``bound_ns``, ``bound_kind``, ``gap_fraction``
+            The bound, and ``step_ns / bound_ns - 1``.
+    """
+    makespan = max((int(block["end_ns"].max()) for block in trace.spans.blocks()), default=0)
+    peaks = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
+    row: dict[str, Any] = {"status": trace.status, "step_ns": None, "makespan_ns": makespan}
+    if trace.status != "ok":
+        columns = ("warmup_ns", "compute_ns", "stall_ns", *(f"wait_{cause}_ns" for cause in CAUSES), "drain_ns")
+        more = ("transfer_ns", "exposed_transfer_ns", "hidden_fraction")
+        moved = (f"moved_{name}_bytes" for name in hardware.link_names)
+        row |= dict.fromkeys((*columns, *more)) | peaks | dict.fromkeys(moved)
+        return row | _against(None, bound)
+    window = _measured(graph, hardware, trace, makespan)
+    row["step_ns"] = window.end_ns - window.start_ns
+    return (
+        row | _ledger(trace, window) | peaks | _moved(graph, hardware, trace, window) | _against(row["step_ns"], bound)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The measured step.
+
+    Attributes
+    ----------
+    rank, stream
+        The main stream.
+    first_issue
+        Issue number of its first step.
+    start_ns, end_ns
+        ``E_(n-1)``, and ``E_n`` (or ``M`` in a run of one step).
+    """
+
+    rank: int
+    stream: int
+    first_issue: int
+    start_ns: int
+    end_ns: int
+
+
+def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) -> _Window:
+    spans = trace.spans.whole()
+    computes = np.flatnonzero(spans["kind"] == COMPUTE)
+    rank, stream, issue, end = (spans[name][computes] for name in ("rank", "track", "issue", "end_ns"))
+    if not len(end):
+        return _Window(0, 0, 0, 0, makespan_ns)
+    main = int(np.lexsort((stream, rank, -end))[0])
+    where = (int(rank[main]), int(stream[main]))
+    tier = hardware.tier_names.index(hardware.compute_tier)
+    first = int(step_starts(graph, trace, where[0], tier)[-1])
+    if graph.steps == 1:
+        return _Window(*where, first, 0, makespan_ns)
+    earlier = end[(rank == where[0]) & (stream == where[1]) & (issue < first)]
+    return _Window(*where, first, int(earlier.max(initial=0)), int(end[main]))
+
+
+def _ledger(trace: Trace, window: _Window) -> dict[str, Any]:
+    """Compute, waits and transfers of the measured step."""
+    compute, last_end = 0, window.start_ns
+    starts, ends = [], []
+    for block in trace.spans.blocks():
+        mine = block["rank"] == window.rank
+        ran = mine & (block["kind"] == COMPUTE) & (block["track"] == window.stream)
+        ran &= block["start_ns"] >= window.start_ns
+        compute += int((block["end_ns"] - block["start_ns"])[ran].sum())
+        last_end = max(last_end, int(block["end_ns"][ran].max(initial=0)))
+        moved = mine & (block["kind"] == COPY) & (block["end_ns"] > window.start_ns)
+        starts.append(block["start_ns"][moved])
+        ends.append(block["end_ns"][moved])
+    waits = np.zeros(len(CAUSES), np.int64)
+    for block in trace.waits.blocks():
+        mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
+        mine &= block["start_ns"] >= window.start_ns
+        np.add.at(waits, block["cause"][mine], (block["end_ns"] - block["start_ns"])[mine])
+    transfer = _union_ns(starts, ends, window)
+    exposed = int(waits[CAUSES.index("transfer")])
+    return {
+        "warmup_ns": window.start_ns,
+        "compute_ns": compute,
+        "stall_ns": int(waits.sum()),
+        **{f"wait_{cause}_ns": int(ns) for cause, ns in zip(CAUSES, waits, strict=True)},
+        "drain_ns": window.end_ns - last_end,
+        "transfer_ns": transfer,
+        "exposed_transfer_ns": exposed,
+        "hidden_fraction": 1 - exposed / transfer if transfer else None,
+    }
+
+
+def _union_ns(starts: list[Ints], ends: list[Ints], window: _Window) -> int:
+    """Time within the window in which at least one of the stretches is under way."""
+    if not starts:
+        return 0
+    start = np.clip(np.concatenate(starts), window.start_ns, window.end_ns)
+    end = np.clip(np.concatenate(ends), window.start_ns, window.end_ns)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.concatenate(([window.start_ns], np.maximum.accumulate(end)[:-1])) if len(end) else end
+    return int(np.maximum(end - np.maximum(start, reached), 0).sum())
+
+
+def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: _Window) -> dict[str, int]:
+    sizes = np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
+    total = np.zeros(len(hardware.links), np.int64)
+    for block in trace.spans.blocks():
+        mine = (block["kind"] == COPY) & (block["rank"] == window.rank) & (block["issue"] >= window.first_issue)
+        np.add.at(total, block["track"][mine], sizes[block["item"][mine]])
+    return {f"moved_{name}_bytes": size for name, size in zip(hardware.link_names, total.tolist(), strict=True)}
+
+
+def _against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
+    if bound is None:
+        return {}
+    gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None
+    return {"bound_ns": bound.ns, "bound_kind": bound.kind, "gap_fraction": gap}

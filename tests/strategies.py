@@ -1,0 +1,368 @@
+"""Random graphs, machines and valid plans, small enough that a counterexample reads like a story.
+
+Sizes are tens of bytes and rates about a byte per nanosecond, so that transfers and ops take about as long as each
+other. A plan is made by a walk in issue order that fetches, stores and evicts at random and keeps what is live in
+issue order within a budget; nothing here knows the project's policies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from simulator.graph import Graph, GraphBuilder
+from simulator.hardware import Hardware
+from simulator.plan import NOWHERE, Plan, Steps
+
+ABSENT, VALID, STALE = range(3)
+HBM, DDR, SSD = range(3)
+
+sizes = st.integers(0, 40)
+times = st.integers(0, 30)
+
+
+@st.composite
+def graphs(draw, max_ops: int = 6, max_steps: int = 3) -> Graph:
+    """A graph of a few ops: persistent tensors, in-place writes, workspace, outputs, an input if it runs one step."""
+    builder = GraphBuilder("random")
+    steps = draw(st.integers(1, max_steps))
+    known = []
+    for i in range(draw(st.integers(0, 3))):
+        builder.tensor(f"w{i}", draw(sizes), "weight", persistent=True)
+        known.append(f"w{i}")
+    if steps == 1 and draw(st.booleans()):
+        builder.tensor("x", draw(sizes), "input")
+        known.append("x")
+    made = []
+    for i in range(draw(st.integers(1, max_ops))):
+        reads = draw(st.lists(st.sampled_from(known), max_size=3, unique=True)) if known else []
+        writes = draw(st.lists(st.sampled_from(known), max_size=1)) if known and draw(st.booleans()) else []
+        if draw(st.integers(0, 3)):
+            builder.tensor(f"a{i}", draw(sizes))
+            known.append(f"a{i}")
+            made.append(f"a{i}")
+            writes.append(f"a{i}")
+        workspace = draw(sizes) if draw(st.booleans()) else 0
+        builder.op(f"op{i}", reads, writes, workspace_bytes=workspace, duration_ns=draw(times))
+    return builder.build(draw(st.lists(st.sampled_from(made), max_size=2, unique=True)) if made else [], steps)
+
+
+rates = st.sampled_from(["0.25 GB/s", "1 GB/s", "3 GB/s", "0.7 GB/s", "inf"])
+
+
+@st.composite
+def links(draw, source: str, target: str, sharing: tuple[str, ...] = ("fifo", "fair", "servers")) -> dict[str, Any]:
+    """One direction between two tiers."""
+    link: dict[str, Any] = {
+        "source": source,
+        "target": target,
+        "bandwidth": draw(rates),
+        "latency": f"{draw(st.integers(0, 5))} ns",
+        "channels": draw(st.integers(1, 3)),
+        "sharing": draw(st.sampled_from(sharing)),
+    }
+    if draw(st.booleans()):
+        link["efficiency"] = [{"size": "4 B", "fraction": 0.25}, {"size": "32 B", "fraction": 1.0}]
+    return link
+
+
+@st.composite
+def machines(
+    draw, sharing: tuple[str, ...] = ("fifo", "fair", "servers"), *, buses: bool = True, host: bool = True
+) -> Hardware:
+    """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus."""
+    tiers = {"hbm": {"capacity": "inf", "bandwidth": "1 TB/s"}, "ddr": {"capacity": "inf", "scope": "node"}}
+    found = {"d2h": draw(links("hbm", "ddr", sharing)), "h2d": draw(links("ddr", "hbm", sharing))}
+    if draw(st.booleans()):
+        tiers["ssd"] = {"capacity": "inf", "scope": "node"}
+        found["write"] = draw(links("ddr", "ssd", sharing))
+        found["read"] = draw(links("ssd", "ddr", sharing))
+        if draw(st.booleans()):
+            found["direct"] = draw(links("ssd", "hbm", sharing))
+    document: dict[str, Any] = {
+        "name": "random",
+        "compute_tier": "hbm",
+        "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+        "tiers": tiers,
+        "links": found,
+    }
+    if buses and draw(st.booleans()):
+        on_bus = draw(st.lists(st.sampled_from(sorted(found)), min_size=1, max_size=3, unique=True))
+        document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
+    if host:
+        document["host"] = {
+            "queue_depth": draw(st.sampled_from([1, 2, 1024])),
+            "fixed": {"launch": f"{draw(st.integers(0, 9))} ns", "step": f"{draw(st.integers(0, 3))} ns"},
+        }
+    return Hardware.model_validate(document)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph on a machine under a valid fixed plan, with the budget that its issue order keeps to."""
+
+    graph: Graph
+    hardware: Hardware
+    plan: Plan
+    budget_bytes: int
+    peaks: tuple[int, ...]
+
+    def _repr_pretty_(self, printer, cycle) -> None:
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns) for op in self.graph.ops]
+        return (
+            f"Case(steps={self.graph.steps}, tensors={[(t.name, t.size_bytes) for t in self.graph.tensors]}, ops={ops}, "
+            f"outputs={self.graph.outputs}, home={self.plan.home}, budget={self.budget_bytes}, "
+            f"plan={list(self.plan.fixed or ())}, "
+            f"hardware={self.hardware.model_dump(include={'links', 'buses', 'host', 'tiers'}, exclude_defaults=True)})"
+        )
+
+
+class Walk:
+    """Makes the steps of one training step, in issue order, with drawn decisions."""
+
+    def __init__(self, draw, graph: Graph, hardware: Hardware, home: list[int], budget: int, *, syncs: bool) -> None:
+        self.draw, self.graph, self.home, self.budget, self.syncs = draw, graph, home, budget, syncs
+        self.size = [t.size_bytes for t in graph.tensors]
+        self.tiers = len(hardware.tiers)
+        names = hardware.tier_names
+        self.linked = {(names.index(k.source), names.index(k.target)) for k in hardware.links.values()}
+        self.state = [[ABSENT] * self.tiers for _ in self.size]
+        for t, tier in enumerate(home):
+            if tier != NOWHERE:
+                self.state[t][tier] = VALID
+        self.used = [sum(s for s, h in zip(self.size, home, strict=True) if h == tier) for tier in range(self.tiers)]
+        self.peak = list(self.used)
+        self.steps = Steps()
+
+    def take(self, tier: int, size: int) -> None:
+        self.used[tier] += size
+        self.peak[tier] = max(self.peak[tier], self.used[tier])
+
+    def copy(self, t: int, source: int, target: int) -> None:
+        if self.state[t][target] == ABSENT:
+            self.take(target, self.size[t])
+        self.state[t][target] = VALID
+        self.steps.copy(t, source, target)
+
+    def detach(self, t: int, tier: int) -> None:
+        self.used[tier] -= self.size[t]
+        self.state[t][tier] = ABSENT
+        self.steps.detach(t, tier)
+
+    def needed(self, t: int, after: int) -> bool:
+        """Whether the value of `t` is used by an op after `after`, or must last to the end of the step."""
+        for op in self.graph.ops[after + 1 :]:
+            if t in op.reads:
+                return True
+            if t in op.writes:
+                return False
+        return self.graph.tensors[t].persistent or t in self.graph.outputs
+
+    def evict(self, t: int, after: int) -> None:
+        """Give up the place in HBM; keep a copy elsewhere if the value is needed."""
+        if self.needed(t, after) and VALID not in self.state[t][DDR:] and self.state[t][HBM] == VALID:
+            self.copy(t, HBM, DDR)
+        self.detach(t, HBM)
+
+    def make_room(self, size: int, keep: set[int], after: int) -> bool:
+        """Evict until so much more fits in HBM."""
+        while self.used[HBM] + size > self.budget:
+            victims = [t for t, s in enumerate(self.state) if s[HBM] != ABSENT and t not in keep and self.size[t]]
+            if not victims:
+                return False
+            self.evict(self.draw(st.sampled_from(victims)), after)
+        return True
+
+    def fetch(self, t: int, keep: set[int], after: int) -> bool:
+        """Bring a valid value into HBM, by DDR if no link leads there from where it is."""
+        if self.state[t][HBM] == VALID:
+            return True
+        if self.state[t][HBM] == ABSENT and not self.make_room(self.size[t], keep | {t}, after):
+            return False
+        source = next(tier for tier in range(1, self.tiers) if self.state[t][tier] == VALID)
+        if (source, HBM) not in self.linked:
+            self.copy(t, source, DDR)
+            source = DDR
+        self.copy(t, source, HBM)
+        if self.draw(st.integers(0, 3)) == 0:
+            self.detach(t, source)
+        return True
+
+    def wander(self, op: int) -> None:
+        """Do something that nobody asked for."""
+        present = [t for t, s in enumerate(self.state) if VALID in s]
+        if not present:
+            return
+        t = self.draw(st.sampled_from(present))
+        what = self.draw(st.sampled_from(["fetch", "store", "spill", "evict", "sync"]))
+        places = self.state[t]
+        if what == "fetch" and places[HBM] == ABSENT and self.used[HBM] + self.size[t] <= self.budget:
+            self.fetch(t, set(), op - 1)
+        elif what == "store" and places[HBM] == VALID and places[DDR] != VALID:
+            self.copy(t, HBM, DDR)
+        elif what == "spill" and self.tiers > SSD and places[DDR] == VALID and places[SSD] != VALID:
+            self.copy(t, DDR, SSD)
+        elif what == "evict" and places[HBM] != ABSENT:
+            self.evict(t, op - 1)
+        elif what == "sync" and self.syncs:
+            self.steps.sync(t)
+
+    def run(self, op: int, stream: int) -> None:
+        what = self.graph.ops[op]
+        working = {*what.reads, *what.writes}
+        for t in what.reads:
+            self.fetch(t, working, op - 1)
+        missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
+        room = sum(self.size[t] for t in missing)
+        self.make_room(room + what.workspace_bytes, working, op - 1)
+        self.take(HBM, room + what.workspace_bytes)
+        self.used[HBM] -= what.workspace_bytes
+        for t in what.writes:
+            self.state[t] = [VALID] + [STALE if s != ABSENT else ABSENT for s in self.state[t][1:]]
+        self.steps.compute(op, stream)
+
+    def bury(self, op: int) -> None:
+        """Detach what is dead after `op`, now or later."""
+        for t, places in enumerate(self.state):
+            if not self.needed(t, op) and self.draw(st.booleans()):
+                for tier, state in enumerate(places):
+                    if state != ABSENT:
+                        self.detach(t, tier)
+
+    def finish(self) -> None:
+        """Bring all persistent tensors home and give up everything else, the outputs last."""
+        last = len(self.graph.ops) - 1
+        outputs = [t for t in self.graph.outputs if not self.graph.tensors[t].persistent]
+        for t, tensor in enumerate(self.graph.tensors):
+            if not tensor.persistent and t not in outputs:
+                self.drop(t, range(self.tiers))
+        for t in self._by_home():
+            self.bring_home(t, last)
+            self.drop(t, [tier for tier in range(self.tiers) if tier != self.home[t]])
+        for t in outputs:
+            self.drop(t, range(self.tiers))
+
+    def _by_home(self) -> list[int]:
+        """Persistent tensors, those at home in HBM last, when the others have left it."""
+        persistent = [t for t, tensor in enumerate(self.graph.tensors) if tensor.persistent]
+        return sorted(persistent, key=lambda t: self.home[t] == HBM)
+
+    def bring_home(self, t: int, last: int) -> None:
+        home, places = self.home[t], self.state[t]
+        if places[home] == VALID:
+            return
+        if home == HBM:
+            at_home = {u for u in self._by_home() if self.home[u] == HBM}
+            self.fetch(t, at_home, last)
+        elif home == DDR:
+            self.copy(t, next(tier for tier in (HBM, SSD) if tier < self.tiers and places[tier] == VALID), DDR)
+        else:
+            if places[DDR] != VALID:
+                self.copy(t, HBM, DDR)
+            self.copy(t, DDR, SSD)
+
+    def drop(self, t: int, tiers) -> None:
+        for tier in tiers:
+            if self.state[t][tier] != ABSENT:
+                self.detach(t, tier)
+
+
+@st.composite
+def homes(draw, graph: Graph, hardware: Hardware, tiers: tuple[int, ...] = (HBM, DDR, SSD)) -> list[int]:
+    """A home for what exists before the first op."""
+    some = [tier for tier in tiers if tier < len(hardware.tiers)]
+    exists = set(graph.inputs)
+    return [draw(st.sampled_from(some)) if t in exists else NOWHERE for t in range(len(graph.tensors))]
+
+
+def least_budget(graph: Graph, home: list[int]) -> int:
+    """What any walk needs: the largest working set, or what is at home in HBM, and two tensors on their way out."""
+    size = [t.size_bytes for t in graph.tensors]
+    working = max(op.workspace_bytes + sum(size[t] for t in {*op.reads, *op.writes}) for op in graph.ops)
+    return max(working, sum(s for s, h in zip(size, home, strict=True) if h == HBM))
+
+
+@st.composite
+def cases(
+    draw,
+    sharing: tuple[str, ...] = ("fifo", "fair", "servers"),
+    *,
+    max_ops: int = 6,
+    max_steps: int = 3,
+    ample: bool = False,
+    buses: bool = True,
+    host: bool = True,
+    syncs: bool = True,
+    streams: int = 1,
+) -> Case:
+    """A graph, a machine and a valid plan; tiers are as tight as issue order allows, unless `ample`."""
+    graph = draw(graphs(max_ops=max_ops, max_steps=max_steps))
+    hardware = draw(machines(sharing, buses=buses, host=host))
+    home = draw(homes(graph, hardware))
+    slack = 10**6 if ample else draw(st.integers(0, 80))
+    walk = Walk(draw, graph, hardware, home, least_budget(graph, home) + slack, syncs=syncs)
+    for op in range(len(graph.ops)):
+        for _ in range(draw(st.integers(0, 2))):
+            walk.wander(op)
+        walk.run(op, draw(st.integers(0, streams - 1)))
+        walk.bury(op)
+    walk.finish()
+    plan = Plan("random", hardware.tier_names, tuple(home), walk.steps, graph.steps)
+    budget = max(walk.peak[HBM], 1)
+    if ample:
+        budget = 10**9
+    elif draw(st.booleans()):
+        hardware = tighten(hardware, walk.peak)
+    return Case(graph, hardware, plan, budget, tuple(walk.peak))
+
+
+def tighten(hardware: Hardware, peaks: list[int]) -> Hardware:
+    """The same machine with no more room below HBM than issue order needs."""
+    tiers = {
+        name: tier if i == HBM else tier.model_copy(update={"capacity_bytes": peaks[i]})
+        for i, (name, tier) in enumerate(hardware.tiers.items())
+    }
+    return hardware.model_copy(update={"tiers": tiers})
+
+
+def with_links(hardware: Hardware, **update: Any) -> Hardware:
+    """The same machine with fields of all its links changed."""
+    changed = {name: link.model_copy(update=update) for name, link in hardware.links.items()}
+    return hardware.model_copy(update={"links": changed})
+
+
+def with_host(hardware: Hardware, **update: Any) -> Hardware:
+    """The same machine with fields of its host changed."""
+    return hardware.model_copy(update={"host": hardware.host.model_copy(update=update)})
+
+
+def scaled(case: Case, factor: int) -> Case:
+    """The same case with all bytes and byte rates multiplied."""
+    tensors = tuple(replace(t, size_bytes=t.size_bytes * factor) for t in case.graph.tensors)
+    ops = tuple(replace(op, workspace_bytes=op.workspace_bytes * factor) for op in case.graph.ops)
+    hardware = case.hardware
+    tiers = {n: t.model_copy(update={"capacity_bytes": t.capacity_bytes * factor}) for n, t in hardware.tiers.items()}
+    changed = {
+        n: k.model_copy(update={"bandwidth_bytes_per_s": k.bandwidth_bytes_per_s * factor})
+        for n, k in hardware.links.items()
+    }
+    buses = {
+        n: b.model_copy(update={"bandwidth_bytes_per_s": b.bandwidth_bytes_per_s * factor})
+        for n, b in hardware.buses.items()
+    }
+    return Case(
+        replace(case.graph, tensors=tensors, ops=ops),
+        hardware.model_copy(update={"tiers": tiers, "links": changed, "buses": buses}),
+        case.plan,
+        case.budget_bytes * factor,
+        tuple(p * factor for p in case.peaks),
+    )
+
+
+ENDLESS = math.inf
