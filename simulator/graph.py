@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import filterfalse
 from typing import Self, TypedDict, Unpack
 
 from simulator.errors import ConfigError
@@ -227,7 +228,9 @@ class GraphBuilder:
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
         self._op_names: set[str] = set()
-        self._written: set[int] = set()
+        self._sizes: list[int] = []
+        self._shared: set[int] = set()
+        self._there: set[int] = set()  # from the start, or written by an op so far
         self._early: dict[int, tuple[str, int]] = {}
 
     def tensor(
@@ -255,9 +258,14 @@ class GraphBuilder:
             raise self._bad_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
         if shared not in (None, "node", "supernode"):
             raise self._bad_choice("tensor", name, "shared", shared, ("node", "supernode"))
-        self._tensor_ids[name] = len(self._tensors)
+        t = self._tensor_ids[name] = len(self._tensors)
         self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
-        return len(self._tensors) - 1
+        self._sizes.append(size_bytes)
+        if persistent or known is TensorKind.INPUT:
+            self._there.add(t)
+        if shared:
+            self._shared.add(t)
+        return t
 
     def op(
         self,
@@ -295,10 +303,16 @@ class GraphBuilder:
             raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
-            more["read_bytes"] = sum([self._tensors[t].size_bytes for t in read_ids])
+            more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
         if "write_bytes" not in more:
-            more["write_bytes"] = sum([self._tensors[t].size_bytes for t in write_ids])
-        self._note_accesses(name, read_ids, write_ids)
+            more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
+        if not self._there.issuperset(read_ids):
+            for t in filterfalse(self._there.__contains__, read_ids):
+                self._early.setdefault(t, (name, self.line))
+        if not self._shared.isdisjoint(write_ids):
+            must, found = "no op writes a shared tensor", "one among its writes"
+            raise self._error("op", name, must, found, "do not share the tensor")
+        self._there.update(write_ids)
         self._op_names.add(name)
         self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))
         return len(self._ops) - 1
@@ -323,12 +337,13 @@ class GraphBuilder:
         self.line = 0
         if not self._ops:
             raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
-        for t, (op, line) in self._early.items():
-            self._check_early_read(t, op, line)
+        if self._early:
+            t, (op, line) = next(iter(self._early.items()))
+            raise self._early_read(t, op, line)
         ids = self._ids("", outputs)
         for t in ids:
-            if t not in self._written and not self._tensors[t].persistent:
-                must, found = "an output is written by some op", repr(self._tensors[t].name)
+            if t not in self._there:
+                must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
                 raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids).repeated(steps, self._where)
         self._check_totals(steps)
@@ -360,21 +375,9 @@ class GraphBuilder:
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
 
-    def _note_accesses(self, op: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        for t in reads:
-            if t not in self._written:
-                self._early.setdefault(t, (op, self.line))
-        for t in writes:
-            if self._tensors[t].shared:
-                found, do = f"{self._tensors[t].name!r} among its writes", "do not share the tensor"
-                raise self._error("op", op, "no op writes a shared tensor", found, do)
-        self._written.update(writes)
-
-    def _check_early_read(self, t: int, op: str, line: int) -> None:
+    def _early_read(self, t: int, op: str, line: int) -> ConfigError:
         tensor, self.line = self._tensors[t], line
-        if tensor.persistent or tensor.kind == TensorKind.INPUT:
-            return
-        if t in self._written:
+        if t in self._there:
             must = "what an op reads was written by an earlier op"
             found = f"{tensor.name!r}, which only this op or a later one writes (a cycle)"
             do = "put the ops in program order, or mark the tensor persistent"
@@ -382,10 +385,10 @@ class GraphBuilder:
             must = "what an op reads is written by an earlier op, persistent, or of kind input"
             found = f"{tensor.name!r}, which nothing writes (dangling)"
             do = "add the op that writes it, or mark the tensor persistent"
-        raise self._error("op", op, must, found, do)
+        return self._error("op", op, must, found, do)
 
     def _check_totals(self, steps: int) -> None:
-        sizes = sum(t.size_bytes for t in self._tensors) + max(op.workspace_bytes for op in self._ops)
+        sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
         times = steps * sum(op.duration_ns or 0 for op in self._ops)
         for what, total in (("sizes", sizes), ("durations of all steps", times)):
             if total > LARGEST:

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from sys import intern
 
 from simulator.formats import jsonl
 from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
@@ -76,6 +77,8 @@ _OP = jsonl.Shape(
     ("op",),
 )
 _LINES = {"op": _OP, "tensor": _TENSOR}
+_REPEATED = {"op_class", "dtype", "phase"}
+"""Texts that many ops share; each is kept once."""
 
 
 def read(path: Path) -> Graph:
@@ -98,6 +101,8 @@ def read(path: Path) -> Graph:
     for line in lines:
         builder.line, record = line.number, line.record
         if line.kind(_LINES) == "op":
+            for key in _REPEATED & record.keys():
+                record[key] = intern(record[key])
             builder.op(record.pop("op"), **record)
             counts["ops"] += 1
         else:

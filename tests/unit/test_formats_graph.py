@@ -55,6 +55,13 @@ def test_a_training_step_survives(tmp_path: Path, name: str) -> None:
     assert graph_jsonl.read(tmp_path / name) == graph
 
 
+def test_texts_that_ops_share_are_kept_once(tmp_path: Path) -> None:
+    ops = [f'{{"op":"{i}","phase":"forward","dtype":"fp32"}}' for i in range(2)]
+    first, second = graph_jsonl.read(written(tmp_path / "g.jsonl", lines(*ops))).ops
+    assert first.phase is second.phase
+    assert first.dtype is second.dtype
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     text, number = st.text(max_size=8), st.integers(0, 2**58)

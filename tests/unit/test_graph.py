@@ -87,7 +87,7 @@ BROKEN = {
     "no traffic at all": (lambda b: b.op("f", read_bytes=None), "read_bytes is a whole number"),
     "a negative duration": (lambda b: b.op("f", duration_ns=-1), "duration_ns is a whole number"),
     "an unknown tensor": (lambda b: b.op("f", ["ww"]), "op 'f': tensors are named that the graph has, found 'ww'"),
-    "a write to a shared tensor": (write_shared, "no op writes a shared tensor, found 's' among its writes"),
+    "a write to a shared tensor": (write_shared, "no op writes a shared tensor, found one among its writes"),
 }
 
 
@@ -157,7 +157,7 @@ def build_too_long(b: GraphBuilder) -> Graph:
         (build_cycle, "op 'f': what an op reads was written by an earlier op, found 'y', which only"),
         (build_cycle_in_one_op, "(a cycle)"),
         (build_dangling, "found 'y', which nothing writes (dangling)"),
-        (build_unwritten_output, "small: outputs: an output is written by some op, found 'y'"),
+        (build_unwritten_output, "small: outputs: an output exists: some op writes it, found 'y'"),
         (build_unknown_output, "tensors are named that the graph has, found 'yy'"),
         (build_input_in_two_steps, "of a graph of several steps is persistent, found 'x'"),
         (build_no_step, "a whole number of steps, at least 1, found 0"),
