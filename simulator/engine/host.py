@@ -165,9 +165,7 @@ class Host:
                 "none",
                 "copy along the links of the hardware profile, or add the link",
             )
-        transfer = Transfer(link, self._key, code, self._gate, self._gate.issued)
-        places.begin_move(transfer)
-        link.append(transfer)
+        link.append(Transfer(link, self._key, code, self._gate, self._gate.issued))
 
 
 def _program(plan: Plan, costs: HostCosts, view: Issued | None) -> tuple[Iterator[Code], tuple[int, ...], int]:

@@ -52,6 +52,7 @@ class Transfer:
     def __init__(self, link: LinkQueue, key: int, code: Code, gate: Stream, gate_number: int) -> None:
         _, tensor, self.source, self.target = code
         places = link.places
+        places.begin_move(tensor, self)
         self.link, self.key, self.tensor, self.gate, self.gate_number = link, key, tensor, gate, gate_number
         self.moves, self.writers = places.fence[tensor], places.writers(tensor)
         self.issued_ns = places.rounds.env.now
@@ -194,25 +195,21 @@ class LinkQueue:
         return bool(head.writers) and head.is_behind_write()
 
     def try_start(self) -> None:
-        """Start the first transfer, or register with what it waits for; it is eligible."""
+        """Start the first transfer, which is eligible, or register with what it waits for."""
         if not self.queue or not self._free:
             return
         head, places = self.queue[0], self.places
-        if self.is_gated(head):
-            self.offer(head)
-        elif self.lacks_tensor(head):
+        tensor, target = head.tensor, head.target
+        if self.lacks_tensor(head):
             if not wait_for(head.writers, self):
-                places.wait_for_moves(head.tensor, head.moves, head.key, self)
-        elif places.held[head.target][head.tensor] or self._takes_room(head):
-            self._start(head)
-
-    def _takes_room(self, head: Transfer) -> bool:
-        places = self.places
-        size = places.size_bytes[head.tensor]
-        if size and not places.tiers[head.target].admit_copy(self, head.key, size):
-            return False
-        places.hold(head.tensor, head.target)
-        return True
+                places.wait_for_moves(tensor, head.moves, head.key, self)
+            return
+        if not places.held[target][tensor]:
+            size = places.size_bytes[tensor]
+            if size and not places.tiers[target].admit_copy(self, head.key, size):
+                return
+            places.hold(tensor, target)
+        self._start(head)
 
     def _start(self, head: Transfer) -> None:
         self.queue.popleft()

@@ -102,10 +102,10 @@ class Places:
         """Write a row of the residencies."""
         self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
 
-    def begin_move(self, move: Transfer | Detaching) -> None:
+    def begin_move(self, tensor: int, move: Transfer | Detaching) -> None:
         """Remember a copy or detach until it ends."""
-        self.moves_issued[move.tensor] += 1
-        self._pending[move.tensor].append(move)
+        self.moves_issued[tensor] += 1
+        self._pending[tensor].append(move)
 
     def end_move(self, move: Transfer | Detaching) -> None:
         """Count it, and let those look again who waited for that many."""
@@ -176,7 +176,7 @@ class Detaching:
         self._before = before = places.moves_issued[tensor]
         self._users = places.users(tensor)
         self.ended = False
-        places.begin_move(self)
+        places.begin_move(tensor, self)
         places.fence[tensor] = before + 1
         self.look_again()
 

@@ -36,10 +36,10 @@ class TierInstance:
 
     def admit_copy(self, head: Head, key: int, size: int) -> bool:
         """Take room for a copy, or put it in the queue; computes that wait go first."""
-        if self._computes:
-            self._wait(self._copies, head, key)
-            return False
-        return self._admit(self._copies, head, key, size)
+        if not self._computes:
+            return self._admit(self._copies, head, key, size)
+        self._wait(self._copies, head, key)
+        return False
 
     def _admit(self, queue: Queue, head: Head, key: int, size: int) -> bool:
         used = self.used + size

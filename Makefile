@@ -1,0 +1,23 @@
+# The same for people and for CI, in an activated virtual environment.
+PYTHON ?= python
+
+.PHONY: help check test bench format golden
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+check:  ## formatting, lint, types, architecture
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	lint-imports
+
+test:  ## all tests
+	$(PYTHON) -m pytest
+
+bench:  ## the engine benchmark (minutes; prints ratios)
+	$(PYTHON) tests/bench/engine.py
+
+format:  ## put the code in shape
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .

@@ -1,0 +1,105 @@
+"""How fast the engine is, in a form that a noisy machine can't spoil: ratios within one process, medians over several.
+
+    python tests/bench/engine.py --ops 100000 --json
+
+``R`` is operators per second over simpy's bare timeouts per second, measured in the same process just before and just
+after. Each figure is the median over fresh processes. The run is only counted if every operator completed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MUST = {"decode": 0.18, "compute": 0.28, "reactive": 0.18, "growth": 1.5, "bytes_per_op": 500}
+AIM = {"decode": 0.25, "compute": 0.40, "reactive": 0.28, "growth": 1.25, "bytes_per_op": 300}
+
+
+def timeouts_per_s() -> float:
+    """Bare timeouts per second of one process in a stock simpy environment."""
+    import simpy  # the parent process needs none of this
+
+    env = simpy.Environment()
+
+    def process():
+        for _ in range(100_000):
+            yield env.timeout(1)
+
+    env.process(process())
+    start = time.perf_counter()
+    env.run()
+    return 100_000 / (time.perf_counter() - start)
+
+
+def measure(name: str, ops: int) -> dict[str, float]:
+    """Measure one case in this process."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from cases import CASES
+
+    case = CASES[name](ops)
+    before = timeouts_per_s()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    trace = case.run()
+    seconds = time.perf_counter() - start
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024
+    reference = (before + timeouts_per_s()) / 2
+    done = sum(int((block["kind"] == 0).sum()) for block in trace.spans.blocks())
+    if trace.status != "ok" or done != case.computes:
+        raise SystemExit(f"{name}: only {done} of {case.computes} computes completed, status {trace.status}")
+    rate = case.steps / seconds
+    return {"ops": case.steps, "us_per_op": 1e6 / rate, "R": rate / reference, "bytes_per_op": grown / case.steps}
+
+
+def fresh(name: str, ops: int, runs: int) -> dict[str, float]:
+    """Medians of one case over fresh processes."""
+    command = [sys.executable, __file__, "--case", name, "--ops", str(ops), "--json"]
+    found = [
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(runs)
+    ]
+    medians = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    return {**medians, "R_least": min(run["R"] for run in found), "R_most": max(run["R"] for run in found)}
+
+
+def main() -> None:
+    """Measure all cases, or one in this process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", type=int, default=100_000, help="operators of each run (default: 100000)")
+    parser.add_argument("--runs", type=int, default=7, help="fresh processes for each figure (default: 7)")
+    parser.add_argument("--case", help="measure this case once, in this process")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--no-growth", action="store_true", help="leave out the runs of 10,000 and 1,000,000 operators")
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.case, options.ops)))
+        return
+    result = {name: fresh(name, options.ops, options.runs) for name in ("decode", "compute", "reactive")}
+    if not options.no_growth:
+        small, large = (fresh("decode", ops, max(3, options.runs // 2)) for ops in (10_000, 1_000_000))
+        result["growth"] = {"10k": small, "1M": large, "ratio": small["R"] / large["R"]}
+        result["bytes_per_op"] = {"1M": large["bytes_per_op"]}
+    if options.json:
+        print(json.dumps({"result": result, "must": MUST, "aim": AIM}, indent=1))
+        return
+    print(f"{'case':<10} {'R':>6} {'least':>6} {'most':>6} {'must':>6} {'aim':>6} {'us/op':>7} {'B/op':>6}")
+    for name in ("decode", "compute", "reactive"):
+        row = result[name]
+        figures = f"{row['R']:>6.3f} {row['R_least']:>6.3f} {row['R_most']:>6.3f} {MUST[name]:>6.2f} {AIM[name]:>6.2f}"
+        print(f"{name:<10} {figures} {row['us_per_op']:>7.2f} {row['bytes_per_op']:>6.0f}")
+    if not options.no_growth:
+        print(
+            f"cost of an op at 1M over 10k: {result['growth']['ratio']:.2f} (must {MUST['growth']}, aim {AIM['growth']})"
+        )
+        print(
+            f"bytes per op at 1M, trace kept: {result['bytes_per_op']['1M']:.0f} (must {MUST['bytes_per_op']}, aim 300)"
+        )
+
+
+if __name__ == "__main__":
+    main()
