@@ -1,1 +1,150 @@
-"""hosim."""
+"""Policies: what moves, when, and where to. A graph and a machine in, a plan out.
+
+Adding one is a module with an ``Options`` model and a function ``plan(problem, options)``, and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from simulator.document import Part
+from simulator.errors import ConfigError
+from simulator.plan import Plan
+from simulator.policies import lookahead, offload_saved, reactive, resident, static
+from simulator.policies.problem import FREE, Problem, Replay
+
+__all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """A policy that can be named.
+
+    Attributes
+    ----------
+    name
+        Its name in documents.
+    function
+        Makes a plan from a problem and options.
+    options
+        Model of its options.
+    summary
+        What it does, in one line.
+    """
+
+    name: str
+    function: Callable[[Problem, Any], Plan]
+    options: type[Part]
+    summary: str
+
+    def read_options(self, given: Mapping[str, Any], where: str = "") -> Part:
+        """Check options that people wrote.
+
+        Parameters
+        ----------
+        given
+            Option name -> value.
+        where
+            What the message calls the place they were written at; default: the policy.
+
+        Raises
+        ------
+        ConfigError
+            If an option is unknown or has a wrong value.
+        """
+        where, known = where or f"policy {self.name!r}", list(self.options.model_fields)
+        listed = f"known options: {', '.join(known)}" if known else "it has no options"
+        for option in given:
+            if option not in known:
+                must = f"an option is one that the policy knows ({listed})"
+                raise ConfigError(f"{where}, option {option!r}", must, repr(option), _advice(option, known))
+        try:
+            return self.options.model_validate(dict(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = str(first["loc"][0])
+            described = self.options.model_fields[option]
+            must = f"{described.description}: {_choices(error)}"
+            raise ConfigError(
+                f"{where}, option {option!r}",
+                must,
+                repr(given[option]),
+                f"correct it, or leave it out for {described.default!r}",
+            ) from None
+
+    def plan(self, problem: Problem, options: Mapping[str, Any] | None = None, where: str = "") -> Plan:
+        """Make a plan.
+
+        Parameters
+        ----------
+        problem
+            What to plan for.
+        options
+            Option name -> value.
+        where
+            What messages call the place where the options were written.
+
+        Raises
+        ------
+        ConfigError
+            If an option is wrong.
+        CapacityError
+            If no plan of this policy fits.
+        """
+        return self.function(problem, self.read_options(options or {}, where))
+
+
+def _choices(error: ValidationError) -> str:
+    return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in error.errors()))
+
+
+def _advice(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else "leave it out"
+
+
+POLICIES: dict[str, PolicyEntry] = {
+    entry.name: entry
+    for entry in (
+        PolicyEntry("resident", resident.plan, resident.Options, "nothing moves"),
+        PolicyEntry(
+            "reactive", reactive.plan, reactive.Options, "a runtime that fetches on demand and evicts under pressure"
+        ),
+        PolicyEntry("lookahead", lookahead.plan, lookahead.Options, "copies at fixed distances, counted in ops"),
+        PolicyEntry(
+            "offload_saved",
+            offload_saved.plan,
+            offload_saved.Options,
+            "everything saved for backward moves, whether it must or not",
+        ),
+        PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
+    )
+}
+"""The policies by name, in the order in which they are listed."""
+
+
+def choose(name: str, where: str = "policies") -> PolicyEntry:
+    """Find a policy by name.
+
+    Parameters
+    ----------
+    name
+        Name of the policy.
+    where
+        What the message calls the place it was written at.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such policy.
+    """
+    if name not in POLICIES:
+        near = get_close_matches(name, POLICIES, 1)
+        advice = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), advice)
+    return POLICIES[name]

@@ -1,0 +1,175 @@
+"""`offload_saved`: the papers' manner. Everything saved for backward moves, whether it must or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.lifetime import live_bytes
+from simulator.plan import Plan
+from simulator.policies.problem import Problem
+from simulator.policies.profile import Profile
+from simulator.policies.writer import Writer
+
+
+class Options(Part):
+    """How the copies are done.
+
+    Attributes
+    ----------
+    synchronous
+        The host issues a copy when the ops before it have ended, and waits for it: nothing is hidden.
+    barrier_before_backward
+        The first op of the backward pass is issued after the last copy out has ended.
+    """
+
+    synchronous: bool = Field(False, description="no copy overlaps an op")
+    barrier_before_backward: bool = Field(True, description="backward is issued after the last copy out ended")
+
+
+class Move(NamedTuple):
+    """A copy into the compute tier that will be due.
+
+    Attributes
+    ----------
+    before
+        The op that needs it.
+    tensor
+        What is copied.
+    earliest
+        The first op before which it may be issued.
+    """
+
+    before: int
+    tensor: int
+    earliest: int
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
+
+    Copies in are issued in the order of use from the start of the backward pass on, as far ahead as the budget allows
+    in issue order. Saved is what an op of phase ``forward`` writes and one of phase ``backward`` uses, where the time
+    between the two is longer than the tensor's own copies out and in (which leaves out what lives around the loss).
+    Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    options
+        See `Options`.
+
+    Raises
+    ------
+    CapacityError
+        If the rest does not fit the budget.
+    """
+    writer = Writer(problem, "offload_saved")
+    backward = _first_backward(problem)
+    saved = _saved(problem)
+    queue = _Queue(problem, saved, backward)
+    stores = _stores(problem, saved)
+    stored: list[int] = []
+    for op in range(len(problem.graph.ops)):
+        if op == backward and options.barrier_before_backward:
+            for tensor in stored:
+                writer.sync(tensor)
+        for tensor in queue.due(op, ahead=not options.synchronous):
+            _copy(writer, writer.fetch, tensor, options)
+            writer.forget(tensor)
+        writer.compute(op)
+        for tensor in stores.get(op, ()):
+            _copy(writer, writer.back_up, tensor, options)
+            writer.evict(tensor)
+            stored.append(tensor)
+    return writer.finish((f"{len(saved)} tensors are saved for backward and moved",))
+
+
+def _copy(writer: Writer, copy: Callable[[int], None], tensor: int, options: Options) -> None:
+    """Copy, between two waits of the host if the copies are synchronous."""
+    if options.synchronous:
+        writer.drain()
+    copy(tensor)
+    if options.synchronous:
+        writer.sync(tensor)
+
+
+def _first_backward(problem: Problem) -> int:
+    ops = problem.graph.ops
+    return next((i for i, op in enumerate(ops) if op.phase == "backward"), len(ops))
+
+
+def _saved(problem: Problem) -> dict[int, tuple[int, int]]:
+    """Tensor -> last forward and first backward use, for all that is saved for backward."""
+    ops, clock, here = problem.graph.ops, problem.clock, problem.compute_tier
+    found = {}
+    for tensor, writes in enumerate(problem.lifetimes.writes):
+        if problem.pinned(tensor) or problem.starts_with[tensor] or not writes:
+            continue
+        uses = problem.lifetimes.uses[tensor]
+        forward = [i for i in uses if ops[i].phase == "forward"]
+        backward = [i for i in uses if ops[i].phase == "backward"]
+        if ops[writes[0]].phase != "forward" or not backward or forward[-1] > backward[0]:
+            continue
+        away = problem.away(tensor)[0]
+        copies_ns = problem.copy_ns(tensor, here, away) + problem.copy_ns(tensor, away, here)
+        if clock[backward[0]] - clock[forward[-1] + 1] > copies_ns:
+            found[tensor] = (forward[-1], backward[0])
+    return found
+
+
+def _visitors(problem: Problem) -> list[int]:
+    """Tensors that exist from the start in another tier and are used."""
+    homes = problem.resolved_homes()
+    return [
+        t
+        for t, uses in enumerate(problem.lifetimes.uses)
+        if uses and problem.starts_with[t] and homes[t] != problem.compute_tier
+    ]
+
+
+def _stores(problem: Problem, saved: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
+    stores: dict[int, list[int]] = {}
+    for tensor, (forward, _) in saved.items():
+        stores.setdefault(forward, []).append(tensor)
+    for tensor in _visitors(problem):
+        if problem.graph.tensors[tensor].persistent:
+            stores.setdefault(problem.lifetimes.last_use[tensor], []).append(tensor)
+    return stores
+
+
+class _Queue:
+    """Copies in, in the order of use, let out when there is room for them until their use."""
+
+    def __init__(self, problem: Problem, saved: dict[int, tuple[int, int]], backward: int) -> None:
+        lifetimes, sizes = problem.lifetimes, problem.sizes
+        self._budget, self._sizes, self._at = problem.budget_bytes, sizes, 0
+        self._live = Profile(live_bytes(problem.graph, lifetimes))
+        moves = [Move(before, t, backward) for t, (_, before) in saved.items()]
+        for tensor, (forward, before) in saved.items():
+            self._live.add(forward + 1, before - 1, -sizes[tensor])
+        for tensor in _visitors(problem):
+            first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
+            moves.append(Move(first, tensor, 0))
+            self._live.add(0, first - 1, -sizes[tensor])
+            if problem.graph.tensors[tensor].persistent:
+                self._live.add(last + 1, len(problem.graph.ops) - 1, -sizes[tensor])
+        self._moves = sorted(moves)
+
+    def due(self, op: int, *, ahead: bool) -> list[int]:
+        """Tensors to copy in before `op`: what it needs, and what may come ahead of its use."""
+        out = []
+        while self._at < len(self._moves):
+            before, tensor, earliest = self._moves[self._at]
+            if before > op:
+                size = self._sizes[tensor]
+                if not ahead or earliest > op or self._live.peak(op, before - 1) + size > self._budget:
+                    break
+                self._live.add(op, before - 1, size)
+            out.append(tensor)
+            self._at += 1
+        return out

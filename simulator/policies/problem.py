@@ -1,0 +1,205 @@
+"""The problem a policy solves: a graph, a machine, homes, a budget, and a way to try a plan.
+
+A *pinned* tensor has its home in the compute tier and never leaves it. A tensor may *move* if its home is left free
+or lies in another tier. *Away* is where a tensor that may move goes: its own home if that is another tier, else
+the tiers that links join to the compute tier both ways, the fastest round trip first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
+
+from simulator.cost import transfer_ns
+from simulator.errors import ConfigError
+from simulator.graph import Graph
+from simulator.hardware import Hardware, Link
+from simulator.lifetime import Lifetimes
+from simulator.plan import NOWHERE, Plan
+
+FREE = NOWHERE - 1
+"""Home of a tensor whose place is left to the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What happened when a plan was tried.
+
+    Attributes
+    ----------
+    status
+        ``ok``, or ``blocked``.
+    makespan_ns, step_ns
+        Length of the run, and of its last training step [ns].
+    peak_bytes
+        Tier name -> peak memory [B].
+    wait_ns
+        Cause -> how long the compute stream waited for it [ns].
+    """
+
+    status: str
+    makespan_ns: int
+    step_ns: int
+    peak_bytes: Mapping[str, int]
+    wait_ns: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a policy may know; nothing in it changes.
+
+    Attributes
+    ----------
+    graph, hardware
+        What runs, and on what.
+    homes
+        For each tensor a tier id, or `FREE`.
+    budget_bytes
+        What may be used of the compute tier [B].
+    durations_ns
+        For each op, its time alone [ns].
+    lifetimes
+        Of the graph's tensors.
+    replay
+        Tries a plan.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    homes: tuple[int, ...]
+    budget_bytes: int | float
+    durations_ns: list[int]
+    lifetimes: Lifetimes
+    replay: Callable[[Plan], Replay]
+
+    @cached_property
+    def tiers(self) -> tuple[str, ...]:
+        """Tier names, by id."""
+        return self.hardware.tier_names
+
+    @cached_property
+    def compute_tier(self) -> int:
+        """Id of the compute tier."""
+        return self.tiers.index(self.hardware.compute_tier)
+
+    @cached_property
+    def capacities(self) -> tuple[int | float, ...]:
+        """What may be used of each tier [B]; the budget for the compute tier."""
+        usable = [tier.usable_bytes for tier in self.hardware.tiers.values()]
+        usable[self.compute_tier] = self.budget_bytes
+        return tuple(usable)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Size of each tensor [B]."""
+        return tuple(t.size_bytes for t in self.graph.tensors)
+
+    @cached_property
+    def clock(self) -> tuple[int, ...]:
+        """Start of each op, and then the end of the last, if they run back to back [ns]."""
+        return tuple(accumulate(self.durations_ns, initial=0))
+
+    @cached_property
+    def starts_with(self) -> tuple[bool, ...]:
+        """For each tensor, whether it exists before the first op."""
+        inputs = set(self.graph.inputs)
+        return tuple(t in inputs for t in range(len(self.graph.tensors)))
+
+    @cached_property
+    def links(self) -> dict[tuple[int, int], Link]:
+        """The first link of each ordered pair of tiers."""
+        found: dict[tuple[int, int], Link] = {}
+        for link in self.hardware.links.values():
+            found.setdefault((self.tiers.index(link.source), self.tiers.index(link.target)), link)
+        return found
+
+    @cached_property
+    def neighbours(self) -> tuple[int, ...]:
+        """Tiers joined to the compute tier both ways, by the time of a round trip of the largest tensor."""
+        here, size = self.compute_tier, max(self.sizes, default=0)
+        trips = {
+            tier: transfer_ns(size, self.links[here, tier]) + transfer_ns(size, self.links[tier, here])
+            for tier in range(len(self.tiers))
+            if (here, tier) in self.links and (tier, here) in self.links
+        }
+        return tuple(sorted(trips, key=lambda tier: (trips[tier], tier)))
+
+    def away(self, tensor: int) -> tuple[int, ...]:
+        """Tiers that the tensor may go to, the best first; none for a pinned tensor."""
+        home = self.homes[tensor]
+        if home == FREE:
+            return self.neighbours
+        return () if home == self.compute_tier else (home,)
+
+    def pinned(self, tensor: int) -> bool:
+        """Whether the tensor stays in the compute tier for as long as it is live."""
+        return not self.away(tensor)
+
+    def resolved_homes(self, chosen: Mapping[int, int] | None = None) -> tuple[int, ...]:
+        """Where each tensor is at time 0: its home, or `NOWHERE` if an op makes it.
+
+        Parameters
+        ----------
+        chosen
+            Tensor -> tier for tensors whose home is free; they live in the compute tier unless named here.
+        """
+        chosen = chosen or {}
+        return tuple(
+            NOWHERE if not exists else chosen.get(t, self.compute_tier) if home == FREE else home
+            for t, (home, exists) in enumerate(zip(self.homes, self.starts_with, strict=True))
+        )
+
+    def copy_ns(self, tensor: int, source: int, target: int) -> int:
+        """Time of a copy of the tensor that has all links of its path for itself [ns]."""
+        key = (self.sizes[tensor], source, target)
+        found = self._times.get(key)
+        if found is None:
+            path = self.path(source, target)
+            hops = pairwise(path)
+            found = self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
+        return found
+
+    def path(self, source: int, target: int) -> tuple[int, ...]:
+        """Tiers of the fastest way from one tier to another, both ends included.
+
+        Raises
+        ------
+        ConfigError
+            If no links lead there.
+        """
+        found = self._paths.get((source, target))
+        if found is None:
+            found = self._paths[source, target] = self._search(source, target)
+        return found
+
+    @cached_property
+    def _times(self) -> dict[tuple[int, int, int], int]:
+        return {}
+
+    @cached_property
+    def _paths(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        return {}
+
+    def _search(self, source: int, target: int) -> tuple[int, ...]:
+        size, seen = max(self.sizes, default=0), set()
+        heap: list[tuple[int, tuple[int, ...]]] = [(0, (source,))]
+        while heap:
+            cost, path = heappop(heap)
+            if path[-1] == target:
+                return path
+            if path[-1] in seen:
+                continue
+            seen.add(path[-1])
+            for (start, end), link in self.links.items():
+                if start == path[-1] and end not in seen:
+                    heappush(heap, (cost + transfer_ns(size, link), (*path, end)))
+        names = f"{self.tiers[source]!r} to {self.tiers[target]!r}"
+        raise ConfigError(
+            f"hardware {self.hardware.name!r}, links",
+            f"a path of links leads from {names}",
+            "none",
+            "add the link, or choose another home",
+        )

@@ -1,0 +1,199 @@
+"""The runtime itself: a loop over the ops that yields the codes it issues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from simulator.errors import CapacityError, Shortfall
+from simulator.plan import COPY, DETACH, SYNC, Code, View
+from simulator.policies.reactive.tables import Tables
+from simulator.policies.reactive.victims import Victims
+
+NONE = -1
+"""The tier of a copy that does not exist."""
+
+
+class Runtime:
+    """The state of one run, as issued.
+
+    Parameters
+    ----------
+    tables
+        What it looks up.
+    victims
+        The order of eviction.
+    ahead
+        How many ops it looks ahead.
+    synchronous
+        Whether the host waits for each copy.
+    """
+
+    def __init__(self, tables: Tables, victims: Victims, ahead: int, *, synchronous: bool) -> None:
+        problem = tables.problem
+        self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
+        self._sizes, self._tier = problem.sizes, problem.compute_tier
+        n = len(self._sizes)
+        self._here = bytearray(n)
+        self._copy_at = [NONE] * n
+        self._copy_valid = bytearray(n)
+        self._needed_until = [NONE] * n
+        self._room = list(problem.capacities)
+        for tensor, tier in enumerate(tables.homes):
+            if tier == self._tier:
+                self._room[tier] -= self._sizes[tensor]
+                if not tables.pinned[tensor]:
+                    self._here[tensor] = 1
+                    victims.add(tensor, NONE)
+            elif tier >= 0:
+                self._room[tier] -= self._sizes[tensor]
+                self._copy_at[tensor], self._copy_valid[tensor] = tier, 1
+
+    def run(self, view: View) -> Iterator[Code]:
+        """Issue all steps of the run.
+
+        Parameters
+        ----------
+        view
+            The state of the machine; this runtime keeps its own books and does not look.
+        """
+        ops = len(self._tables.moves)
+        for step in range(self._tables.problem.graph.steps):
+            yield from self._step(step * ops)
+            yield from self._go_home((step + 1) * ops - 1)
+
+    def _step(self, base: int) -> Iterator[Code]:
+        tables, here, room, tier, sizes = self._tables, self._here, self._room, self._tier, self._sizes
+        touch, discard = self._victims.touch, self._victims.discard
+        copy_at, copy_valid = self._copy_at, self._copy_valid
+        born_bytes, held_bytes, detaches = tables.born_bytes, tables.held_bytes, tables.detaches
+        rows = zip(tables.moves, tables.writes, tables.computes, tables.problem.lifetimes.dead_after, strict=True)
+        for op, (moves, writes, compute, dead) in enumerate(rows):
+            absent: tuple[int, ...] = ()
+            for tensor in moves:
+                if here[tensor]:
+                    touch(tensor, base + op)
+                else:
+                    absent = (*absent, tensor)
+            if absent:
+                yield from self._admit(op, base + op, absent)
+            elif room[tier] < born_bytes[op]:
+                yield from self._make_room(born_bytes[op], moves)
+            if self._ahead:
+                yield from self._look_ahead(op, base)
+            room[tier] -= held_bytes[op]
+            yield compute
+            for tensor in writes:
+                copy_valid[tensor] = 0
+            for tensor in dead:
+                yield detaches[tensor]
+                room[tier] += sizes[tensor]
+                here[tensor] = 0
+                discard(tensor)
+                if copy_at[tensor] != NONE:
+                    yield from self._drop_copy(tensor)
+
+    def _admit(self, op: int, now: int, absent: tuple[int, ...]) -> Iterator[Code]:
+        """Make room for what the op lacks, and fetch what it reads of it."""
+        tables, sizes = self._tables, self._sizes
+        needed = tables.born_bytes[op] + sum(sizes[t] for t in absent)
+        if self._room[self._tier] < needed:
+            yield from self._make_room(needed, tables.moves[op])
+        for tensor in absent:
+            if tensor in tables.reads[op]:
+                yield from self._copy(tensor, self._copy_at[tensor], self._tier)
+            self._arrive(tensor, now)
+
+    def _arrive(self, tensor: int, now: int) -> None:
+        self._here[tensor] = 1
+        self._room[self._tier] -= self._sizes[tensor]
+        self._victims.add(tensor, now)
+
+    def _look_ahead(self, op: int, base: int) -> Iterator[Code]:
+        """Fetch what the op that comes into view lacks, as far as there is room; at the first op, what all lack."""
+        tables, here = self._tables, self._here
+        first = op + 1 if op == 0 else op + self._ahead
+        for coming in range(first, min(op + self._ahead + 1, len(tables.moves))):
+            for tensor in tables.moves[coming]:
+                self._needed_until[tensor] = base + coming
+                if here[tensor]:
+                    self._victims.touch(tensor, base + op)
+            for tensor in tables.reads[coming]:
+                if not here[tensor] and self._copy_valid[tensor]:
+                    needed = self._sizes[tensor] + tables.born_bytes[op]
+                    yield from self._make_room(needed, tables.moves[op], keep_after=base + op)
+                    if self._room[self._tier] >= needed:
+                        yield from self._copy(tensor, self._copy_at[tensor], self._tier)
+                        self._arrive(tensor, base + op)
+
+    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> Iterator[Code]:
+        """Evict until there is room, never what is in `moves`; stop at what is needed after op `keep_after`."""
+        while self._room[self._tier] < needed:
+            victim = self._victims.first(moves)
+            if victim < 0 or (keep_after is not None and self._needed_until[victim] > keep_after):
+                return
+            yield from self._evict(victim)
+
+    def _evict(self, tensor: int) -> Iterator[Code]:
+        if not self._copy_valid[tensor]:
+            if self._copy_at[tensor] == NONE:
+                self._copy_at[tensor] = tier = self._room_away(tensor)
+                self._room[tier] -= self._sizes[tensor]
+            yield from self._copy(tensor, self._tier, self._copy_at[tensor])
+            self._copy_valid[tensor] = 1
+        yield self._tables.detaches[tensor]
+        self._leave(tensor)
+
+    def _leave(self, tensor: int) -> None:
+        self._here[tensor] = 0
+        self._room[self._tier] += self._sizes[tensor]
+        self._victims.discard(tensor)
+
+    def _drop_copy(self, tensor: int) -> Iterator[Code]:
+        tier = self._copy_at[tensor]
+        if tier != NONE:
+            yield (DETACH, tensor, tier, 0)
+            self._room[tier] += self._sizes[tensor]
+            self._copy_at[tensor], self._copy_valid[tensor] = NONE, 0
+
+    def _copy(self, tensor: int, source: int, target: int) -> Iterator[Code]:
+        path = self._tables.problem.path(source, target)
+        for start, end in pairwise(path):
+            yield (COPY, tensor, start, end)
+            if self._synchronous:
+                yield (SYNC, tensor, 0, 0)
+        for tier in path[1:-1]:
+            yield (DETACH, tensor, tier, 0)
+
+    def _room_away(self, tensor: int) -> int:
+        problem, size = self._tables.problem, self._sizes[tensor]
+        tiers = problem.away(tensor)
+        for tier in tiers:
+            if self._room[tier] >= size:
+                return tier
+        capacity = int(problem.capacities[tiers[0]])
+        demand = int(capacity - self._room[tiers[0]]) + size
+        name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tiers[0]]
+        levers = (f"a larger {tier_name} would take it",)
+        raise CapacityError(Shortfall(tier_name, demand, capacity, f"eviction of {name!r}", ((name, size),), levers))
+
+    def _go_home(self, now: int) -> Iterator[Code]:
+        """End the step: bring every persistent tensor home, and release the outputs last."""
+        tables, tier = self._tables, self._tier
+        residents = [t for t in tables.persistent if tables.homes[t] == tier]
+        for tensor in tables.persistent:
+            if tables.homes[tensor] != tier and self._here[tensor]:
+                yield from self._evict(tensor)
+        for tensor in residents:
+            if not self._here[tensor]:
+                for output in tables.outputs:
+                    if self._here[output] and self._room[tier] < self._sizes[tensor]:
+                        yield from self._evict(output)
+                yield from self._copy(tensor, self._copy_at[tensor], tier)
+                self._arrive(tensor, now)
+            yield from self._drop_copy(tensor)
+        for output in tables.outputs:
+            if self._here[output] or tables.pinned[output]:
+                yield tables.detaches[output]
+                self._leave(output)
+            yield from self._drop_copy(output)

@@ -1,0 +1,101 @@
+"""What the runtime looks up, laid out once by op and by tensor."""
+
+from __future__ import annotations
+
+from simulator.errors import CapacityError, Shortfall
+from simulator.lifetime import NEVER, live_bytes
+from simulator.plan import COMPUTE, DETACH
+from simulator.policies.problem import FREE, Problem
+from simulator.units import human
+
+
+class Tables:
+    """Flat lists for the runtime's loop, and the check that it can run at all.
+
+    Attributes
+    ----------
+    reads, writes, moves
+        By op: tensors that may move and are read, written, or either.
+    held_bytes, born_bytes
+        By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
+    computes, detaches
+        The codes of ``Compute`` by op, and of ``Detach`` from the compute tier by tensor.
+    homes
+        By tensor: its tier at time 0.
+    persistent, outputs
+        Persistent tensors that may move; outputs that are not persistent.
+
+    Raises
+    ------
+    CapacityError
+        If some op cannot run within the budget whatever is evicted.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        graph, lifetimes, sizes = problem.graph, problem.lifetimes, problem.sizes
+        self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
+        self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in graph.ops]
+        self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
+        self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
+        self.computes = [(COMPUTE, op, 0, 0) for op in range(len(graph.ops))]
+        self.detaches = [(DETACH, t, problem.compute_tier, 0) for t in range(len(sizes))]
+        self.held_bytes = [0] * len(graph.ops)
+        for t, first in enumerate(lifetimes.first_write):
+            if pinned[t] and first != NEVER and not problem.starts_with[t]:
+                self.held_bytes[first] += sizes[t]
+        self.born_bytes = [h + op.workspace_bytes for h, op in zip(self.held_bytes, graph.ops, strict=True)]
+        self.persistent = [t for t, x in enumerate(graph.tensors) if x.persistent and not pinned[t]]
+        self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
+        all_here = all(home in (FREE, problem.compute_tier) for home in problem.homes)
+        self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
+        self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
+
+    def _choose_homes(self) -> tuple[int, ...]:
+        problem, here = self.problem, self.problem.compute_tier
+        left, homes = problem.budget_bytes - self._demand(), {}
+        free = [t for t in self.persistent if problem.homes[t] == FREE]
+        first_use = problem.lifetimes.first_use
+        for tensor in sorted(free, key=lambda t: (first_use[t] == NEVER, first_use[t], t)):
+            stays = problem.sizes[tensor] <= left
+            homes[tensor] = here if stays else problem.neighbours[0]
+            left -= problem.sizes[tensor] if stays else 0
+        return problem.resolved_homes(homes)
+
+    def _demand(self) -> int:
+        """The most that any op needs with all else evicted [B]."""
+        problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
+        change = [0] * (len(self.moves) + 1)
+        for tensor, pinned in enumerate(self.pinned):
+            if pinned and lifetimes.born[tensor] != NEVER:
+                change[lifetimes.born[tensor]] += sizes[tensor]
+                change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
+        worst, most, held = 0, -1, 0
+        for op, moves in enumerate(self.moves):
+            held += change[op]
+            demand = held + problem.graph.ops[op].workspace_bytes + sum(sizes[t] for t in moves)
+            worst, most = (op, demand) if demand > most else (worst, most)
+        if most > problem.budget_bytes:
+            raise CapacityError(self._shortfall(worst, most))
+        return most
+
+    def _shortfall(self, op: int, demand_bytes: int) -> Shortfall:
+        problem, lifetimes = self.problem, self.problem.lifetimes
+        tensors = problem.graph.tensors
+        held = set(self.moves[op])
+        held.update(
+            t for t, pinned in enumerate(self.pinned) if pinned and lifetimes.born[t] <= op <= lifetimes.dies[t]
+        )
+        largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
+        return Shortfall(
+            tier=problem.tiers[problem.compute_tier],
+            demand_bytes=demand_bytes,
+            capacity_bytes=int(problem.budget_bytes),
+            at=f"op {problem.graph.ops[op].name!r}",
+            largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
+            levers=(
+                f"a budget of {human(demand_bytes, 'B')} ({demand_bytes:,} B) would let this op run",
+                "homes that are left free would pin less",
+                "a smaller batch or a shorter sequence needs less",
+            ),
+        )

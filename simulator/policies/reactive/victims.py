@@ -1,0 +1,147 @@
+"""Who leaves first: orders of eviction, each at most O(log n) per use.
+
+An order holds the tensors that are in the compute tier and may leave it. `first` names the next to leave, never one
+that the running op needs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Protocol
+
+from simulator.policies.problem import Problem
+
+
+class Victims(Protocol):
+    """An order of eviction."""
+
+    def add(self, tensor: int, now: int) -> None:
+        """Take in a tensor that has come into the compute tier; `now` is the op's number since the run began."""
+
+    def touch(self, tensor: int, now: int) -> None:
+        """Note that the running op uses a tensor that is held."""
+
+    def discard(self, tensor: int) -> None:
+        """Leave out a tensor that has left or died."""
+
+    def first(self, needed: Sequence[int]) -> int:
+        """The tensor to evict first, none of `needed`; -1 if there is none."""
+
+
+class LeastRecent:
+    """``lru``: the one whose last use is longest ago."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self._to_end = self._held.move_to_end
+
+    def add(self, tensor: int, now: int) -> None:
+        """Take in a tensor as the most recent."""
+        self._held[tensor] = None
+        self._to_end(tensor)
+
+    def touch(self, tensor: int, now: int) -> None:
+        """Make it the most recent."""
+        self._to_end(tensor)
+
+    def discard(self, tensor: int) -> None:
+        """Leave it out."""
+        self._held.pop(tensor, None)
+
+    def first(self, needed: Sequence[int]) -> int:
+        """Return the least recent; what the op needs has just been touched, so it comes last."""
+        for tensor in self._held:
+            return -1 if tensor in needed else tensor
+        return -1
+
+
+class Oldest:
+    """``fifo``: the one whose producer is oldest, then the larger (upstream's warm-up rule)."""
+
+    def __init__(self, problem: Problem) -> None:
+        born, sizes = problem.lifetimes.first_write, problem.sizes
+        order = sorted(range(len(sizes)), key=lambda t: (-1 if problem.starts_with[t] else born[t], -sizes[t], t))
+        self._rank = [0] * len(order)
+        for rank, tensor in enumerate(order):
+            self._rank[tensor] = rank
+        self._tensor = order
+        self._held = bytearray(len(order))
+        self._queued = bytearray(len(order))
+        self._heap: list[int] = []
+
+    def add(self, tensor: int, now: int) -> None:
+        """Take in a tensor; its age is that of its producer."""
+        self._held[tensor] = 1
+        if not self._queued[tensor]:
+            self._queued[tensor] = 1
+            heappush(self._heap, self._rank[tensor])
+
+    def touch(self, tensor: int, now: int) -> None:
+        """Do nothing: a use makes nothing younger."""
+
+    def discard(self, tensor: int) -> None:
+        """Leave it out."""
+        self._held[tensor] = 0
+
+    def first(self, needed: Sequence[int]) -> int:
+        """Return the oldest."""
+        kept, found = [], -1
+        while self._heap:
+            tensor = self._tensor[self._heap[0]]
+            if not self._held[tensor]:
+                heappop(self._heap)
+                self._queued[tensor] = 0
+            elif tensor in needed:
+                kept.append(heappop(self._heap))
+            else:
+                found = tensor
+                break
+        for rank in kept:
+            heappush(self._heap, rank)
+        return found
+
+
+class Furthest:
+    """``furthest``: the one whose next use is furthest away (the rule of MindSpore's sliding window)."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._uses, self._n = problem.lifetimes.uses, len(problem.graph.ops)
+        self._next = [-1] * len(problem.sizes)
+        self._heap: list[tuple[int, int]] = []
+
+    def add(self, tensor: int, now: int) -> None:
+        """Take in a tensor, by its first use after `now`."""
+        step, op = divmod(now, self._n)
+        uses = self._uses[tensor]
+        at = bisect_right(uses, op)
+        if at < len(uses):
+            following = step * self._n + uses[at]
+        else:
+            following = (step + 1) * self._n + (uses[0] if uses else self._n)
+        self._next[tensor] = following
+        heappush(self._heap, (-following, tensor))
+
+    touch = add
+
+    def discard(self, tensor: int) -> None:
+        """Leave it out."""
+        self._next[tensor] = -1
+
+    def first(self, needed: Sequence[int]) -> int:
+        """Return the one with the furthest next use."""
+        kept, found = [], -1
+        while self._heap:
+            key, tensor = self._heap[0]
+            if self._next[tensor] != -key:
+                heappop(self._heap)
+            elif tensor in needed:
+                kept.append(heappop(self._heap))
+            else:
+                found = tensor
+                break
+        for entry in kept:
+            heappush(self._heap, entry)
+        return found

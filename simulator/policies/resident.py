@@ -1,0 +1,39 @@
+"""`resident`: nothing moves."""
+
+from __future__ import annotations
+
+from simulator.document import Part
+from simulator.plan import Plan
+from simulator.policies.problem import Problem
+from simulator.policies.writer import Writer
+
+
+class Options(Part):
+    """No options."""
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Keep everything in the compute tier for as long as it is live.
+
+    Persistent tensors whose home is free live in the compute tier. Those whose home is another tier can only be used
+    there, so they are copied in when the step starts, stay, and go back when it ends.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    options
+        None.
+
+    Raises
+    ------
+    CapacityError
+        If what is live at once exceeds the budget: by how much, at which op, and what would help.
+    """
+    writer = Writer(problem, "resident")
+    for tensor, uses in enumerate(problem.lifetimes.uses):
+        if uses and problem.starts_with[tensor] and not writer.resident(tensor):
+            writer.fetch(tensor)
+    for op in range(len(problem.graph.ops)):
+        writer.compute(op)
+    return writer.finish()

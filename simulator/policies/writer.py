@@ -1,0 +1,265 @@
+"""The one place where decisions become a valid plan.
+
+A policy says *fetch this, run that, store those*; the writer keeps what every step leads to **as issued**: which
+places are valid, stale or absent, and how many bytes each tier holds. It places deaths, brings every persistent
+tensor home at the end of the step, refuses nonsense at once, and knows the peak that the plan reaches in issue order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from simulator.errors import CapacityError, PlanError, Shortfall
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
+from simulator.policies.problem import Problem
+from simulator.units import human
+
+ABSENT, VALID, STALE = range(3)
+
+
+class Writer:
+    """Write the steps of one training step.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    policy
+        Name of the policy.
+    chosen_homes
+        Tensor -> tier for persistent tensors whose home is free (default: the compute tier).
+    """
+
+    def __init__(self, problem: Problem, policy: str, chosen_homes: Mapping[int, int] | None = None) -> None:
+        self.problem, self.policy = problem, policy
+        self.homes = problem.resolved_homes(chosen_homes)
+        self.steps = Steps()
+        self._here, self._width = problem.compute_tier, len(problem.tiers)
+        self._places = bytearray(len(problem.sizes) * self._width)
+        self._reads = [op.reads for op in problem.graph.ops]
+        self._writes = [op.writes for op in problem.graph.ops]
+        self._workspace = [op.workspace_bytes for op in problem.graph.ops]
+        self._live = [0] * self._width
+        self.peak_bytes = [0] * self._width
+        self._peak_at = [0] * self._width
+        self._last_named: int | None = None
+        for tensor, tier in enumerate(self.homes):
+            if tier != NOWHERE:
+                self._take(tensor, tier)
+
+    def place(self, tensor: int, tier: int) -> int:
+        """State of a place as issued: `ABSENT`, `VALID` or `STALE`."""
+        return self._places[tensor * self._width + tier]
+
+    def resident(self, tensor: int) -> bool:
+        """Whether the tensor is valid in the compute tier, as issued."""
+        return self._places[tensor * self._width + self._here] == VALID
+
+    def live_bytes(self, tier: int) -> int:
+        """What the tier holds, as issued [B]."""
+        return self._live[tier]
+
+    def compute(self, op: int, stream: int = 0) -> None:
+        """Run an op, and then free what is dead after it."""
+        for tensor in self._reads[op]:
+            if not self.resident(tensor):
+                self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
+        width, here = self._width, self._here
+        for tensor in self._writes[op]:
+            first = tensor * width
+            if self._places[first + here] == ABSENT:
+                self._take(tensor, here)
+            for tier in range(width):
+                if tier != here and self._places[first + tier] == VALID:
+                    self._places[first + tier] = STALE
+        self._note_peak(here, self._workspace[op])
+        self.steps.append(COMPUTE, op, stream)
+        self._last_named = next(iter((*self._writes[op], *self._reads[op])), None)
+        for tensor in self.problem.lifetimes.dead_after[op]:
+            self.release(tensor)
+
+    def fetch(self, tensor: int) -> None:
+        """Copy the tensor into the compute tier, from where it is valid and nearest."""
+        self._move(tensor, self._here)
+
+    def back_up(self, tensor: int) -> None:
+        """Copy the tensor out, unless it is valid in another tier already."""
+        if not self._is_away(tensor):
+            self._move(tensor, self._room_away(tensor))
+
+    def store(self, tensor: int) -> None:
+        """Copy the tensor out, unless it is valid in another tier already, and free its place in the compute tier."""
+        self.back_up(tensor)
+        self.evict(tensor)
+
+    def evict(self, tensor: int) -> None:
+        """Free the tensor's place in the compute tier; another valid copy must exist."""
+        if not self._is_away(tensor):
+            self._refuse("evict", "what is evicted is valid in another tier", tensor)
+        self.detach(tensor, self._here)
+
+    def forget(self, tensor: int) -> None:
+        """Free the tensor's places outside the compute tier, but for its home."""
+        for tier in range(self._width):
+            if tier not in (self._here, self.homes[tensor]) and self.place(tensor, tier) != ABSENT:
+                self.detach(tensor, tier)
+
+    def release(self, tensor: int) -> None:
+        """Free every place of the tensor."""
+        for tier in range(self._width):
+            if self._places[tensor * self._width + tier] != ABSENT:
+                self.detach(tensor, tier)
+
+    def detach(self, tensor: int, tier: int) -> None:
+        """Free one place."""
+        at = tensor * self._width + tier
+        if self._places[at] == ABSENT:
+            self._refuse(f"detach from {self.problem.tiers[tier]!r}", "what is detached is there", tensor)
+        self._places[at] = ABSENT
+        self._live[tier] -= self.problem.sizes[tensor]
+        self.steps.append(DETACH, tensor, tier)
+
+    def copy(self, tensor: int, source: int, target: int) -> None:
+        """Copy over one link; a stale target is refreshed in place."""
+        names = f"copy from {self.problem.tiers[source]!r} to {self.problem.tiers[target]!r}"
+        if (source, target) not in self.problem.links:
+            self._refuse(names, "a link joins the two tiers", tensor)
+        if self.place(tensor, source) != VALID:
+            self._refuse(names, "what is copied is valid at its source", tensor)
+        if self.place(tensor, target) == VALID:
+            self._refuse(names, "what is copied is not yet valid at its target", tensor)
+        if self.place(tensor, target) == ABSENT:
+            self._take(tensor, target)
+        self._places[tensor * self._width + target] = VALID
+        self.steps.append(COPY, tensor, source, target)
+
+    def sync(self, tensor: int) -> None:
+        """Let the host wait for all steps so far that name the tensor."""
+        self.steps.sync(tensor)
+
+    def drain(self) -> None:
+        """Let the host wait until the last op so far has ended (if it names any tensor)."""
+        if self._last_named is not None:
+            self.sync(self._last_named)
+
+    def finish(self, notes: tuple[str, ...] = ()) -> Plan:
+        """End the step and return the plan.
+
+        Persistent tensors that live elsewhere go home first, then those that live in the compute tier come back,
+        and at last the outputs are released.
+
+        Raises
+        ------
+        CapacityError
+            If a tier holds more than its capacity, in issue order.
+        """
+        persistent = [t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent]
+        for tensor in persistent:
+            if self.homes[tensor] != self._here:
+                self._go_home(tensor)
+        for tensor in persistent:
+            if self.homes[tensor] == self._here:
+                self._go_home(tensor)
+        for tensor, about in enumerate(self.problem.graph.tensors):
+            if not about.persistent:
+                self.release(tensor)
+        for tier, capacity in enumerate(self.problem.capacities):
+            if self.peak_bytes[tier] > capacity:
+                raise CapacityError(self._shortfall(tier))
+        p = self.problem
+        return Plan(self.policy, p.tiers, self.homes, self.steps, p.graph.steps, notes)
+
+    def _go_home(self, tensor: int) -> None:
+        home = self.homes[tensor]
+        if self.place(tensor, home) != VALID:
+            self._move(tensor, home)
+        for tier in range(self._width):
+            if tier != home and self.place(tensor, tier) != ABSENT:
+                self.detach(tensor, tier)
+
+    def _move(self, tensor: int, target: int) -> None:
+        sources = [tier for tier in range(self._width) if self.place(tensor, tier) == VALID]
+        if not sources:
+            self._refuse("copy", "what is copied is valid somewhere", tensor)
+        nearest = min(sources, key=lambda tier: self.problem.copy_ns(tensor, tier, target))
+        path = self.problem.path(nearest, target)
+        passed = [tier for tier in path[1:-1] if self.place(tensor, tier) == ABSENT]
+        for source, next_tier in pairwise(path):
+            if next_tier == target or self.place(tensor, next_tier) != VALID:
+                self.copy(tensor, source, next_tier)
+        for tier in passed:
+            self.detach(tensor, tier)
+
+    def _is_away(self, tensor: int) -> bool:
+        first = tensor * self._width
+        return any(self._places[first + tier] == VALID for tier in range(self._width) if tier != self._here)
+
+    def _room_away(self, tensor: int) -> int:
+        tiers = self.problem.away(tensor)
+        if not tiers:
+            self._refuse("store", "what is stored may leave the compute tier", tensor)
+        size = self.problem.sizes[tensor]
+        for tier in tiers:
+            fits = self._live[tier] + size <= self.problem.capacities[tier]
+            if fits or self.place(tensor, tier) != ABSENT:
+                return tier
+        return tiers[0]
+
+    def _take(self, tensor: int, tier: int) -> None:
+        self._places[tensor * self._width + tier] = VALID
+        self._live[tier] += self.problem.sizes[tensor]
+        self._note_peak(tier, 0)
+
+    def _note_peak(self, tier: int, extra_bytes: int) -> None:
+        if self._live[tier] + extra_bytes > self.peak_bytes[tier]:
+            self.peak_bytes[tier] = self._live[tier] + extra_bytes
+            self._peak_at[tier] = len(self.steps)
+
+    def _op(self, op: int) -> str:
+        return repr(self.problem.graph.ops[op].name)
+
+    def _refuse(self, where: str, must: str, tensor: int) -> None:
+        tiers = self.problem.tiers
+        states = ("absent from", "valid in", "stale in")
+        found = ", ".join(f"{states[self.place(tensor, tier)]} {name}" for tier, name in enumerate(tiers))
+        name = self.problem.graph.tensors[tensor].name
+        raise PlanError(f"policy {self.policy!r}, {where}", must, f"{name!r} {found}", "correct the policy's decision")
+
+    def _shortfall(self, tier: int) -> Shortfall:
+        tensors, at = self.problem.graph.tensors, self._peak_at[tier]
+        held = self._held(tier, at)
+        largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
+        demand, name = self.peak_bytes[tier], self.problem.tiers[tier]
+        levers = [f"a budget of {human(demand, 'B')} ({demand:,} B) in {name} would fit this plan"]
+        if tier == self._here and any(not self.problem.pinned(t) for t in held):
+            levers.append("a policy that moves more data, such as 'static', needs less")
+        levers.append("a smaller batch or a shorter sequence needs less")
+        return Shortfall(
+            tier=name,
+            demand_bytes=demand,
+            capacity_bytes=int(self.problem.capacities[tier]),
+            at=self._moment(at),
+            largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
+            levers=tuple(levers),
+        )
+
+    def _held(self, tier: int, at: int) -> list[int]:
+        """Tensors in the tier when the step at position `at` has taken its room."""
+        held = dict.fromkeys(t for t, home in enumerate(self.homes) if home == tier)
+        for position, (kind, a, b, c) in enumerate(self.steps.codes()):
+            if position > at:
+                break
+            if kind == COMPUTE and tier == self._here:
+                held.update(dict.fromkeys(self._writes[a]))
+            elif kind == COPY and c == tier:
+                held[a] = None
+            elif kind == DETACH and b == tier:
+                held.pop(a, None)
+        return list(held)
+
+    def _moment(self, at: int) -> str:
+        for kind, a in zip(self.steps.kind[at:], self.steps.a[at:], strict=True):
+            if kind == COMPUTE:
+                return f"op {self._op(a)}"
+        return "the end of the step"
