@@ -43,7 +43,7 @@ class Explainer:
             if link.queue:
                 told += self._head(link)
         if not told:
-            stuck = [t for t in range(len(self._graph.tensors)) if self._places.pending(t)]
+            stuck = [t for t in range(len(self._graph.tensors)) if self._places.first_pending(t)]
             told = [line for t in stuck for line in self._tensor(t, None)]
         if not told and not host.finished:
             told = ["the host could not issue its next step"]
@@ -69,7 +69,7 @@ class Explainer:
         return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []
 
     def _tensor(self, tensor: int, before: int | None) -> list[str]:
-        step = self._places.pending(tensor, before)
+        step = self._places.first_pending(tensor, before)
         return self._step(step) if step else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
     def _step(self, step: Transfer | Detaching) -> list[str]:

@@ -165,7 +165,7 @@ class Host:
                 "none",
                 "copy along the links of the hardware profile, or add the link",
             )
-        link.append(Transfer(link, self._key, code, self._gate, self._gate.issued))
+        link.append(Transfer(link, self._key, code, self._gate))
 
 
 def _program(plan: Plan, costs: HostCosts, view: Issued | None) -> tuple[Iterator[Code], tuple[int, ...], int]:

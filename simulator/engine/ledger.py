@@ -95,7 +95,7 @@ Ending = tuple[int, int, int]
 
 def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
     """Go on to the earliest copy or detach of the tensor, among those issued before, that has not ended."""
-    step = stream.places.pending(tensor, before)
+    step = stream.places.first_pending(tensor, before)
     link: LinkQueue | None = getattr(step, "link", None)
     if step is None or link is None:
         return ORDER, -1, -1

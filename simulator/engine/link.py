@@ -35,7 +35,6 @@ class Transfer:
 
     __slots__ = (
         "channel",
-        "ended",
         "gate",
         "gate_number",
         "issued_ns",
@@ -49,15 +48,16 @@ class Transfer:
         "writers",
     )
 
-    def __init__(self, link: LinkQueue, key: int, code: Code, gate: Stream, gate_number: int) -> None:
+    def __init__(self, link: LinkQueue, key: int, code: Code, gate: Stream) -> None:
         _, tensor, self.source, self.target = code
         places = link.places
-        places.begin_move(tensor, self)
-        self.link, self.key, self.tensor, self.gate, self.gate_number = link, key, tensor, gate, gate_number
-        self.moves, self.writers = places.fence[tensor], places.writers(tensor)
+        self.link, self.key, self.tensor, self.gate, self.gate_number = link, key, tensor, gate, gate.issued
+        self.moves = places.fence[tensor]
+        self.writers = places.writers(tensor) if tensor in places.written else ()
         self.issued_ns = places.rounds.env.now
-        self.ended = False
         self.channel = self.start_ns = -1
+        places.moves_issued[tensor] += 1
+        places.pending[tensor].append(self)
 
     def is_behind_write(self) -> bool:
         """Whether a write issued before the copy has not ended."""
@@ -209,12 +209,9 @@ class LinkQueue:
             if size and not places.tiers[target].admit_copy(self, head.key, size):
                 return
             places.hold(tensor, target)
-        self._start(head)
-
-    def _start(self, head: Transfer) -> None:
         self.queue.popleft()
         head.channel = heappop(self._free)
-        head.start_ns = self.places.rounds.env.now
+        head.start_ns = places.rounds.env.now
         self.running.append(head)
         if self.watchers:
             self._wake_watchers()

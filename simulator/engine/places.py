@@ -17,6 +17,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
+from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
 from simulator.engine.tier import TierInstance
 
@@ -43,8 +44,8 @@ class Places:
     ----------
     rank
         Its number.
-    size_bytes
-        Size of each tensor [B].
+    columns
+        Its compiled graph.
     tiers
         The rank's tier instances, by tier id.
     rounds
@@ -58,28 +59,35 @@ class Places:
         Per tier, per tensor: whether there is a place, and whether its content is valid.
     moves_issued, moves_ended, fence
         Per tensor: copies and detaches issued, and ended; issued up to and with the last detach.
+    pending
+        Per tensor: copies and detaches that have not ended, in issue order.
+    written
+        Tensors that some compute writes.
     """
 
     __slots__ = (
-        "_pending",
         "_residencies",
         "_waiters",
         "fence",
         "held",
         "moves_ended",
         "moves_issued",
+        "pending",
         "rank",
         "rounds",
         "size_bytes",
         "streams",
         "tiers",
         "valid",
+        "written",
     )
 
     def __init__(
-        self, rank: int, size_bytes: list[int], tiers: list[TierInstance], rounds: Rounds, residencies: list[int]
+        self, rank: int, columns: Columns, tiers: list[TierInstance], rounds: Rounds, residencies: list[int]
     ) -> None:
+        size_bytes = columns.size_bytes
         tensors = len(size_bytes)
+        self.written = columns.written
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
         self.streams: list[Stream] = []
         self.held = [bytearray(tensors) for _ in tiers]
@@ -88,7 +96,7 @@ class Places:
         self.moves_ended = [0] * tensors
         self.fence = [0] * tensors
         self._waiters: list[list[tuple[int, int, Waiter]]] = [[] for _ in size_bytes]
-        self._pending: list[deque[Transfer | Detaching]] = [deque() for _ in size_bytes]
+        self.pending: list[deque[Transfer | Detaching]] = [deque() for _ in size_bytes]
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -102,29 +110,22 @@ class Places:
         """Write a row of the residencies."""
         self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
 
-    def begin_move(self, tensor: int, move: Transfer | Detaching) -> None:
-        """Remember a copy or detach until it ends."""
-        self.moves_issued[tensor] += 1
-        self._pending[tensor].append(move)
-
     def end_move(self, move: Transfer | Detaching) -> None:
         """Count it, and let those look again who waited for that many."""
         tensor = move.tensor
-        moves = self._pending[tensor]
+        moves = self.pending[tensor]
         if moves[0] is move:
             moves.popleft()
-            while moves and moves[0].ended:
-                moves.popleft()
         else:
-            move.ended = True
+            moves.remove(move)
         ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
         waiters = self._waiters[tensor]
         while waiters and waiters[0][0] <= ended:
             heappop(waiters)[2].look_again()
 
-    def pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
+    def first_pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
         """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
-        moves = self._pending[tensor]
+        moves = self.pending[tensor]
         if moves and (before is None or moves[0].key < before):
             return moves[0]
         return None
@@ -169,24 +170,25 @@ def wait_for(computes: Computes, waiter: Waiter) -> bool:
 class Detaching:
     """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
 
-    __slots__ = ("_before", "_places", "_users", "ended", "key", "tensor", "tier")
+    __slots__ = ("_before", "_places", "_users", "key", "tensor", "tier")
 
     def __init__(self, places: Places, key: int, tensor: int, tier: int) -> None:
         self._places, self.key, self.tensor, self.tier = places, key, tensor, tier
         self._before = before = places.moves_issued[tensor]
         self._users = places.users(tensor)
-        self.ended = False
-        places.begin_move(tensor, self)
-        places.fence[tensor] = before + 1
+        places.moves_issued[tensor] = places.fence[tensor] = before + 1
+        places.pending[tensor].append(self)
         self.look_again()
 
     def look_again(self) -> None:
         """Act in the present round, or wait."""
-        places = self._places
-        if self._users and wait_for(self._users, self):
-            return
-        if places.moves_ended[self.tensor] < self._before:
-            places.wait_for_moves(self.tensor, self._before, self.key, self)
+        places, tensor = self._places, self.tensor
+        if self._users:
+            if wait_for(self._users, self):
+                return
+            self._users = ()
+        if places.moves_ended[tensor] < self._before:
+            places.wait_for_moves(tensor, self._before, self.key, self)
         else:
             places.rounds.frees.append(self)
 

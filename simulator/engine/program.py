@@ -42,6 +42,8 @@ class Columns:
         Per op.
     size_bytes
         Per tensor.
+    written
+        Tensors that some op writes.
     streams
         How many compute streams the plan uses.
     compute_tier
@@ -57,6 +59,7 @@ class Columns:
         "takes_room",
         "workspace_bytes",
         "writes",
+        "written",
     )
 
     def __init__(self, program: Program, compute_tier: int) -> None:
@@ -67,6 +70,7 @@ class Columns:
         self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+        self.written = frozenset(t for op in graph.ops for t in op.writes)
         self.takes_room = [bool(w or b) for w, b in zip(self.writes, self.workspace_bytes, strict=True)]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
 

@@ -75,7 +75,7 @@ class Rank:
         compute_tier = hardware.tier_names.index(hardware.compute_tier)
         self.columns = columns = Columns(program, compute_tier)
         recorder = machine.recorder
-        self.places = Places(number, columns.size_bytes, self._tiers, machine.rounds, recorder.residencies)
+        self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self.routes = self._route()

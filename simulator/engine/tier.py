@@ -36,10 +36,13 @@ class TierInstance:
 
     def admit_copy(self, head: Head, key: int, size: int) -> bool:
         """Take room for a copy, or put it in the queue; computes that wait go first."""
-        if not self._computes:
+        if self._computes:
+            self._wait(self._copies, head, key)
+            return False
+        if self._copies or self.used + size > self.capacity:
             return self._admit(self._copies, head, key, size)
-        self._wait(self._copies, head, key)
-        return False
+        self.used += size
+        return True
 
     def _admit(self, queue: Queue, head: Head, key: int, size: int) -> bool:
         used = self.used + size
