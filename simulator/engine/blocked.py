@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.engine.host import Host
 from simulator.engine.link import LinkQueue, Transfer
-from simulator.engine.places import Detaching, Places
+from simulator.engine.places import Places
 from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
@@ -43,8 +43,8 @@ class Explainer:
             if link.queue:
                 told += self._head(link)
         if not told:
-            stuck = [t for t in range(len(self._graph.tensors)) if self._places.first_pending(t)]
-            told = [line for t in stuck for line in self._tensor(t, None)]
+            unsettled = [t for t in range(len(self._graph.tensors)) if not self._places.settled(t)]
+            told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not told and not host.finished:
             told = ["the host could not issue its next step"]
         return told
@@ -69,14 +69,10 @@ class Explainer:
         return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []
 
     def _tensor(self, tensor: int, before: int | None) -> list[str]:
-        step = self._places.first_pending(tensor, before)
-        return self._step(step) if step else [f"no step that was issued brings tensor {self._name(tensor)}"]
+        transfer = self._places.first_transfer(tensor, before)
+        return self._transfer(transfer) if transfer else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
-    def _step(self, step: Transfer | Detaching) -> list[str]:
-        if isinstance(step, Detaching):
-            return [
-                f"the detach of {self._name(step.tensor)} (step {step.key & ISSUE_MASK}) waits for its earlier users"
-            ]
+    def _transfer(self, step: Transfer) -> list[str]:
         head = step.link.queue[0]
         if head is step:
             return self._head(step.link)

@@ -45,33 +45,28 @@ class Waiting:
     def look(self) -> None:
         """Walk to the cause of the present wait, and split the wait if the cause has changed."""
         reason = _walk(self._stream)
-        if reason == self._reason:
-            return
-        self._close_part()
-        self._reason, self.is_open = reason, reason is not None
-        self._since = self._stream.places.rounds.env.now
-
-    def _close_part(self) -> None:
-        now = self._stream.places.rounds.env.now
-        if self._reason is not None and now > self._since:
-            self._parts.append((self._since, now, self._reason))
+        if reason != self._reason:
+            now = self._stream.places.rounds.env.now
+            if self._reason is not None and now > self._since:
+                self._parts.append((self._since, now, self._reason))
+            self._reason, self._since, self.is_open = reason, now, True
 
     def end(self, issue: int, op: int) -> None:
         """The stream starts this op: write its wait, if there was one."""
-        self._close_part()
+        stream, now, rows = self._stream, self._stream.places.rounds.env.now, self._rows
+        for start, end, reason in self._parts:
+            rows += (stream.rank, stream.number, op, issue, start, end, *reason)
+        self._parts.clear()
+        if self._reason is not None and now > self._since:
+            rows += (stream.rank, stream.number, op, issue, self._since, now, *self._reason)
         self._reason, self.is_open = None, False
-        if self._parts:
-            stream = self._stream
-            for start, end, (cause, tensor, on, blocker) in self._parts:
-                self._rows += (stream.rank, stream.number, op, issue, start, end, cause, tensor, on, blocker)
-            self._parts.clear()
 
 
 def _walk(stream: Stream) -> Reason | None:
     """The root cause of the stream's wait; None if it has nothing left to run."""
     if not stream.queue:
         return _walk_host(stream)
-    tensor = stream.lacks()
+    tensor = stream.lacking
     if tensor < 0:
         return CAPACITY, -1, stream.columns.compute_tier, -1
     cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
@@ -94,14 +89,14 @@ Ending = tuple[int, int, int]
 
 
 def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
-    """Go on to the earliest copy or detach of the tensor, among those issued before, that has not ended."""
-    step = stream.places.first_pending(tensor, before)
-    link: LinkQueue | None = getattr(step, "link", None)
-    if step is None or link is None:
+    """Go on to the earliest transfer of the tensor, among those issued before, that has not ended."""
+    transfer = stream.places.first_transfer(tensor, before)
+    if transfer is None:
         return ORDER, -1, -1
+    link = transfer.link
     link.watchers.append(stream)
-    if step in link.running:
-        return TRANSFER, link.number, step.tensor
+    if transfer in link.running:
+        return TRANSFER, link.number, tensor
     if link.has_free_channel:
         return _walk_head(stream, link)
     return TRANSFER, link.number, link.running[0].tensor

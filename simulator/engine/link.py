@@ -57,7 +57,7 @@ class Transfer:
         self.issued_ns = places.rounds.env.now
         self.channel = self.start_ns = -1
         places.moves_issued[tensor] += 1
-        places.pending[tensor].append(self)
+        places.transfers[tensor].append(self)
 
     def is_behind_write(self) -> bool:
         """Whether a write issued before the copy has not ended."""
@@ -66,6 +66,8 @@ class Transfer:
     def end(self) -> None:
         """Its bytes are across."""
         self.link.end(self)
+        if self.link.queue:
+            self.link.offer(self.link.queue[0])
 
 
 class Service(Protocol):
@@ -165,14 +167,19 @@ class LinkQueue:
 
     def offer(self, head: Transfer) -> None:
         """Try the head in the present round; if it is not eligible yet, when it is."""
+        if not self._waits_at_gate(head):
+            self.places.rounds.consider(self, head.key)
+
+    def _waits_at_gate(self, head: Transfer) -> bool:
+        gate, number = head.gate, head.gate_number
         if self._wait_for_end:
-            if head.gate.ended < head.gate_number:
-                head.gate.wait_for_end(head.gate_number, self)
-                return
-        elif head.gate.started < head.gate_number:
-            head.gate.wait_for_start(head.gate_number, self)
-            return
-        self.places.rounds.consider(self, head.key)
+            if gate.ended < number:
+                gate.wait_for_end(number, self)
+                return True
+        elif gate.started < number:
+            gate.wait_for_start(number, self)
+            return True
+        return False
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -219,6 +226,14 @@ class LinkQueue:
         if self._free and self.queue:
             self.offer(self.queue[0])
 
+    def close(self) -> None:
+        """Close the round in which a transfer has ended: the next one may start."""
+        rounds = self.places.rounds
+        if self.queue and not self._waits_at_gate(self.queue[0]):
+            rounds.close_with(self, self.queue[0].key)
+        else:
+            rounds.close()
+
     def _wake_watchers(self) -> None:
         """Let the streams whose wait depends on this link account for it anew."""
         self.places.rounds.restless += self.watchers
@@ -241,15 +256,18 @@ class LinkQueue:
             places.rounds.env.now,
         )
         places.valid[transfer.target][transfer.tensor] = 1
-        places.end_move(transfer)
+        transfers = places.transfers[transfer.tensor]
+        if transfers[0] is transfer:
+            transfers.popleft()
+        else:
+            transfers.remove(transfer)
+        places.end_move(transfer.tensor)
         if self.watchers:
             self._wake_watchers()
-        if self.queue:
-            self.offer(self.queue[0])
 
 
 def _end(event: simpy.Event) -> None:
     """End the transfer that the event carries, and close the round."""
     transfer: Transfer = event._value
     transfer.link.end(transfer)
-    transfer.link.places.rounds.close()
+    transfer.link.close()

@@ -59,8 +59,8 @@ class Places:
         Per tier, per tensor: whether there is a place, and whether its content is valid.
     moves_issued, moves_ended, fence
         Per tensor: copies and detaches issued, and ended; issued up to and with the last detach.
-    pending
-        Per tensor: copies and detaches that have not ended, in issue order.
+    transfers
+        Per tensor: its transfers that have not ended, in issue order.
     written
         Tensors that some compute writes.
     """
@@ -72,12 +72,12 @@ class Places:
         "held",
         "moves_ended",
         "moves_issued",
-        "pending",
         "rank",
         "rounds",
         "size_bytes",
         "streams",
         "tiers",
+        "transfers",
         "valid",
         "written",
     )
@@ -96,7 +96,7 @@ class Places:
         self.moves_ended = [0] * tensors
         self.fence = [0] * tensors
         self._waiters: list[list[tuple[int, int, Waiter]]] = [[] for _ in size_bytes]
-        self.pending: list[deque[Transfer | Detaching]] = [deque() for _ in size_bytes]
+        self.transfers: list[deque[Transfer]] = [deque() for _ in size_bytes]
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -110,24 +110,18 @@ class Places:
         """Write a row of the residencies."""
         self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
 
-    def end_move(self, move: Transfer | Detaching) -> None:
+    def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
-        tensor = move.tensor
-        moves = self.pending[tensor]
-        if moves[0] is move:
-            moves.popleft()
-        else:
-            moves.remove(move)
         ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
         waiters = self._waiters[tensor]
         while waiters and waiters[0][0] <= ended:
             heappop(waiters)[2].look_again()
 
-    def first_pending(self, tensor: int, before: int | None = None) -> Transfer | Detaching | None:
-        """The earliest copy or detach of the tensor that has not ended, among those issued before a step."""
-        moves = self.pending[tensor]
-        if moves and (before is None or moves[0].key < before):
-            return moves[0]
+    def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
+        """The earliest transfer of the tensor that has not ended, among those issued before a step."""
+        transfers = self.transfers[tensor]
+        if transfers and (before is None or transfers[0].key < before):
+            return transfers[0]
         return None
 
     def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
@@ -177,7 +171,6 @@ class Detaching:
         self._before = before = places.moves_issued[tensor]
         self._users = places.users(tensor)
         places.moves_issued[tensor] = places.fence[tensor] = before + 1
-        places.pending[tensor].append(self)
         self.look_again()
 
     def look_again(self) -> None:
@@ -200,4 +193,4 @@ class Detaching:
         if size:
             places.note(tier, tensor, -size)
             places.tiers[tier].release(size)
-        places.end_move(self)
+        places.end_move(tensor)

@@ -76,15 +76,21 @@ class Rounds:
             head.considered = True
             heappush(self.heads, (key, head))
 
-    def is_last_end(self) -> bool:
-        """Whether nothing more is scheduled for this instant."""
-        events = self._events
-        return not events or events[0][0] > self.env.now
-
     def close(self) -> None:
         """Run the round, unless another end of this instant is still to come."""
         events = self._events
         if not events or events[0][0] > self.env.now:
+            self.settle()
+
+    def close_with(self, head: Head, key: int) -> None:
+        """Close a round in which this head may start; if only it may, without the agenda."""
+        events = self._events
+        if self.heads or self.frees or (events and events[0][0] <= self.env.now):
+            self.consider(head, key)
+            self.close()
+            return
+        head.try_start()
+        if self.heads or self.frees or self.restless or self.touched:
             self.settle()
 
     def settle(self) -> None:

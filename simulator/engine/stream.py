@@ -55,6 +55,8 @@ class Stream:
     ----------
     issued, started, ended
         How many computes were issued, have started, have ended.
+    lacking
+        What `lacks` said when the head was last tried in vain.
     last_use, last_write
         Per tensor: the number (1 is the first) of the last compute issued that uses it, that writes it.
     """
@@ -70,6 +72,7 @@ class Stream:
         self.running: Queued | None = None
         self.start_ns = 0
         self.considered = False
+        self.lacking = -1
         self.waiting = Waiting(self, waits)
         self.span = Span(places.rounds.env)
         self._in_process = False
@@ -116,16 +119,11 @@ class Stream:
             else:
                 clock.leap(due)
             self._end()
-            if not self.queue:
+            if self.queue:
+                rounds.close_with(self, self.queue[0][0])
+            else:
                 rounds.restless.append(self)
                 rounds.close()
-            elif rounds.heads or rounds.frees or not rounds.is_last_end():
-                rounds.consider(self, self.queue[0][0])
-                rounds.close()
-            else:
-                self.try_start()
-                if rounds.heads or rounds.frees or rounds.restless or rounds.touched:
-                    rounds.settle()
 
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
@@ -176,7 +174,7 @@ class Stream:
         key, op, _, turns = self.queue[0]
         columns = self.columns
         if turns or columns.reads[op] or columns.streams > 1:
-            tensor = self.lacks()
+            self.lacking = tensor = self.lacks()
             if tensor >= 0:
                 self._wait_for(tensor)
                 self.places.rounds.restless.append(self)
