@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from simulator.units import FieldError, nearest
+from simulator.units import FieldError, closest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
@@ -116,8 +116,9 @@ class Document(Part):
         for table in ("sources", "assumed", "fitted"):
             for path in getattr(self, table):
                 if path not in stated:
-                    must = "an entry here names a field that the document states"
-                    yield FieldError(must, repr(path), _closest(path, stated), (table, path))
+                    must, close = "an entry here names a field that the document states", closest(path, stated)
+                    do = f"did you mean {close!r}?" if close else "correct the path, or remove the entry"
+                    yield FieldError(must, repr(path), do, (table, path))
 
     def _at(self, path: str) -> tuple[str, ...]:
         """Keys that lead to a figure."""
@@ -159,10 +160,3 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
-
-
-def _closest(path: str, known: tuple[str, ...]) -> str:
-    close = nearest(path, known).rpartition("did you mean ")[2]
-    return (
-        f"did you mean {close.removesuffix(')')}" if close.endswith("?)") else "correct the path, or remove the entry"
-    )

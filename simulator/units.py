@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any
@@ -85,9 +86,23 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     """
     if not known:
         return "remove it"
-    close = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"use one of {', '.join(known)}{hint}"
+    close = closest(name, known)
+    return f"use one of {', '.join(known)}" + (f" (did you mean {close!r}?)" if close else "")
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` may have meant; None if none is near.
+
+    Parameters
+    ----------
+    name
+        An unknown name.
+    known
+        All names that would do.
+    """
+    names = list(known)
+    same = [other for other in names if other.lower() == name.lower()]
+    return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)
 
 
 @cache

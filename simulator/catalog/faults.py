@@ -5,7 +5,6 @@ Each problem gets its file, line and field path, the rule that must hold, what w
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from simulator.errors import ConfigError
-from simulator.units import FieldError, nearest
+from simulator.units import FieldError, closest, nearest
 
 Path = tuple[str | int, ...]
 
@@ -135,8 +134,8 @@ _RULES: dict[str, tuple[str, str]] = {
 def _is_misspelt(item: Mapping[str, Any], extra: set[Path], data: Any) -> bool:
     """Whether a missing key is there under another spelling, which is told already."""
     parent = _path(item["loc"], data)
-    near = tuple(str(path[-1]) for path in extra if path[:-1] == parent)
-    return bool(difflib.get_close_matches(str(item["loc"][-1]), near))
+    others = [str(path[-1]) for path in extra if path[:-1] == parent]
+    return closest(str(item["loc"][-1]), others) is not None
 
 
 def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tuple[str, str]:

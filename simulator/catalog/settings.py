@@ -138,7 +138,8 @@ def _put(data: Any, path: tuple[str, ...], value: Any) -> None:
 
 
 def _note(data: dict[str, Any], path: str, change: Change) -> None:
-    """Give the changed figure its new origin, in place of the old one."""
+    """Give the changed field its new origin, in place of what was said of it and of all below it."""
     for table in ("sources", "assumed", "fitted"):
-        data.setdefault(table, {}).pop(path, None)
+        entries = data.get(table, {}).items()
+        data[table] = {known: entry for known, entry in entries if not f"{known}.".startswith(f"{path}.")}
     data[change.table][path] = change.entry

@@ -44,6 +44,14 @@ def test_changes_from_outside_win_and_need_no_origin(folder):
     assert (replaced.set_, replaced.sources) == ({"links.*.bandwidth": "1 GB/s"}, {})
 
 
+def test_a_whole_part_that_is_set_takes_its_origin_along(folder):
+    changes = {"compute.achieved_fraction": {"matmul": 0.5, "default": 0.1}}
+    hardware = catalog.resolve("story.yaml", changes, hardware=catalog.read_hardware("ascend_910c_die")).hardware
+    assert hardware.compute.achieved_fraction == {"matmul": 0.5, "default": 0.1}
+    assert hardware.origin("compute.achieved_fraction.matmul") == "assumed"
+    assert list(hardware.field_errors()) == []
+
+
 def test_a_field_left_at_its_default_can_be_set(folder):
     changes = {"links.d2h.latency": "5 us", "host.reactive.sync": "3 us", "compute.achieved_fraction.default": "0.5"}
     hardware = catalog.resolve("story.yaml", changes).hardware
