@@ -10,6 +10,7 @@ from documents import STORY, lay, refusal
 from simulator import catalog
 from simulator.catalog.text import compose
 from simulator.hardware import Hardware
+from simulator.policies import choose
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -35,6 +36,12 @@ def test_every_shipped_scenario_resolves(name, monkeypatch, tmp_path):
     assert {"scenario", "hardware", "workload"} <= set(loaded.sha256)
     for document in (loaded.hardware, loaded.workload, loaded.scenario):
         assert list(document.field_errors()) == []
+
+
+@pytest.mark.parametrize("name", catalog.names("scenario"))
+def test_every_shipped_row_names_a_policy_and_its_options(name):
+    for choice in catalog.read_scenario(name).policies:
+        choose(choice.policy).read_options(choice.options)
 
 
 def test_what_ships():
