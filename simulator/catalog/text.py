@@ -219,18 +219,27 @@ def to_yaml(data: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
+    """Knows one type of scalar; what is typed here is told from text by quotes alone."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+_TEXT = "tag:yaml.org,2002:str"
+
+
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = '"' if not text.isprintable() else None if isinstance(scalar(text), str) else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar(_TEXT, text, style=style)
 
 
-def _write_float(dumper: yaml.SafeDumper, number: float) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number), style=None)
+def _write_typed(dumper: yaml.SafeDumper, value: object) -> yaml.Node:
+    words = {None: "null", True: "true", False: "false"}
+    return dumper.represent_scalar(_TEXT, words[value] if value is None or isinstance(value, bool) else repr(value))
 
 
 _Dumper.add_representer(str, _write_text)
-_Dumper.add_representer(float, _write_float)
+for _type in (bool, int, float, type(None)):
+    _Dumper.add_representer(_type, _write_typed)

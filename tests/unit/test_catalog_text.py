@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from documents import lay, refusal
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator import catalog
@@ -58,6 +58,7 @@ _VALUES = st.recursive(
 )
 
 
+@example({"1e-05": 1e-05, "true": True, "x": "1e-05", "": None, "\x85": "\u2028"})
 @given(st.dictionaries(st.text(min_size=1, max_size=8), _VALUES, min_size=1, max_size=4))
 def test_what_is_written_reads_back_equal(data):
     assert compose(to_yaml(data), "x").plain() == data
