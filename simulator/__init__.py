@@ -1,1 +1,97 @@
-"""hosim."""
+"""hosim, the offload referee: replay an LLM operator graph on a memory hierarchy and explain every stall.
+
+>>> import simulator as hosim
+>>> results = hosim.run("llama3_8b_train_910c")
+>>> results.summary[["status", "step_ns", "stall_ns"]]      # a pandas table, one row per policy
+>>> results.sentences                                       # what a person would say about them
+>>> results["static"].waits.groupby("cause")["duration_ns"].sum()
+>>> results["static"].timeline()                            # a matplotlib figure; shows itself in a notebook
+>>> results.write("results/llama3_8b")                      # what ``hosim run --out`` writes
+
+Names load when they are first used, so that ``import simulator`` and ``hosim --help`` take no time.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
+    from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
+    from simulator.hardware import Hardware
+    from simulator.plan import Plan, Steps, View
+    from simulator.policies.problem import Problem, Replay
+    from simulator.run import Result, Results, run
+    from simulator.scenario import Scenario
+    from simulator.trace import Trace
+    from simulator.workload import Workload
+
+_HOMES = {
+    "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
+    "simulator.graph": ("Graph", "GraphBuilder", "Op", "OpKind", "Tensor", "TensorKind"),
+    "simulator.hardware": ("Hardware",),
+    "simulator.plan": ("Plan", "Steps", "View"),
+    "simulator.policies.problem": ("Problem", "Replay"),
+    "simulator.run": ("Result", "Results", "run"),
+    "simulator.scenario": ("Scenario",),
+    "simulator.trace": ("Trace",),
+    "simulator.workload": ("Workload",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "Graph",
+    "GraphBuilder",
+    "Hardware",
+    "HosimError",
+    "InvariantError",
+    "Op",
+    "OpKind",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "Replay",
+    "Result",
+    "Results",
+    "Scenario",
+    "Shortfall",
+    "Steps",
+    "Tensor",
+    "TensorKind",
+    "Trace",
+    "View",
+    "Workload",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import
+
+        return version("hosim")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+class _Package(ModuleType):
+    """Keeps ``simulator.run`` the function, whoever imports the module of that name first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        module = value if name == "run" and isinstance(value, ModuleType) else None
+        super().__setattr__(name, value if module is None else module.run)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

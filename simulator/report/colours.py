@@ -31,3 +31,5 @@ PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "pref
 """Phase of an op -> colour of its compute."""
 COMPUTE = "#75828f"
 """Compute of an op without a phase."""
+DRAIN = "#bfc6cd"
+"""Copies that end after the last op of a run of one step."""

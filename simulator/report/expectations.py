@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from simulator.errors import ConfigError
 from simulator.report.rows import Row, percent, present, quantity, ratio
 from simulator.scenario import Expectation
-from simulator.units import parse
-
-_UNITS = {"_ns": ("ns", "4.08 s"), "_bytes": ("B", "61.2 GB")}
+from simulator.units import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def shown(column: str, value: object) -> str:
     """Write a value of a column of the summary for people."""
     if isinstance(value, str) or not present(value):
         return str(value) if present(value) else "nothing"
-    for suffix, (unit, _) in _UNITS.items():
+    for suffix, unit in (("_ns", "ns"), ("_bytes", "B")):
         if column.endswith(suffix):
             return quantity(value, unit)
     return percent(value) if column.endswith("_fraction") else ratio(value) if "slowdown" in column else str(value)
@@ -65,36 +62,36 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Row]) -> list[Verdi
     Raises
     ------
     ConfigError
-        If an expectation names a column that no row has, or its value has the wrong unit.
+        If an expectation names a column that no row has.
     """
     by_label = {row.label: row for row in rows}
     columns = list(dict.fromkeys(key for row in rows for key in row.summary))
     found = []
     for number, one in enumerate(expected):
-        where = f"expect[{number}]"
+        where = f"expect.{number}.column"
         if one.column not in columns:
-            near = get_close_matches(one.column, columns, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(columns)}"
-            raise ConfigError(where, "an expectation names a column of the summary", repr(one.column), hint)
+            must = "an expectation names a column of the summary"
+            raise ConfigError(where, must, repr(one.column), nearest(one.column, tuple(columns)))
         if one.row in by_label and (one.faster_than is None or one.faster_than in by_label):
-            found.append(_verdict(where, one, by_label))
+            found.append(_verdict(one, by_label))
     return found
 
 
-def _verdict(where: str, one: Expectation, rows: dict[str, Row]) -> Verdict:
+def _verdict(one: Expectation, rows: dict[str, Row]) -> Verdict:
     value = rows[one.row].summary.get(one.column)
     checks: list[tuple[str, bool]] = []
     if one.equals is not None:
-        checks.append((shown(one.column, one.equals), value == _read(where, one.column, one.equals)))
+        wanted = one.bound("equals")
+        checks.append((shown(one.column, wanted), value == wanted))
     if one.about is not None:
-        target = _number(where, one.column, one.about)
+        target = _or_nan(one.bound("about"))
         must = f"about {shown(one.column, target)} (within {percent(one.within)})"
         checks.append((must, abs(_or_nan(value) - target) <= one.within * abs(target)))
     if one.at_most is not None:
-        limit = _number(where, one.column, one.at_most)
+        limit = _or_nan(one.bound("at_most"))
         checks.append((f"at most {shown(one.column, limit)}", _or_nan(value) <= limit))
     if one.at_least is not None:
-        limit = _number(where, one.column, one.at_least)
+        limit = _or_nan(one.bound("at_least"))
         checks.append((f"at least {shown(one.column, limit)}", _or_nan(value) >= limit))
     if one.faster_than is not None:
         other = rows[one.faster_than].summary.get("step_ns")
@@ -107,21 +104,3 @@ def _verdict(where: str, one: Expectation, rows: dict[str, Row]) -> Verdict:
 def _or_nan(value: object) -> float:
     """The value if it is a number, else NaN, which no comparison accepts."""
     return value if isinstance(value, int | float) else math.nan
-
-
-def _read(where: str, column: str, value: str | float) -> str | int | float:
-    for suffix, (unit, example) in _UNITS.items():
-        if column.endswith(suffix):
-            try:
-                return parse(value, unit, example)
-            except ValueError as error:
-                must = f"the value for {column} has a unit"
-                raise ConfigError(where, must, f"{value!r} ({error})", f"write it as {example!r}") from error
-    return value
-
-
-def _number(where: str, column: str, value: str | float) -> int | float:
-    number = _read(where, column, value)
-    if isinstance(number, str):
-        raise ConfigError(where, f"the value for {column} is a number", repr(value), "correct it")
-    return number

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from simulator.trace import CAUSES, Block
 Times = NDArray[np.int64]
 
 _WIDTH_IN, _DPI = 13.0, 110
+_TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
+"""Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
 _INK, _FAINT = "#222222", "#8a8a8a"
 _TEXT: dict[str, Any] = {"fontsize": 9, "color": _INK}
 _COLUMNS = 4000
@@ -40,7 +43,7 @@ class Picture(Figure):
     """A matplotlib figure that a notebook shows."""
 
     def __init__(self, height_in: float) -> None:
-        super().__init__(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout="constrained")
+        super().__init__(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
         FigureCanvasAgg(self)
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
@@ -85,8 +88,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     tiers = usages(row, rank)
     lanes = _lanes(row, spans)
     heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers)
-    picture = Picture(1.0 + sum(heights))
-    axes = picture.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    picture, axes = _stacked(heights, [lane[0] for lane in lanes])
     end = max((int(block["end_ns"].max()) for block in (spans, waits) if block["end_ns"].size), default=1)
     first, last = window_ns or (0, end)
     unit, size = _time_unit(last - first)
@@ -97,9 +99,24 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
         _draw_boundaries(ax, _step_ends(row, spans), size)
     axes[0].set_xlim(first / size, last / size)
     axes[-1].set_xlabel(f"time [{unit}]", **_TEXT)
-    picture.suptitle(_title(row), fontsize=11, color=_INK, x=0.01, ha="left")
+    picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), fontsize=11, color=_INK, va="top")
     _draw_legend(picture, row, spans, waits, tiers)
     return picture
+
+
+def _stacked(heights_in: list[float], labels: list[str]) -> tuple[Picture, list[Axes]]:
+    """Axes of these heights below each other with one time axis; room for the labels on the left."""
+    height = _TOP_IN + sum(heights_in) + _GAP_IN * (len(heights_in) - 1) + _BOTTOM_IN
+    picture = Picture(height)
+    left = 0.25 + 0.085 * max(7, *map(len, labels))
+    top, axes = height - _TOP_IN, list[Axes]()
+    for inches in heights_in:
+        place = (left / _WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / _WIDTH_IN, inches / height)
+        axes.append(picture.add_axes(place, sharex=axes[0] if axes else None))
+        top -= inches + _GAP_IN
+    for ax in axes[:-1]:
+        ax.tick_params(labelbottom=False)
+    return picture, axes
 
 
 def _of_rank(block: Block, rank: int) -> Block:
@@ -199,14 +216,14 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
         ax.fill_between(time, 0, top, step="post", color=colours.KIND[KINDS[k]], linewidth=0)
     if shown:
         ax.axhline(float(limit) / scale, color=_INK, linewidth=1.1, linestyle=(0, (5, 2)))
-    ax.set_ylim(0, 1.12 * max(peak, float(limit) if shown else 0) / scale or 1)
+    ax.set_ylim(0, (1.25 if shown else 1.12) * max(peak, float(limit) if shown else 0) / scale or 1)
     ax.set_ylabel(f"{usage.tier} [{unit}]", **_TEXT)
     says = f"peak {quantity(peak, 'B')}"
     if math.isfinite(limit):
         word = "budget" if usage.tier == row.hardware.compute_tier else "capacity"
         says += f", {word} {quantity(limit, 'B')}" + ("" if shown else " (beyond the picture)")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-    ax.text(0.004, 0.97, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
+    ax.text(0.004, 0.975, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
     _plain(ax)
 
 
@@ -260,11 +277,17 @@ def _draw_legend(picture: Picture, row: Row, spans: Block, waits: Block, tiers: 
     marks.append(Line2D([], [], color=_INK, linewidth=1.1, linestyle=(0, (5, 2)), label="room"))
     if row.graph.steps > 1:
         marks.append(Line2D([], [], color=_FAINT, linewidth=0.8, linestyle=":", label="end of a step"))
-    legend = picture.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.4)
+    legend = _side_legend(picture, marks)
     for text, mark in zip(legend.get_texts(), marks, strict=True):
         if mark.get_gid() == "heading":
             text.set_fontweight("bold")
             text.set_x(-18)
+
+
+def _side_legend(picture: Picture, marks: list[Any]) -> Legend:
+    corner = (1 - (_RIGHT_IN - 0.1) / _WIDTH_IN, 1 - 0.3 / picture.get_figheight())
+    style: dict[str, Any] = {"loc": "upper left", "fontsize": 8, "frameon": False, "handlelength": 1.4, "borderpad": 0}
+    return picture.legend(handles=marks, bbox_to_anchor=corner, borderaxespad=0, **style)
 
 
 def _heading(text: str) -> Line2D:
@@ -279,8 +302,7 @@ def comparison(rows: Sequence[Row]) -> Picture:
     rows
         Rows of one table; those that did not run to their end are named without a bar.
     """
-    picture = Picture(0.9 + 0.42 * len(rows))
-    ax = picture.subplots()
+    picture, (ax,) = _stacked([max(0.42 * len(rows), 1.2)], [row.label for row in rows])
     most = max([row.summary["step_ns"] for row in rows if is_ok(row)], default=1)
     unit, size = _time_unit(int(most))
     for y, row in enumerate(rows):
@@ -289,8 +311,9 @@ def comparison(rows: Sequence[Row]) -> Picture:
             continue
         left = row.summary["compute_ns"] / size
         ax.barh(y, left, color=colours.COMPUTE, height=0.7)
-        for cause, ns in causes(row):
-            ax.barh(y, ns / size, left=left, color=colours.CAUSE[cause], height=0.7)
+        pieces = [(colours.CAUSE[cause], ns) for cause, ns in causes(row)]
+        for colour, ns in [*pieces, (colours.DRAIN, row.summary.get("drain_ns") or 0)]:
+            ax.barh(y, ns / size, left=left, color=colour, height=0.7)
             left += ns / size
         ax.text(left, y, f" {quantity(row.summary['step_ns'], 'ns')}", va="center", fontsize=9, color=_INK)
         if present(row.summary.get("bound_ns")):
@@ -300,7 +323,7 @@ def comparison(rows: Sequence[Row]) -> Picture:
     marks: list[Any] = [Patch(color=colours.COMPUTE, label="compute")]
     marks += [Patch(color=colours.CAUSE[c], label=f"stall: {c}") for c in used]
     marks.append(Line2D([], [], color=_INK, linewidth=1.4, label="no plan can beat this"))
-    picture.legend(handles=marks, loc="outside right upper", fontsize=8, frameon=False)
+    _side_legend(picture, marks)
     ax.set_yticks(range(len(rows)), [row.label for row in rows], **_TEXT)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(0, 1.1 * most / size)

@@ -169,5 +169,6 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
         writer.writeheader()
         writer.writerows(rows)
     files = sorted({*_contents(folder), "summary.json"})
-    content = {"schema": SUMMARY, "rows": list(rows), **more, "files": files}
+    filled = [dict.fromkeys(columns) | row for row in rows]
+    content = {"schema": SUMMARY, "rows": filled, **more, "files": files}
     (folder / "summary.json").write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")

@@ -10,11 +10,12 @@ from typing import Any
 
 import jinja2
 
+from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
 from simulator.report.rows import Row, causes, is_ok, percent, present, quantity
 from simulator.report.stalls import Stall, by_cause, largest
-from simulator.report.text import memory_columns, names, time_columns
-from simulator.report.usage import Peak, peak, usages
+from simulator.report.text import cause_columns, memory_columns, names, time_columns
+from simulator.report.usage import usages
 from simulator.trace import CAUSES
 
 _TEMPLATES = Path(__file__).parent
@@ -74,7 +75,7 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
     template = environment.get_template("page.html.j2")
     return template.render(
         story=story,
-        tables=[[names(rows), *time_columns(rows)], [names(rows), *memory_columns(rows)]],
+        tables=[[names(rows), *time_columns(rows), *cause_columns(rows)], [names(rows), *memory_columns(rows)]],
         statuses=[str(row.summary["status"]) for row in rows],
         bars=_bars(rows),
         used_causes=used_causes(rows),
@@ -85,9 +86,10 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
 
 def _section(row: Row, picture: bytes | None) -> _Section:
     peaks = []
-    for usage in usages(row):
-        found = peak(usage, row.graph)
-        kinds = [(kind, quantity(size, "B"), percent(size / found.total_bytes)) for kind, size in found.by_kind]
+    for usage, trace in [(usage, row.trace) for usage in usages(row) if row.trace is not None]:
+        found = peak_breakdown(row.graph, row.hardware, trace, usage.tier)
+        shares = {kind: percent(size / found.used_bytes) for kind, size in found.by_kind.items()}
+        kinds = [(kind, quantity(size, "B"), shares[kind]) for kind, size in found.by_kind.items()]
         peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
     return _Section(
         row=row,
@@ -119,6 +121,7 @@ def _bars(rows: Sequence[Row]) -> list[_Bar]:
         share = 100 / most
         pieces = [("compute", colours.COMPUTE, row.summary["compute_ns"])]
         pieces += [(f"stall: {cause}", colours.CAUSE[cause], ns) for cause, ns in causes(row)]
+        pieces.append(("copies after the last op", colours.DRAIN, row.summary.get("drain_ns") or 0))
         parts = [(name, colour, f"{ns * share:.3f}", quantity(ns, "ns")) for name, colour, ns in pieces if ns]
         bound = row.summary.get("bound_ns")
         at = f"{bound * share:.3f}" if present(bound) else ""

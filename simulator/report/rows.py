@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from simulator.errors import Shortfall
@@ -94,7 +94,7 @@ def causes(row: Row) -> list[tuple[str, int]]:
     return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
 
 
-def fastest_ns(rows: list[Row]) -> float | None:
+def fastest_ns(rows: Sequence[Row]) -> float | None:
     """Least step time of the rows that ran to their end [ns]."""
     times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]
     return min(times, default=None)

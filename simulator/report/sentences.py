@@ -13,10 +13,10 @@ _TIE = 1.005
 _BECAUSE = {
     "capacity": "waiting for room in {on}",
     "transfer": "waiting for transfers{over}",
-    "host": "waiting for the host, which issues too slowly",
-    "compaction": "compaction of {on}",
+    "host": "waiting for the host to issue",
+    "compaction": "waiting for the compaction of {on}",
     "peer": "waiting for its peers",
-    "order": "waiting behind its own program order",
+    "order": "waiting for its own program order",
 }
 
 
@@ -61,7 +61,7 @@ def _not_running(rows: Sequence[Row]) -> str:
 
 
 def _fastest(rows: Sequence[Row]) -> str:
-    best = fastest_ns(list(rows))
+    best = fastest_ns(rows)
     if best is None:
         return ""
     leaders = [row for row in rows if is_ok(row) and row.summary["step_ns"] <= best * _TIE]
@@ -72,23 +72,34 @@ def _fastest(rows: Sequence[Row]) -> str:
     else:
         alone = sum(map(is_ok, rows)) == 1
         text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
-    hidden = row.summary.get("hidden_fraction")
-    if present(hidden):
-        text += f", {'all of its copies hidden' if hidden == 1 else f'{percent(hidden)} of its copies hidden'}"
+    text += _hides(row)
     gap = row.summary.get("gap_fraction")
     if present(gap):
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"))
     return text
 
 
+def _hides(row: Row) -> str:
+    """How much of the copying costs nothing, and what waiting remains."""
+    hidden, found = row.summary.get("hidden_fraction"), causes(row)
+    said = []
+    if present(hidden):
+        said.append("hides all of its copies" if hidden == 1 else f"hides {percent(hidden)} of its copying")
+    if found:
+        said.append(f"loses {_waiting(row, *found[0])}")
+    elif not said:
+        said.append("never waits")
+    return ", " + (" but " if hidden == 1 and found else " and ").join(said)
+
+
 def _above_bound(gap: float, kind: str) -> str:
     if gap < 0.0005:
-        return f", and no plan can be faster (bound: {kind})"
-    return f", {percent(gap)} above what no plan can beat (bound: {kind})"
+        return f", and no plan can be faster ({kind})"
+    return f", {percent(gap)} above the bound that no plan can beat ({kind})"
 
 
 def _losing(rows: Sequence[Row]) -> str:
-    best = fastest_ns(list(rows))
+    best = fastest_ns(rows)
     if best is None:
         return ""
     slower = [row for row in rows if is_ok(row) and row.summary["step_ns"] > best * _TIE]
@@ -103,11 +114,12 @@ def _loss(row: Row) -> str:
     text = f"{row.label} is {ratio(slowdown).removesuffix('x')} times as slow"
     if not found:
         return text + " without a stall: it computes longer"
-    cause, ns = found[0]
+    return f"{text}: it loses {_waiting(row, *found[0])}"
+
+
+def _waiting(row: Row, cause: str, ns: int) -> str:
     on = main_place(row, cause)
-    over = f" over {on}" if on else ""
-    reason = _BECAUSE[cause].format(on=on or "memory", over=over)
-    return f"{text}: it loses {quantity(ns, 'ns')} {reason}"
+    return f"{quantity(ns, 'ns')} {_BECAUSE[cause].format(on=on or 'memory', over=f' over {on}' if on else '')}"
 
 
 def main_place(row: Row, cause: str) -> str:

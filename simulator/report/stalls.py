@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.plan import COMPUTE
 from simulator.report.rows import Row, percent, quantity
 from simulator.trace import CAUSES, Block
 
@@ -37,25 +36,17 @@ class Stall:
     lasted: str
 
 
-def measured_ns(row: Row, rank: int = 0) -> tuple[int, int]:
-    """Return the window that the row's figures are about: the last step, or the whole run if there is one step [ns].
+def measured_ns(row: Row) -> tuple[int, int]:
+    """Return the window that the row's figures are about: its last step; all of it if it did not end [ns].
 
     Parameters
     ----------
     row
         A row with a trace.
-    rank
-        Which rank.
     """
-    if row.trace is None:
-        return 0, 0
-    spans = row.trace.spans.whole()
-    ran = (spans["kind"] == COMPUTE) & (spans["rank"] == rank)
-    if not ran.any():
-        return 0, 0
-    last_op = ran & (spans["item"] == len(row.graph.ops) - 1)
-    ends = np.sort(spans["end_ns"][last_op])
-    return (int(ends[-2]) if ends.size > 1 else 0), int(spans["end_ns"][ran].max())
+    first = row.summary.get("warmup_ns") or 0
+    step = row.summary.get("step_ns")
+    return first, row.summary["makespan_ns"] if step is None else first + step
 
 
 def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:

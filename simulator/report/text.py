@@ -16,7 +16,7 @@ from simulator.trace import CAUSES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PIPE_WIDTH = 110
+PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
 
@@ -55,27 +55,34 @@ def names(rows: Sequence[Row]) -> Column:
 
 
 def time_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns about time: how long a step takes, against what, and what it waits for.
+    """Return the columns about time: how long a step takes, against what, and how long it waits.
 
     Parameters
     ----------
     rows
         The rows, in the order of the scenario.
     """
-    found = [
+    return [
         Column("status", tuple(str(row.summary["status"]) for row in rows), left=True),
         _numbers("step", rows, "step_ns", "ns"),
         Column("vs fastest", tuple(ratio(row.summary.get("slowdown_vs_fastest")) for row in rows)),
         Column("vs compute", tuple(ratio(row.summary.get("slowdown_vs_compute")) for row in rows)),
-        _numbers("bound", rows, "bound_ns", "ns"),
         Column("gap", tuple(percent(row.summary.get("gap_fraction")) for row in rows)),
         Column("hidden", tuple(percent(row.summary.get("hidden_fraction")) for row in rows)),
         _numbers("stall", rows, "stall_ns", "ns"),
     ]
-    for cause in CAUSES:
-        if any(cause == found_cause for row in rows for found_cause, _ in causes(row)):
-            found.append(_numbers(cause, rows, f"wait_{cause}_ns", "ns"))
-    return found
+
+
+def cause_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns about what the steps wait for: one for each cause that occurs.
+
+    Parameters
+    ----------
+    rows
+        The rows, in the order of the scenario.
+    """
+    occurring = {cause for row in rows for cause, _ in causes(row)}
+    return [_numbers(cause, rows, f"wait_{cause}_ns", "ns") for cause in CAUSES if cause in occurring]
 
 
 def memory_columns(rows: Sequence[Row]) -> list[Column]:
@@ -99,7 +106,7 @@ def _numbers(head: str, rows: Sequence[Row], key: str, unit: str) -> Column:
 
 
 def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[Column]]:
-    """Cut the table into parts that fit the width, each with the row names; time and memory apart unless all fits.
+    """Cut the table into parts that fit the width, each with the row names.
 
     Parameters
     ----------
@@ -109,16 +116,23 @@ def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[C
         Characters of a line.
     gap
         Characters between two columns.
+
+    Returns
+    -------
+    list of list of Column
+        Time, causes and memory stay whole and share a part where they fit.
     """
-    name, time, memory = names(rows), time_columns(rows), memory_columns(rows)
-    if sum(column.width + gap for column in (name, *time, *memory)) <= width + gap:
-        return [[name, *time, *memory]]
-    parts: list[list[Column]] = []
-    for section in (time, memory):
-        parts.append([name])
+    name = names(rows)
+    parts: list[list[Column]] = [[name]]
+
+    def fits(more: Sequence[Column]) -> bool:
+        return sum(column.width + gap for column in (*parts[-1], *more)) <= width + gap
+
+    for section in (time_columns(rows), cause_columns(rows), memory_columns(rows)):
+        if len(parts[-1]) > 1 and not fits(section):
+            parts.append([name])
         for column in section:
-            used = sum(c.width + gap for c in parts[-1])
-            if len(parts[-1]) > 1 and used + column.width > width:
+            if len(parts[-1]) > 1 and not fits([column]):
                 parts.append([name])
             parts[-1].append(column)
     return parts
@@ -146,6 +160,24 @@ def aligned(parts: Iterable[Sequence[Column]]) -> str:
             lines.append(_GAP.join(column.line(cell) for column, cell in zip(part, cells, strict=True)))
         written.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(written)
+
+
+def aligned_lines(lines: Sequence[Sequence[str]], indent: int = 0) -> str:
+    """Align texts into columns without headings; empty columns vanish.
+
+    Parameters
+    ----------
+    lines
+        Lines of equally many texts.
+    indent
+        Blanks before each line.
+    """
+    widths = [max(map(len, column), default=0) for column in zip(*lines, strict=True)]
+    written = [
+        " " * indent + _GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True) if width)
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in written)
 
 
 def rich_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""What lies in each tier over time, by tensor kind: the data behind the pictures, the counters and the peak table."""
+"""What lies in each tier over time, by tensor kind: the data behind the pictures and the counters."""
 
 from __future__ import annotations
 
@@ -27,16 +27,12 @@ class Usage:
         Instants of change [ns], ascending; several changes of one instant follow each other.
     kind_bytes
         Array of shape (kinds, changes): the bytes of each of `KINDS` after each change [B].
-    tensor, delta_bytes
-        The changes themselves: tensor id (or ``-1 - op`` for a workspace) and the bytes taken or freed [B].
     """
 
     tier: str
     limit_bytes: int | float
     time_ns: NDArray[np.int64]
     kind_bytes: NDArray[np.int64]
-    tensor: NDArray[np.int64]
-    delta_bytes: NDArray[np.int64]
 
     @property
     def total_bytes(self) -> NDArray[np.int64]:
@@ -48,25 +44,6 @@ class Usage:
     def kinds(self) -> list[int]:
         """Positions in `KINDS` of the kinds that ever lie in the tier."""
         return [k for k in range(len(KINDS)) if self.kind_bytes[k].any()]
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """What lies in a tier at the moment when most does.
-
-    Attributes
-    ----------
-    tier, time_ns, total_bytes
-        Where, when [ns] and how much [B].
-    by_kind, largest
-        ``(kind, bytes)`` and ``(tensor or workspace name, bytes)``, the largest first.
-    """
-
-    tier: str
-    time_ns: int
-    total_bytes: int
-    by_kind: tuple[tuple[str, int], ...]
-    largest: tuple[tuple[str, int], ...]
 
 
 def tensor_kinds(graph: Graph, tensor: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -100,32 +77,5 @@ def usages(row: Row, rank: int = 0) -> list[Usage]:
         delta, kind = changes["delta_bytes"][chosen], kinds[chosen]
         by_kind = np.cumsum(np.where(kind == np.arange(len(KINDS))[:, None], delta, 0), axis=1)
         limit = row.budget_bytes if name == row.hardware.compute_tier else tier.usable_bytes
-        found.append(Usage(name, limit, changes["time_ns"][chosen], by_kind, changes["tensor"][chosen], delta))
+        found.append(Usage(name, limit, changes["time_ns"][chosen], by_kind))
     return found
-
-
-def peak(usage: Usage, graph: Graph, most: int = 12) -> Peak:
-    """Say what lies in a tier at its peak.
-
-    Parameters
-    ----------
-    usage
-        The tier over time.
-    graph
-        Knows the names.
-    most
-        How many of the largest residents are named.
-    """
-    total = usage.total_bytes
-    at = int(total.argmax())
-    held: dict[int, int] = {}
-    for tensor, delta in zip(usage.tensor[: at + 1].tolist(), usage.delta_bytes[: at + 1].tolist(), strict=True):
-        held[tensor] = held.get(tensor, 0) + delta
-    largest = sorted(((t, size) for t, size in held.items() if size), key=lambda item: (-item[1], item[0]))
-    names = tuple((_name(graph, t), size) for t, size in largest[:most])
-    kinds = sorted(((KINDS[k], int(usage.kind_bytes[k, at])) for k in usage.kinds), key=lambda item: -item[1])
-    return Peak(usage.tier, int(usage.time_ns[at]), int(total[at]), tuple(k for k in kinds if k[1]), names)
-
-
-def _name(graph: Graph, tensor: int) -> str:
-    return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

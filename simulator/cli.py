@@ -1,0 +1,239 @@
+"""Arguments in, text and an exit code out; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from simulator.run import Progress, Results
+
+_FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
+_KINDS = ("hardware", "workload", "scenario")
+_LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "policies": ""}
+"""What can be listed -> its kind of document."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Parameters
+    ----------
+    arguments
+        Default: those of the process.
+    """
+    try:
+        code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = _USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("hosim: stopped; nothing was written", err=True)
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _BROKEN_PIPE
+    except Exception as error:
+        code = _explained(error)
+    sys.exit(code)
+
+
+def _explained(error: Exception) -> int:
+    """Say in one message what is wrong; a bug is raised again, for its traceback."""
+    from simulator.errors import HosimError, InvariantError
+
+    if isinstance(error, InvariantError) or not isinstance(error, HosimError):
+        raise error
+    click.echo(f"hosim: {error}", err=True)
+    return _FAILED
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(message="hosim %(version)s", package_name="hosim")
+def hosim() -> None:
+    r"""Replay an LLM operator graph on a memory hierarchy, and explain every stall.
+
+    \b
+    Examples:
+      hosim list                                     what is there to run
+      hosim run tiny_train_910c                      a first table, in a second or two
+      hosim run llama3_8b_train_910c --out results/llama3_8b
+    """
+
+
+@hosim.command(short_help="Run a scenario and print one row per policy.")
+@click.argument("scenario")
+@click.option("--out", type=click.Path(path_type=Path), help="Write tables, pictures, traces and a report here.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware for this run.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Run only this row, or this policy.")
+def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tuple[str, ...]) -> int:
+    r"""Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
+
+    \b
+    Examples:
+      hosim run llama3_8b_train_910c --out results/llama3_8b
+      hosim run llama3_8b_train_910c --set "links.*.bandwidth=70 GB/s"
+      hosim run mine.yaml --policy static --policy reactive
+
+    The exit code is 1 if an expectation of the scenario fails, or if no row ran to its end.
+    """
+    from simulator import catalog
+    from simulator.run import run as run_scenario
+
+    if out is not None:
+        from simulator.report.files import check_target
+
+        check_target(out)
+    settings = dict(catalog.setting(change) for change in changes)
+    with _progress() as progress:
+        results = run_scenario(scenario, set=settings, policies=policies or None, progress=progress)
+        if out is not None:
+            progress("writing the report", 0, 0)
+            results.write(out)
+    _show(results)
+    if out is not None:
+        click.echo(f"\nReport: {out / 'report.html'}")
+    return _judged(results)
+
+
+def _show(results: Results) -> None:
+    from simulator.report import text
+
+    rows = list(results.values())
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        console = Console()
+        for table in text.rich_tables(rows, console.width):
+            console.print(table)
+    else:
+        click.echo(text.plain(rows) + "\n")
+    click.echo("\n".join(results.sentences))
+
+
+def _judged(results: Results) -> int:
+    """Tell what the scenario expected, and say whether all is well."""
+    failed = [verdict for verdict in results.expectations if not verdict.holds]
+    if results.expectations and not failed:
+        count = len(results.expectations)
+        click.echo(f"\n{count} expectation{'' if count == 1 else 's'} of the scenario hold{'s' if count == 1 else ''}.")
+    sys.stdout.flush()
+    for verdict in failed:
+        click.echo(f"hosim: expectation fails: {verdict}", err=True)
+    if not any(row.status == "ok" for row in results.values()):
+        click.echo(
+            f"hosim: no row ran to its end: {', '.join(f'{k} is {r.status}' for k, r in results.items())}", err=True
+        )
+        return _FAILED
+    return _FAILED if failed else 0
+
+
+class _progress:  # noqa: N801 - used as a function
+    """Progress on a terminal; silence in a pipe."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("reading", total=None)
+            self._bar.start()
+        return self._tell
+
+    def _tell(self, label: str, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=label, completed=done, total=total or None)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@hosim.command("list", short_help="List profiles, workloads, scenarios and policies.")
+@click.argument("kind", required=False, type=click.Choice(tuple(_LISTS)))
+def list_(kind: str | None) -> None:
+    r"""List what the catalogue holds, one line each, with the origins of its figures.
+
+    \b
+    Examples:
+      hosim list
+      hosim list scenarios
+    """
+    from simulator.report.text import aligned_lines
+
+    chosen = (kind,) if kind else tuple(_LISTS)
+    for number, name in enumerate(chosen):
+        if kind is None:
+            click.echo(("\n" if number else "") + name)
+        entries = _documents(_LISTS[name]) if _LISTS[name] else _policies()
+        click.echo(aligned_lines(entries, indent=0 if kind else 2))
+
+
+def _documents(kind: str) -> list[tuple[str, str, str]]:
+    from simulator import catalog
+
+    found = []
+    for name in catalog.names(kind):
+        document = catalog.load(name, kind).document
+        counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
+        found.append((name, ", ".join(counts) or "no figures", document.title))
+    return found
+
+
+def _policies() -> list[tuple[str, str, str]]:
+    from simulator.policies import POLICIES
+
+    return [(name, "", entry.summary) for name, entry in POLICIES.items()]
+
+
+@hosim.command(short_help="Validate documents, graphs and plans; nothing runs.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
+def check(files: tuple[str, ...], scenario: str | None) -> int:
+    r"""Read and validate documents (.yaml), graphs and plans (.jsonl); nothing runs.
+
+    \b
+    Examples:
+      hosim check scenarios/mine.yaml graphs/mine.jsonl
+      hosim check plan.jsonl --scenario llama3_8b_train_910c
+    """
+    from simulator.errors import HosimError
+    from simulator.run.check import describe
+
+    failed = 0
+    for file in files:
+        try:
+            click.echo(f"{file}: {describe(file, scenario)}")
+        except HosimError as error:
+            failed += 1
+            sys.stdout.flush()
+            click.echo(f"hosim: {error}", err=True)
+    return _FAILED if failed else 0
+
+
+@hosim.command(short_help="Print the JSON Schema of a kind of document.")
+@click.argument("kind", type=click.Choice(_KINDS))
+def schema(kind: str) -> None:
+    r"""Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
+
+    \b
+    Examples:
+      hosim schema scenario > scenario.schema.json
+      then begin the YAML with:  # yaml-language-server: $schema=scenario.schema.json
+    """
+    import json
+
+    from simulator import catalog
+
+    click.echo(json.dumps(catalog.schema(kind), indent=2))

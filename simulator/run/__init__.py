@@ -1,0 +1,94 @@
+"""The story of one run, top to bottom: read, build, decide, check, replay, check again, count, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from simulator import bounds, catalog, metrics, referee
+from simulator.errors import CapacityError, Shortfall
+from simulator.report.rows import fastest_ns, is_ok
+from simulator.run.case import Case, Policies, Policy, execute, prepare
+from simulator.run.results import Result, Results
+from simulator.scenario import Scenario
+
+__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run"]
+
+Progress = Callable[[str, int, int], None]
+"""Called now and then with the row at work, the computes that are done, and those that there are in all."""
+
+
+def run(
+    scenario: str | Path | Scenario,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    policies: Policies | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Replay a workload on a machine under some policies.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    set
+        Changes to the hardware, as in the document: ``{"links.*.bandwidth": "50 GB/s"}``.
+    policies
+        Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
+        those of the scenario.
+    progress
+        Called now and then.
+
+    Returns
+    -------
+    Results
+        One result per row, in the order of the scenario.
+
+    Raises
+    ------
+    HosimError
+        If a document, an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
+    """
+    case = prepare(catalog.resolve(scenario, set))
+    rows, facts = case.rows(policies), case.bound_facts
+    unfit = bounds.infeasible(case.graph, case.hardware, *facts)
+    if unfit is not None:
+        return Results(case, [_infeasible(case, label, unfit) for label in rows])
+    limit = bounds.bound(case.graph, case.hardware, case.problem.durations_ns, *facts)
+    results = [_replay(case, label, decide, limit, progress or _silent) for label, decide in rows.items()]
+    return Results(case, _compared(results, sum(case.problem.durations_ns)))
+
+
+def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progress: Progress) -> Result:
+    """Decide, check, replay, check again, count."""
+    graph, hardware, budget = case.graph, case.hardware, case.problem.budget_bytes
+    progress(label, 0, 0)
+    try:
+        plan = decide(case.problem)
+        referee.check_plan(graph, hardware, plan)
+        trace = execute(case, plan, lambda done, total: progress(label, done, total))
+    except CapacityError as error:
+        return _infeasible(case, label, error.report)
+    findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
+    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit)}
+    return Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
+
+
+def _infeasible(case: Case, label: str, report: Shortfall) -> Result:
+    summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
+    return Result(case, label, summary, shortfall=report)
+
+
+def _compared(results: list[Result], compute_ns: int) -> list[Result]:
+    """Add how much slower each row is than the fastest one, and than compute alone."""
+    best = fastest_ns(results)
+    for row in results:
+        if is_ok(row) and best:
+            row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
+            row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
+    return results
+
+
+def _silent(label: str, done: int, total: int) -> None:
+    """Show no progress."""

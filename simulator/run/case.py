@@ -1,0 +1,186 @@
+"""What all rows of a run share, and which rows there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from simulator import engine, formats, metrics
+from simulator.builders import build
+from simulator.catalog import Loaded
+from simulator.cost import durations_ns
+from simulator.errors import ConfigError
+from simulator.graph import Graph, TensorKind
+from simulator.hardware import Hardware
+from simulator.lifetime import lifetimes
+from simulator.plan import NOWHERE, Plan
+from simulator.policies import POLICIES
+from simulator.policies.problem import FREE, Problem, Replay
+from simulator.scenario import PolicyChoice, Scenario
+from simulator.trace import CAUSES, Trace
+from simulator.units import nearest
+
+Policy = Callable[[Problem], Plan]
+"""What decides: any function from a problem to a plan."""
+Policies = Sequence[str] | Mapping[str, Policy]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What all rows of a run share.
+
+    Attributes
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    problem
+        What every policy has to solve.
+    """
+
+    loaded: Loaded
+    problem: Problem
+
+    @property
+    def graph(self) -> Graph:
+        """What runs."""
+        return self.problem.graph
+
+    @property
+    def hardware(self) -> Hardware:
+        """Where, with all changes."""
+        return self.problem.hardware
+
+    @property
+    def bound_facts(self) -> tuple[list[int], int | float]:
+        """What a bound may rely on: where each tensor is at time 0, and the budget [B]."""
+        exists = self.problem.starts_with
+        homes = [home if there else NOWHERE for home, there in zip(self.problem.homes, exists, strict=True)]
+        return homes, self.problem.budget_bytes
+
+    def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
+        """Say which rows to run, each with the function that decides.
+
+        Parameters
+        ----------
+        policies
+            As in `run`.
+
+        Raises
+        ------
+        ConfigError
+            If a policy or an option is not known.
+        """
+        choices = {choice.row: choice for choice in self.loaded.scenario.policies}
+        if policies is not None and not isinstance(policies, Mapping):
+            chosen = [policies] if isinstance(policies, str) else policies
+            choices = {c.row: c for name in chosen for c in self._named(name)}
+        places = {choice.row: i for i, choice in enumerate(self.loaded.scenario.policies)}
+        found = {row: self._policy(choice, places.get(row)) for row, choice in choices.items()}
+        return {**found, **policies} if isinstance(policies, Mapping) else found
+
+    def _named(self, name: str) -> list[PolicyChoice]:
+        """Rows with this label or else with this policy; else the policy with its default options."""
+        own = self.loaded.scenario.policies
+        found = [c for c in own if c.row == name] or [c for c in own if c.policy == name]
+        if not found and name not in POLICIES:
+            known = tuple(dict.fromkeys([*(c.row for c in own), *POLICIES]))
+            must = "a policy is a row of the scenario or one that hosim has"
+            raise ConfigError("policies", must, repr(name), nearest(name, known))
+        return found or [PolicyChoice(policy=name)]
+
+    def _policy(self, choice: PolicyChoice, place: int | None) -> Policy:
+        where = f"{self.loaded.scenario.name}, policies.{choice.row if place is None else place}"
+        if choice.is_file:
+            path = self.loaded.paths[f"plan {choice.row}"]
+            return lambda problem: formats.plan_jsonl.read(path, problem.graph, problem.tiers)
+        if choice.policy not in POLICIES:
+            do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl"
+            raise ConfigError(where, "a policy is one that hosim has", repr(choice.policy), do)
+        entry = POLICIES[choice.policy]
+        options = entry.read_options(choice.options, where)
+        return lambda problem: entry.plan(problem, options)
+
+
+def prepare(loaded: Loaded) -> Case:
+    """Build everything that the rows of a scenario share; nothing runs.
+
+    Parameters
+    ----------
+    loaded
+        The scenario with its machine and its workload.
+    """
+    graph = build(loaded.workload, loaded.workload_dir, formats.graph_jsonl.read)
+    hardware, scenario = loaded.hardware, loaded.scenario
+    homes = home_ids(scenario, graph, hardware)
+    times = durations_ns(graph, hardware)
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
+    problem = Problem(graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(case, plan))
+    case = Case(loaded, problem)
+    return case
+
+
+def execute(case: Case, plan: Plan, progress: Callable[[int, int], None] | None = None) -> Trace:
+    """Replay a plan of the case."""
+    problem = case.problem
+    program = engine.Program(problem.graph, plan, problem.durations_ns)
+    return engine.run(
+        [program],
+        problem.hardware,
+        budget_bytes=problem.budget_bytes,
+        switches=case.loaded.scenario.switches,
+        progress=progress,
+    )
+
+
+def _trial(case: Case, plan: Plan) -> Replay:
+    """What a policy learns by trying a plan."""
+    trace = execute(case, plan)
+    found = metrics.summarise(case.problem.graph, case.problem.hardware, trace, None)
+    peaks = {tier: found[f"peak_{tier}_bytes"] for tier in case.problem.tiers}
+    waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
+    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits)
+
+
+def home_ids(scenario: Scenario, graph: Graph, hardware: Hardware) -> tuple[int, ...]:
+    """Resolve the homes of a scenario; the last match wins.
+
+    Parameters
+    ----------
+    scenario
+        Maps tensor kinds, or shell patterns of tensor names, to tiers.
+    graph, hardware
+        The tensors and the tiers.
+
+    Returns
+    -------
+    tuple of int
+        For each tensor a tier id, or `FREE`.
+
+    Raises
+    ------
+    ConfigError
+        If a pattern matches no tensor.
+    """
+    ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
+    homes = [ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors]
+    kinds = {kind.value for kind in TensorKind}
+    for pattern, tier in scenario.homes.items():
+        if pattern in kinds:
+            chosen = [i for i, t in enumerate(graph.tensors) if t.kind == pattern]
+        else:
+            matches = re.compile(translate(pattern)).match
+            chosen = [i for i, t in enumerate(graph.tensors) if matches(t.name)]
+            if not chosen:
+                must = f"a home is for a tensor kind ({', '.join(sorted(kinds))}) or for names that some tensor has"
+                do = (
+                    f"correct the pattern; the first tensor is {graph.tensors[0].name!r}"
+                    if graph.tensors
+                    else "drop it"
+                )
+                raise ConfigError(f"{scenario.name}, homes", must, repr(pattern), do)
+        for i in chosen:
+            homes[i] = ids[tier]
+    return tuple(homes)

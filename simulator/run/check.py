@@ -1,0 +1,61 @@
+"""Reads and validates files without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulator import catalog, formats, referee
+from simulator.errors import ConfigError
+from simulator.hardware import Hardware
+from simulator.run.case import prepare
+from simulator.scenario import Scenario
+from simulator.workload import Workload
+
+
+def describe(file: str, scenario: str | None = None) -> str:
+    """Check one file and say in a line what is in it.
+
+    Parameters
+    ----------
+    file
+        A path; or the name of a document in the catalogue.
+    scenario
+        For a plan: name or path of the scenario whose graph and machine it was made for.
+
+    Raises
+    ------
+    HosimError
+        If anything is wrong.
+    """
+    if file.endswith((".jsonl", ".jsonl.gz")):
+        return _steps_or_graph(Path(file), scenario)
+    if Path(file).suffix or "/" in file:
+        return _document(catalog.load(Path(file)).document, Path(file))
+    for kind in catalog.KINDS:
+        if file in catalog.names(kind):
+            return _document(catalog.load(file, kind).document, catalog.path_of(file, kind))
+    raise ConfigError(file, "a file, or a name in the catalogue, is known", "neither", "correct it")
+
+
+def _document(document: object, path: Path) -> str:
+    if isinstance(document, Scenario):
+        case = prepare(catalog.resolve(path))
+        rows = case.rows()
+        return f"scenario, {len(rows)} rows, {len(case.graph.ops):,} ops, {len(case.graph.tensors):,} tensors: ok"
+    if isinstance(document, Hardware):
+        return f"hardware, {len(document.tiers)} tiers, {len(document.links)} links: ok"
+    if isinstance(document, Workload) and document.graph is not None:
+        return f"workload, {formats.check(path.parent / document.graph)}: ok"
+    return "workload: ok"
+
+
+def _steps_or_graph(path: Path, scenario: str | None) -> str:
+    said = formats.check(path)
+    if formats.sniff(path) != formats.plan_jsonl.SCHEMA:
+        return f"{said}: ok"
+    if scenario is None:
+        return f"{said}: well-formed; name its --scenario to check the steps too"
+    case = prepare(catalog.resolve(scenario))
+    plan = formats.plan_jsonl.read(path, case.graph, case.problem.tiers)
+    referee.check_plan(case.graph, case.hardware, plan)
+    return f"{said}: ok for {case.loaded.scenario.name}"

@@ -1,0 +1,44 @@
+"""Where every number of a run comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import simulator
+from simulator.catalog import Loaded
+
+
+def provenance(loaded: Loaded) -> dict[str, Any]:
+    """Say where every number of a run comes from.
+
+    Parameters
+    ----------
+    loaded
+        The scenario with its machine and its workload.
+
+    Returns
+    -------
+    dict
+        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``switches``, ``set``, and the ``fitted`` and
+        ``assumed`` fields of all documents with their reasons.
+    """
+    documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
+    names = {kind: document.name for kind, document in documents.items()}
+    return {
+        "hosim": simulator.__version__,
+        "scenario": loaded.scenario.name,
+        "inputs": [
+            {"kind": role, "name": names.get(role, loaded.paths[role].name), "sha256": digest}
+            for role, digest in loaded.sha256.items()
+        ],
+        "switches": loaded.scenario.switches.model_dump(),
+        "set": dict(loaded.scenario.set_),
+        **{
+            table: [
+                {"document": document.name, "field": path, "why": why}
+                for document in documents.values()
+                for path, why in getattr(document, table).items()
+            ]
+            for table in ("fitted", "assumed")
+        },
+    }

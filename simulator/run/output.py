@@ -1,0 +1,81 @@
+"""The output folder of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator import catalog, formats
+from simulator.report import files
+from simulator.report.html import Story
+from simulator.scenario import PolicyChoice
+
+if TYPE_CHECKING:
+    from simulator.run.results import Results
+
+
+def write(results: Results, out: Path) -> None:
+    """Write all results of a run.
+
+    Parameters
+    ----------
+    results
+        The results.
+    out
+        The folder, which is replaced as a whole.
+    """
+    with files.replaced(out) as folder:
+        _fill(results, folder)
+
+
+def _fill(results: Results, folder: Path) -> None:
+    names = files.folder_names(list(results))
+    for name, text in _documents(results, names).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    graph = results.case.loaded.paths.get("graph")
+    if graph is not None:
+        (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
+    for label, row in results.items():
+        if row.trace is not None:
+            own = folder / names[label]
+            own.mkdir()
+            formats.plan_jsonl.write(row.recorded, row.graph, own / "plan.jsonl")
+            for table in ("spans", "waits", "memory"):
+                getattr(row, table).to_csv(own / f"{table}.csv", index=False, lineterminator="\n")
+    scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
+    story = Story(scenario.name, scenario.title, tuple(results.sentences), results.provenance, tuple(verdicts))
+    files.write_rows(folder, list(results.values()), story)
+    more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
+    files.write_summary(folder, [row.summary for row in results.values()], more)
+
+
+def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:
+    """The three documents as they were run; together with the plans beside them they give the same rows again."""
+    loaded = results.case.loaded
+    written = {choice.row: choice for choice in loaded.scenario.policies}
+    choices = []
+    for label, row in results.items():
+        choice = written.get(label)
+        if (choice is None or choice.is_file) and row.trace is not None:
+            choice = PolicyChoice(policy=f"{folders[label]}/plan.jsonl", label=label)
+        if choice is not None:
+            choices.append(choice)
+    changes: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml"}
+    if choices:
+        rows = {choice.row for choice in choices}
+        kept = (e for e in loaded.scenario.expect if {e.row, e.faster_than or e.row} <= rows)
+        changes |= {"policies": tuple(choices), "expect": tuple(kept)}
+    workload = loaded.workload
+    if "graph" in loaded.paths:
+        workload = workload.model_copy(update={"graph": _graph_name(loaded.paths["graph"])})
+    return {
+        "scenario.yaml": catalog.dump(loaded.scenario.model_copy(update=changes)),
+        "hardware.yaml": catalog.dump(loaded.hardware),
+        "workload.yaml": catalog.dump(workload),
+    }
+
+
+def _graph_name(path: Path) -> str:
+    return "graph.jsonl.gz" if path.name.endswith(".gz") else "graph.jsonl"

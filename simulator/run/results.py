@@ -1,0 +1,196 @@
+"""What came of a run: one result per row, with tables and pictures that are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator import metrics
+from simulator.errors import CapacityError, ConfigError, Shortfall
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import Plan, Steps
+from simulator.report import expectations
+from simulator.report.sentences import sentences
+from simulator.run.case import Case
+from simulator.run.origins import provenance
+from simulator.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simulator.report.figures import Picture
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One row: one policy, and what came of it.
+
+    Attributes
+    ----------
+    case, label
+        What ran, and the name of the row.
+    summary
+        The columns of ``summary.json``.
+    plan, trace
+        What was decided and what happened; None if no such plan fits.
+    shortfall
+        Why no such plan fits, and what would help.
+    remarks
+        What the referee noticed that is no breach.
+    """
+
+    case: Case = field(repr=False)
+    label: str
+    summary: dict[str, Any] = field(repr=False)
+    plan: Plan | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+    shortfall: Shortfall | None = field(default=None, repr=False)
+    remarks: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``infeasible`` or ``blocked``."""
+        return str(self.summary["status"])
+
+    @property
+    def graph(self) -> Graph:
+        """What ran."""
+        return self.case.problem.graph
+
+    @property
+    def hardware(self) -> Hardware:
+        """Where, with all changes."""
+        return self.case.problem.hardware
+
+    @property
+    def budget_bytes(self) -> int | float:
+        """What may be used of the compute tier [B]."""
+        return self.case.problem.budget_bytes
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """Who waits for whom, if the plan blocked itself."""
+        return self.trace.blocked if self.trace else ()
+
+    @cached_property
+    def spans(self) -> pd.DataFrame:
+        """Computes and transfers, one a line, with names and times [ns]."""
+        return metrics.spans_frame(self.graph, self.hardware, self._trace)
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        """Stalls of the compute streams, one a line, with their causes and times [ns]."""
+        return metrics.waits_frame(self.graph, self.hardware, self._trace)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """What each tier holds after each change, by tensor kind [B]."""
+        return metrics.memory_frame(self.graph, self.hardware, self._trace)
+
+    @cached_property
+    def recorded(self) -> Plan:
+        """The steps that were issued, as a fixed plan: the plan itself unless it is reactive."""
+        if self.plan is None:
+            raise self._nothing_ran()
+        if self.plan.fixed is not None:
+            return self.plan
+        issued = self._trace.issued[0].whole()
+        steps = Steps.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
+        return replace(self.plan, steps=steps, repeats=1)
+
+    def timeline(self, window_ns: tuple[int, int] | None = None) -> Picture:
+        """Draw compute, stalls by cause, channels, and the memory of each tier.
+
+        Parameters
+        ----------
+        window_ns
+            First and last instant shown [ns]; the whole run if None.
+        """
+        from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
+
+        return figures.timeline(self, window_ns=window_ns)
+
+    @property
+    def _trace(self) -> Trace:
+        if self.trace is None:
+            raise self._nothing_ran()
+        return self.trace
+
+    def _nothing_ran(self) -> CapacityError | ConfigError:
+        if self.shortfall is not None:
+            return CapacityError(self.shortfall)
+        return ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")
+
+
+class Results(Mapping[str, Result]):
+    """The rows of one run by label, in the order of the scenario.
+
+    Parameters
+    ----------
+    case
+        What all rows share.
+    rows
+        The rows.
+    """
+
+    def __init__(self, case: Case, rows: Sequence[Result]) -> None:
+        self.case = case
+        self._rows = {row.label: row for row in rows}
+
+    def __getitem__(self, label: str) -> Result:
+        return self._rows[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{label!r}: {row.status}" for label, row in self.items())
+        return f"<Results of {self.case.loaded.scenario.name}: {rows}>"
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per policy; times [ns], sizes [B]."""
+        import pandas as pd  # noqa: PLC0415 - slow to import, and the table on the screen needs none
+
+        return pd.DataFrame([row.summary for row in self.values()]).set_index("policy")
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """What a person would say about the rows."""
+        return sentences(list(self.values()))
+
+    @cached_property
+    def expectations(self) -> list[expectations.Verdict]:
+        """What the scenario expects of these rows, and whether it holds."""
+        return expectations.verdicts(self.case.loaded.scenario.expect, list(self.values()))
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Where every number comes from: version, inputs, switches, what was assumed and what was fitted."""
+        return provenance(self.case.loaded)
+
+    def comparison(self) -> Picture:
+        """Draw the rows beside each other."""
+        from simulator.report import figures  # noqa: PLC0415
+
+        return figures.comparison(list(self.values()))
+
+    def write(self, out: str | Path) -> None:
+        """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.
+
+        Parameters
+        ----------
+        out
+            The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
+            is replaced.
+        """
+        from simulator.run.output import write  # noqa: PLC0415 - draws pictures, which takes time to import
+
+        write(self, Path(out))
