@@ -73,11 +73,17 @@ def _walk(stream: Stream) -> Reason | None:
     return cause, tensor, on, blocker
 
 
+def _watch(watchers: list[Stream], stream: Stream) -> None:
+    """Have the stream account anew when the watched thing changes; once is enough."""
+    if stream not in watchers:
+        watchers.append(stream)
+
+
 def _walk_host(stream: Stream) -> Reason | None:
     host: Host = stream.host
     if host.finished:
         return None
-    host.watchers.append(stream)
+    _watch(host.watchers, stream)
     if host.awaited < 0:
         return HOST if host.is_busy else ORDER, -1, -1, -1
     cause, on, blocker = _walk_tensor(stream, host.awaited, None)
@@ -94,7 +100,7 @@ def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
     if transfer is None:
         return ORDER, -1, -1
     link = transfer.link
-    link.watchers.append(stream)
+    _watch(link.watchers, stream)
     if transfer in link.running:
         return TRANSFER, link.number, tensor
     if link.has_free_channel:
