@@ -17,9 +17,11 @@ What is forced:
 - *back*: such a tensor once it was written. In a run of several steps the copy back may end in the next step or
   after the last compute, so it counts in runs of one step only;
 - *by the budget*: while op ``k`` runs, what it uses and its workspace are in the compute tier. Of the other values
-  that are needed later, those beyond the budget are not. Such a value, if it was made in the compute tier or has its
-  home there, was copied *out* during the step; if a later op of the step reads it, it is copied *in* again. Tensors
-  that are forced in above are left out here, so that nothing counts twice. The largest excess over all ops is forced.
+  that are needed later, those beyond the budget are not. Such a value, if an earlier op of the step made or used it,
+  was in the compute tier and has been copied *out* since (in a run of one step, also if it has its home there; in a
+  later step it may not yet have come home from the step before). If a later op of the step reads it, it is copied *in*
+  after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
+  over all ops is forced.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """
@@ -30,6 +32,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +41,7 @@ from simulator.cost import ceil_div, transfer_ns
 from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
-from simulator.lifetime import lifetimes, working_set_bytes
+from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
 from simulator.plan import NOWHERE
 from simulator.units import human
 
@@ -171,6 +174,7 @@ def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes
     number = {name: i for i, name in enumerate(hardware.tier_names)}
     here = number[hardware.compute_tier]
     found, inputs = lifetimes(graph), set(graph.inputs)
+    idle = _Idle(graph, found, inputs, homes, here)
     inward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for t in range(len(graph.tensors)):
@@ -181,7 +185,6 @@ def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes
             inward.setdefault(home, []).append(size)
         if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
             back.setdefault(home, []).append(size)
-    idle = _Idle(graph, homes, here)
     work = working_set_bytes(graph)
     return _Forced(
         edges={name: (number[link.source], number[link.target]) for name, link in hardware.links.items()},
@@ -206,22 +209,23 @@ class _Idle:
     Attributes
     ----------
     made_here
-        Of tensors that were made in the compute tier or have their home there.
+        Of tensors that were in the compute tier before, in the same step: an op made or used them there, or it is a
+        run's only step and they have their home there.
     read_later
-        Of these and of tensors whose home is free, if an op of the step reads them later.
+        Of tensors that no op has to fetch from another home, if an op of the step reads them later.
     all
         Of all tensors.
     """
 
-    def __init__(self, graph: Graph, homes: Sequence[int], compute_tier: int) -> None:
-        n = len(graph.ops)
-        change = np.zeros((3, n + 1), np.int64)
-        inputs = set(graph.inputs)
+    def __init__(
+        self, graph: Graph, found: Lifetimes, inputs: set[int], homes: Sequence[int], compute_tier: int
+    ) -> None:
+        change = np.zeros((3, len(graph.ops) + 1), np.int64)
         made_here, read_later, everything = range(3)
-        for t, first, last, is_read in _idle_stretches(graph):
+        for t, first, last, is_read, from_start in _idle_stretches(graph, found, inputs):
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
             kinds = [everything]
-            if home in {NOWHERE, compute_tier}:
+            if home in {NOWHERE, compute_tier} and (graph.steps == 1 or not from_start):
                 kinds.append(made_here)
             if is_read and home in {NOWHERE, FREE, compute_tier}:
                 kinds.append(read_later)
@@ -231,20 +235,38 @@ class _Idle:
         self.made_here, self.read_later, self.all = np.cumsum(change, axis=1)[:, :-1]
 
 
-def _idle_stretches(graph: Graph) -> Iterable[tuple[int, int, int, bool]]:
-    """``(tensor, first op, last op, whether an op reads it next)`` where its value is needed and no op uses it."""
-    found, n = lifetimes(graph), len(graph.ops)
-    outputs, inputs = set(graph.outputs), set(graph.inputs)
+class _Stretch(NamedTuple):
+    """Ops from `first` to `last` that do not use a tensor whose value is needed.
+
+    Attributes
+    ----------
+    tensor, first, last
+        Which tensor, which ops.
+    is_read
+        Whether an op of the step reads it next.
+    from_start
+        Whether no op of the step used it before.
+    """
+
+    tensor: int
+    first: int
+    last: int
+    is_read: bool
+    from_start: bool
+
+
+def _idle_stretches(graph: Graph, found: Lifetimes, inputs: set[int]) -> Iterable[_Stretch]:
+    n, outputs = len(graph.ops), set(graph.outputs)
     for t, tensor in enumerate(graph.tensors):
         uses = found.uses[t]
         if t in inputs and uses and t in graph.ops[uses[0]].reads:
             uses = (-1, *uses)
         for after, before in pairwise(uses):
             if before > after + 1 and t in graph.ops[before].reads:
-                yield t, after + 1, before - 1, True
+                yield _Stretch(t, after + 1, before - 1, is_read=True, from_start=after < 0)
         last = uses[-1] if uses else -1
         if last < n - 1 and (tensor.persistent or (t in outputs and uses)):
-            yield t, last + 1, n - 1, False
+            yield _Stretch(t, last + 1, n - 1, is_read=False, from_start=last < 0)
 
 
 def infeasible(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float) -> Shortfall | None:
@@ -331,13 +353,19 @@ def _total_shortfall(
             elsewhere += hardware.tiers[name].usable_bytes
         elif i != here:
             elsewhere += sum(t.size_bytes for t, home in zip(graph.tensors, homes, strict=True) if home == i)
-    needed = working_set_bytes(graph) + _Idle(graph, homes, here).all
+    if (
+        sum(t.size_bytes for t in graph.tensors) + max(op.workspace_bytes for op in graph.ops)
+        <= budget_bytes + elsewhere
+    ):
+        return None
+    found, inputs = lifetimes(graph), set(graph.inputs)
+    needed = working_set_bytes(graph) + _Idle(graph, found, inputs, homes, here).all
     k = int(needed.argmax())
     demand = int(needed[k])
     if demand <= budget_bytes + elsewhere:
         return None
     tier, room = hardware.compute_tier, int(budget_bytes + elsewhere)
-    sizes = [(graph.tensors[t].name, graph.tensors[t].size_bytes) for t in sorted(_needed_at(graph, k))]
+    sizes = [(graph.tensors[t].name, graph.tensors[t].size_bytes) for t in _needed_at(graph, k)]
     levers = [_raise_budget(tier, int(demand - elsewhere), int(budget_bytes))]
     below = [name for name, i in number.items() if i in reached and i != here]
     if below:
@@ -349,6 +377,7 @@ def _total_shortfall(
     )
 
 
-def _needed_at(graph: Graph, k: int) -> set[int]:
-    idle = {t for t, first, last, _ in _idle_stretches(graph) if first <= k <= last}
-    return idle | {*graph.ops[k].reads, *graph.ops[k].writes}
+def _needed_at(graph: Graph, k: int) -> list[int]:
+    stretches = _idle_stretches(graph, lifetimes(graph), set(graph.inputs))
+    idle = {s.tensor for s in stretches if s.first <= k <= s.last}
+    return sorted(idle | {*graph.ops[k].reads, *graph.ops[k].writes})

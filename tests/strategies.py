@@ -7,7 +7,6 @@ issue order within a budget; nothing here knows the project's policies.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from simulator.graph import Graph, GraphBuilder
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
 
 ABSENT, VALID, STALE = range(3)
 HBM, DDR, SSD = range(3)
@@ -54,34 +53,44 @@ rates = st.sampled_from(["0.25 GB/s", "1 GB/s", "3 GB/s", "0.7 GB/s", "inf"])
 
 
 @st.composite
-def links(draw, source: str, target: str, sharing: tuple[str, ...] = ("fifo", "fair", "servers")) -> dict[str, Any]:
+def links(draw, source: str, target: str, sharing: tuple[str, ...], *, flat: bool, one_channel: bool) -> dict[str, Any]:
     """One direction between two tiers."""
     link: dict[str, Any] = {
         "source": source,
         "target": target,
         "bandwidth": draw(rates),
         "latency": f"{draw(st.integers(0, 5))} ns",
-        "channels": draw(st.integers(1, 3)),
+        "channels": 1 if one_channel else draw(st.integers(1, 3)),
         "sharing": draw(st.sampled_from(sharing)),
     }
-    if draw(st.booleans()):
+    if not flat and draw(st.booleans()):
         link["efficiency"] = [{"size": "4 B", "fraction": 0.25}, {"size": "32 B", "fraction": 1.0}]
     return link
 
 
 @st.composite
 def machines(
-    draw, sharing: tuple[str, ...] = ("fifo", "fair", "servers"), *, buses: bool = True, host: bool = True
+    draw,
+    sharing: tuple[str, ...] = ("fifo", "fair", "servers"),
+    *,
+    buses: bool = True,
+    host: bool = True,
+    flat: bool = False,
+    one_channel: bool = False,
 ) -> Hardware:
     """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus."""
+
+    def link(source: str, target: str) -> dict[str, Any]:
+        return draw(links(source, target, sharing, flat=flat, one_channel=one_channel))
+
     tiers = {"hbm": {"capacity": "inf", "bandwidth": "1 TB/s"}, "ddr": {"capacity": "inf", "scope": "node"}}
-    found = {"d2h": draw(links("hbm", "ddr", sharing)), "h2d": draw(links("ddr", "hbm", sharing))}
+    found = {"d2h": link("hbm", "ddr"), "h2d": link("ddr", "hbm")}
     if draw(st.booleans()):
         tiers["ssd"] = {"capacity": "inf", "scope": "node"}
-        found["write"] = draw(links("ddr", "ssd", sharing))
-        found["read"] = draw(links("ssd", "ddr", sharing))
+        found["write"] = link("ddr", "ssd")
+        found["read"] = link("ssd", "ddr")
         if draw(st.booleans()):
-            found["direct"] = draw(links("ssd", "hbm", sharing))
+            found["direct"] = link("ssd", "hbm")
     document: dict[str, Any] = {
         "name": "random",
         "compute_tier": "hbm",
@@ -89,8 +98,9 @@ def machines(
         "tiers": tiers,
         "links": found,
     }
-    if buses and draw(st.booleans()):
-        on_bus = draw(st.lists(st.sampled_from(sorted(found)), min_size=1, max_size=3, unique=True))
+    finite = sorted(name for name, link in found.items() if link["bandwidth"] != "inf")
+    if buses and finite and draw(st.booleans()):
+        on_bus = draw(st.lists(st.sampled_from(finite), min_size=1, max_size=3, unique=True))
         document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
     if host:
         document["host"] = {
@@ -116,8 +126,8 @@ class Case:
     def __repr__(self) -> str:
         ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns) for op in self.graph.ops]
         return (
-            f"Case(steps={self.graph.steps}, tensors={[(t.name, t.size_bytes) for t in self.graph.tensors]}, ops={ops}, "
-            f"outputs={self.graph.outputs}, home={self.plan.home}, budget={self.budget_bytes}, "
+            f"Case(steps={self.graph.steps}, tensors={[(t.name, t.size_bytes) for t in self.graph.tensors]}, "
+            f"ops={ops}, outputs={self.graph.outputs}, home={self.plan.home}, budget={self.budget_bytes}, "
             f"plan={list(self.plan.fixed or ())}, "
             f"hardware={self.hardware.model_dump(include={'links', 'buses', 'host', 'tiers'}, exclude_defaults=True)})"
         )
@@ -126,8 +136,8 @@ class Case:
 class Walk:
     """Makes the steps of one training step, in issue order, with drawn decisions."""
 
-    def __init__(self, draw, graph: Graph, hardware: Hardware, home: list[int], budget: int, *, syncs: bool) -> None:
-        self.draw, self.graph, self.home, self.budget, self.syncs = draw, graph, home, budget, syncs
+    def __init__(self, draw, graph: Graph, hardware: Hardware, home: list[int], budget: int) -> None:
+        self.draw, self.graph, self.home, self.budget = draw, graph, home, budget
         self.size = [t.size_bytes for t in graph.tensors]
         self.tiers = len(hardware.tiers)
         names = hardware.tier_names
@@ -210,7 +220,7 @@ class Walk:
             self.copy(t, DDR, SSD)
         elif what == "evict" and places[HBM] != ABSENT:
             self.evict(t, op - 1)
-        elif what == "sync" and self.syncs:
+        elif what == "sync":
             self.steps.sync(t)
 
     def run(self, op: int, stream: int) -> None:
@@ -298,15 +308,16 @@ def cases(
     ample: bool = False,
     buses: bool = True,
     host: bool = True,
-    syncs: bool = True,
+    flat: bool = False,
+    one_channel: bool = False,
     streams: int = 1,
 ) -> Case:
     """A graph, a machine and a valid plan; tiers are as tight as issue order allows, unless `ample`."""
     graph = draw(graphs(max_ops=max_ops, max_steps=max_steps))
-    hardware = draw(machines(sharing, buses=buses, host=host))
+    hardware = draw(machines(sharing, buses=buses, host=host, flat=flat, one_channel=one_channel))
     home = draw(homes(graph, hardware))
     slack = 10**6 if ample else draw(st.integers(0, 80))
-    walk = Walk(draw, graph, hardware, home, least_budget(graph, home) + slack, syncs=syncs)
+    walk = Walk(draw, graph, hardware, home, least_budget(graph, home) + slack)
     for op in range(len(graph.ops)):
         for _ in range(draw(st.integers(0, 2))):
             walk.wander(op)
@@ -365,4 +376,14 @@ def scaled(case: Case, factor: int) -> Case:
     )
 
 
-ENDLESS = math.inf
+def passes_through(case: Case) -> bool:
+    """Whether a tensor is copied into HBM and out of it again before an op uses it, within a step or across two."""
+    fresh: set[int] = set()
+    for kind, a, source, target in [*(case.plan.fixed or Steps()).codes()] * 2:
+        if kind == COMPUTE:
+            fresh -= {*case.graph.ops[a].reads, *case.graph.ops[a].writes}
+        elif kind == COPY and source == HBM and a in fresh:
+            return True
+        elif kind == COPY and target == HBM:
+            fresh.add(a)
+    return False

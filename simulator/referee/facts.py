@@ -49,7 +49,7 @@ class Uses:
         n = max(len(graph.tensors), 1)
         read = _keys([op.reads for op in graph.ops], n)
         written = _keys([op.writes for op in graph.ops], n)
-        both = np.unique(np.concatenate((read, written)))
+        both = _distinct(np.concatenate((read, written)))
         return cls(both // n, both % n, _contains(read, both), _contains(written, both))
 
     def expand(self, ops: Ints) -> tuple[Ints, Ints]:
@@ -63,7 +63,14 @@ class Uses:
 def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
     counts = [len(t) for t in tensors]
     flat = np.fromiter(chain.from_iterable(tensors), np.int64, sum(counts))
-    return np.unique(np.repeat(np.arange(len(tensors)), counts) * n + flat)
+    return _distinct(np.repeat(np.arange(len(tensors)), counts) * n + flat)
+
+
+def _distinct(keys: Ints) -> Ints:
+    keys = np.sort(keys)
+    new = np.ones(len(keys), bool)
+    new[1:] = keys[1:] != keys[:-1]
+    return keys[new]
 
 
 def _contains(keys: Ints, wanted: Ints) -> Bools:

@@ -16,6 +16,7 @@ from simulator.referee.naming import describe
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
+_STREAMS = 64
 
 
 def check_plan(graph: Graph, hardware: Hardware, plan: Plan) -> None:
@@ -141,7 +142,7 @@ class _Walk:
 
     def _compute(self, op: int, stream: int, _: int) -> None:
         self._check_range("an op id", op, len(self._graph.ops))
-        self._check_range("a stream id", stream, len(self._graph.ops))
+        self._check_range("a stream id", stream, _STREAMS)
         what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
         for t in what.reads:
             if state[t * tiers + here] != VALID:

@@ -1,0 +1,140 @@
+"""Laws of time: they hold for every valid plan on every machine."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from replays import computes, issued, makespan_ns, reactive, recorded, rows, run, same, transfers, union_ns
+from strategies import Case, cases
+
+from simulator.bounds import bound
+from simulator.cost import durations_ns, transfer_ns
+from simulator.metrics import summarise
+from simulator.plan import COMPUTE
+from simulator.referee import check_plan, check_trace
+from simulator.scenario import Switches
+
+switches = st.builds(Switches, copies_wait_for=st.sampled_from(["start", "end"]), hbm_contention=st.booleans())
+any_cases = cases(streams=2)
+NS_PER_S = 10**9
+
+
+@given(any_cases, switches)
+def test_no_track_runs_two_spans_at_once(case: Case, chosen: Switches):
+    """Each stream and each channel, in issue order; a link starts its transfers in issue order."""
+    trace = run(case, switches=chosen)
+    free: dict[tuple[int, ...], int] = {}
+    for span in computes(trace) + transfers(trace):
+        track = (span["kind"], span["track"], span["channel"])
+        assert span["start_ns"] >= free.get(track, 0)
+        free[track] = span["end_ns"]
+    begun: dict[int, int] = {}
+    for span in transfers(trace):
+        assert span["start_ns"] >= begun.get(span["track"], 0)
+        assert span["channel"] < list(case.hardware.links.values())[span["track"]].channels
+        begun[span["track"]] = span["start_ns"]
+
+
+@given(any_cases, switches)
+def test_compute_and_waits_by_cause_are_exactly_the_end_of_the_last_compute(case: Case, chosen: Switches):
+    """On each stream they follow each other from 0 without gap or overlap."""
+    trace = run(case, switches=chosen)
+    for stream in {s["track"] for s in computes(trace)}:
+        spans = [(s["start_ns"], s["end_ns"]) for s in computes(trace) if s["track"] == stream]
+        waits = [(w["start_ns"], w["end_ns"]) for w in rows(trace.waits) if w["stream"] == stream]
+        assert all(start < end for start, end in waits)
+        now = 0
+        for start, end in sorted(spans + waits):
+            assert start == now
+            now = end
+        assert now == max(end for _, end in spans)
+
+
+@given(any_cases, switches)
+def test_a_copy_never_starts_before_its_program_point(case: Case, chosen: Switches):
+    """The last compute issued before it has started, or ended, as the switch says."""
+    trace = run(case, switches=chosen)
+    spans = {s["issue"]: s for s in rows(trace.spans)}
+    point = "end_ns" if chosen.copies_wait_for == "end" else "start_ns"
+    last = None
+    for issue, code in enumerate(issued(case)):
+        if code[0] == COMPUTE:
+            last = issue
+        elif issue in spans and spans[issue]["kind"] != COMPUTE and last is not None:
+            assert last in spans
+            assert spans[issue]["start_ns"] >= spans[last][point]
+
+
+@given(any_cases)
+def test_a_span_takes_its_time(case: Case):
+    """A compute exactly its own, a transfer at least its own, where copies take no bandwidth from kernels."""
+    trace = run(case)
+    alone = durations_ns(case.graph, case.hardware)
+    assert all(s["end_ns"] - s["start_ns"] == alone[s["item"]] for s in computes(trace))
+    links = list(case.hardware.links.values())
+    for span in transfers(trace):
+        least = transfer_ns(case.graph.tensors[span["item"]].size_bytes, links[span["track"]])
+        assert span["end_ns"] - span["start_ns"] >= least
+
+
+@given(any_cases, switches)
+def test_a_link_and_a_bus_carry_no_more_than_their_bandwidth(case: Case, chosen: Switches):
+    """Bytes moved are at most bandwidth times the time in which anything was under way."""
+    trace, names = run(case, switches=chosen), case.hardware.link_names
+    limits = [((name,), link.bandwidth_bytes_per_s) for name, link in case.hardware.links.items()]
+    limits += [(bus.links, bus.bandwidth_bytes_per_s) for bus in case.hardware.buses.values()]
+    for links, bandwidth in limits:
+        spans = [s for s in transfers(trace) if names[s["track"]] in links]
+        moved = sum(case.graph.tensors[s["item"]].size_bytes for s in spans)
+        assert bandwidth == float("inf") or moved * NS_PER_S <= bandwidth * union_ns(spans)
+
+
+@given(cases())
+def test_a_run_takes_at_least_its_compute_each_links_busy_time_and_the_bound(case: Case):
+    """One stream, program order, no recompute: the premises of the bounds."""
+    trace = run(case)
+    if trace.status != "ok":
+        return
+    alone = durations_ns(case.graph, case.hardware)
+    assert makespan_ns(trace) >= sum(alone) * case.graph.steps
+    for link in range(len(case.hardware.links)):
+        assert makespan_ns(trace) >= union_ns([s for s in transfers(trace) if s["track"] == link])
+    limit = bound(case.graph, case.hardware, alone, case.plan.home, case.budget_bytes)
+    assert summarise(case.graph, case.hardware, trace)["step_ns"] >= limit.ns
+
+
+@given(any_cases, switches)
+def test_the_referee_agrees_with_the_engine(case: Case, chosen: Switches):
+    """Every plan here is valid, and every trace of it obeys every law that the referee knows."""
+    check_plan(case.graph, case.hardware, case.plan)
+    trace = run(case, switches=chosen)
+    check_trace(case.graph, case.hardware, [case.plan], trace, case.budget_bytes, chosen)
+
+
+@given(any_cases, switches)
+def test_the_summary_adds_up(case: Case, chosen: Switches):
+    """Compute, waits by cause and drain are the step, exactly; what is hidden is a share."""
+    trace = run(case, switches=chosen)
+    row = summarise(case.graph, case.hardware, trace)
+    if row["status"] == "ok":
+        assert row["compute_ns"] + row["stall_ns"] + row["drain_ns"] == row["step_ns"]
+        assert row["warmup_ns"] + row["step_ns"] <= row["makespan_ns"]
+        assert row["hidden_fraction"] is None or 0 <= row["hidden_fraction"] <= 1
+
+
+@given(any_cases, switches)
+def test_the_same_input_gives_the_same_trace(case: Case, chosen: Switches):
+    """Row by row."""
+    assert same(run(case, switches=chosen), run(case, switches=chosen))
+
+
+@given(cases())
+def test_a_record_of_what_was_issued_is_a_valid_plan(case: Case):
+    """A fixed plan that is issued step by step by a runtime is recorded as what it was."""
+    plan = reactive(case)
+    trace = run(case, plan=plan)
+    check_trace(case.graph, case.hardware, [plan], trace, case.budget_bytes)
+    if trace.status == "ok":
+        record = recorded(plan, trace)
+        assert list(record.fixed.codes()) == issued(case)
+        check_plan(case.graph, case.hardware, record)
