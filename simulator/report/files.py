@@ -169,6 +169,6 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
         writer.writeheader()
         writer.writerows(rows)
     files = sorted({*_contents(folder), "summary.json"})
-    filled = [dict.fromkeys(columns) | row for row in rows]
+    filled = [{column: row.get(column) for column in columns} for row in rows]
     content = {"schema": SUMMARY, "rows": filled, **more, "files": files}
     (folder / "summary.json").write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")

@@ -72,11 +72,10 @@ def _fastest(rows: Sequence[Row]) -> str:
     else:
         alone = sum(map(is_ok, rows)) == 1
         text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
-    text += _hides(row)
     gap = row.summary.get("gap_fraction")
     if present(gap):
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"))
-    return text
+    return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
 
 def _hides(row: Row) -> str:
@@ -89,7 +88,7 @@ def _hides(row: Row) -> str:
         said.append(f"loses {_waiting(row, *found[0])}")
     elif not said:
         said.append("never waits")
-    return ", " + (" but " if hidden == 1 and found else " and ").join(said)
+    return (" but " if hidden == 1 and found else " and ").join(said)
 
 
 def _above_bound(gap: float, kind: str) -> str:

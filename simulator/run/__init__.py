@@ -33,7 +33,8 @@ def run(
     scenario
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     set
-        Changes to the hardware, as in the document: ``{"links.*.bandwidth": "50 GB/s"}``.
+        Changes to the hardware, as in the document: ``{"links.*.bandwidth": "50 GB/s"}``. What the scenario expects is
+        then not checked.
     policies
         Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
         those of the scenario.
@@ -50,7 +51,7 @@ def run(
     HosimError
         If a document, an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
     """
-    case = prepare(catalog.resolve(scenario, set))
+    case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
     rows, facts = case.rows(policies), case.bound_facts
     unfit = bounds.infeasible(case.graph, case.hardware, *facts)
     if unfit is not None:

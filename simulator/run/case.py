@@ -37,10 +37,13 @@ class Case:
         The scenario, its machine and its workload.
     problem
         What every policy has to solve.
+    is_changed
+        Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
 
     loaded: Loaded
     problem: Problem
+    is_changed: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -103,13 +106,15 @@ class Case:
         return lambda problem: entry.plan(problem, options)
 
 
-def prepare(loaded: Loaded) -> Case:
+def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
     Parameters
     ----------
     loaded
         The scenario with its machine and its workload.
+    is_changed
+        Whether the machine was changed for this run.
     """
     graph = build(loaded.workload, loaded.workload_dir, formats.graph_jsonl.read)
     hardware, scenario = loaded.hardware, loaded.scenario
@@ -118,7 +123,7 @@ def prepare(loaded: Loaded) -> Case:
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
     problem = Problem(graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(case, plan))
-    case = Case(loaded, problem)
+    case = Case(loaded, problem, is_changed)
     return case
 
 
