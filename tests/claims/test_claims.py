@@ -1,0 +1,24 @@
+"""Every shipped scenario does what it says: its expectations are the guard over the published figures."""
+
+from __future__ import annotations
+
+import pytest
+
+import simulator as hosim
+from simulator import catalog
+
+WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
+
+
+def test_the_claims_are_among_them():
+    assert {"llama3_8b_train_910c", "llama3_8b_train_910c_40gbps", "llama3_8b_train_910c_70gbps"} <= {
+        name.rsplit("/", 1)[-1] for name in WITH_EXPECTATIONS
+    }
+
+
+@pytest.mark.parametrize("name", WITH_EXPECTATIONS)
+def test_every_expectation_of_a_shipped_scenario_holds(name):
+    results = hosim.run(name)
+    missed = [str(e) for e in results.expectations if not e.holds]
+    assert results.expectations
+    assert missed == []
