@@ -1,0 +1,568 @@
+"""The referee on traces made by hand: a good one passes, and each law that is broken is named with row and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from stories import graph, machine, steps
+
+from simulator.errors import InvariantError, PlanError
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.referee import check_plan, check_trace
+from simulator.scenario import Switches
+from simulator.trace import CAUSES, ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
+
+HBM, DDR = 0, 1
+D2H, H2D = 0, 1
+W, A = 0, 1
+F, G = 0, 1
+TRANSFER, ORDER = CAUSES.index("transfer"), CAUSES.index("order")
+
+MACHINE = machine()
+GRAPH = graph("w 10 persistent, a 4", "f: w -> a, 10 ns, workspace 2", "g: a ->, 5 ns")
+TEXT = "copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm"
+
+
+def plan_of(text: str, g=GRAPH, home: dict[str, str] | None = None, hardware=MACHINE, **more: Any) -> Plan:
+    where = {"w": "ddr"} if home is None else home
+    tiers = hardware.tier_names
+    homes = tuple(tiers.index(where[t.name]) if t.name in where else NOWHERE for t in g.tensors)
+    return Plan("hand", tiers, homes, steps(g, hardware, text), **more)
+
+
+PLAN = plan_of(TEXT)
+
+
+@dataclass
+class Rows:
+    """The rows of a trace that can be spoilt: a copy of w from 0 to 10 ns, f to 20, g to 25."""
+
+    spans: list[list[int]] = field(
+        default_factory=lambda: [
+            [0, COPY, W, H2D, 0, 0, 0, 0, 10],
+            [0, COMPUTE, F, 0, 0, 1, 0, 10, 20],
+            [0, COMPUTE, G, 0, 0, 3, 0, 20, 25],
+        ]
+    )
+    waits: list[list[int]] = field(default_factory=lambda: [[0, 0, F, 1, 0, 10, TRANSFER, W, H2D, W]])
+    residencies: list[list[int]] = field(
+        default_factory=lambda: [
+            [0, 0, DDR, W, 10],
+            [0, 0, HBM, W, 10],
+            [10, 0, HBM, A, 4],
+            [10, 0, HBM, -1, 2],
+            [20, 0, HBM, -1, -2],
+            [20, 0, HBM, W, -10],
+            [25, 0, HBM, A, -4],
+        ]
+    )
+    issued: list[list[int]] = field(default_factory=list)
+
+    def trace(self, status: str = "ok", blocked: tuple[str, ...] = ()) -> Trace:
+        tables = []
+        for columns, rows in ((SPANS, self.spans), (WAITS, self.waits), (RESIDENCIES, self.residencies)):
+            table = Table(columns)
+            for row in rows:
+                table.append(row)
+            tables.append(table)
+        issued = Table(ISSUED)
+        issued.append([number for row in self.issued for number in row])
+        return Trace(status, *tables, (issued,), blocked)
+
+
+def judge(rows: Rows, plan: Plan = PLAN, **more: Any):
+    budget = more.pop("budget", 100)
+    return check_trace(more.pop("g", GRAPH), MACHINE, [plan], rows.trace(**more), budget)
+
+
+def test_a_good_trace_passes_with_nothing_to_remark():
+    found = judge(Rows())
+    assert found.remarks == ()
+    assert found.dead_byte_ns == {"hbm": 0, "ddr": 0}
+
+
+def test_what_was_issued_may_be_recorded():
+    rows = Rows(issued=[list(code) for code in PLAN.fixed.codes()])
+    judge(rows)
+    rows.issued.pop()
+    with pytest.raises(InvariantError, match="the host issues the steps of the plan, in order"):
+        judge(rows)
+
+
+def put(table: str, row: int, **changes: int) -> Callable[[Rows], None]:
+    names = {"spans": SPANS, "waits": WAITS, "residencies": RESIDENCIES}[table]
+
+    def spoil(rows: Rows) -> None:
+        for name, value in changes.items():
+            getattr(rows, table)[row][names.index(name)] = value
+
+    return spoil
+
+
+def drop(table: str, row: int) -> Callable[[Rows], None]:
+    return lambda rows: getattr(rows, table).pop(row)
+
+
+def add(table: str, row: list[int], at: int = 99) -> Callable[[Rows], None]:
+    return lambda rows: getattr(rows, table).insert(at, row)
+
+
+def both(*spoils: Callable[[Rows], None]) -> Callable[[Rows], None]:
+    def spoil(rows: Rows) -> None:
+        for one in spoils:
+            one(rows)
+
+    return spoil
+
+
+BROKEN = {
+    "issue out of range": (put("spans", 0, issue=9), "a span belongs to a step that was issued, found issue 9"),
+    "another op than issued": (put("spans", 1, item=G), "a span is of the step that was issued, found issue 1, item 1"),
+    "two spans of one step": (
+        add("spans", [0, COMPUTE, G, 0, 0, 3, 0, 25, 30]),
+        "a step has one span, found issue 3",
+    ),
+    "ends before it starts": (put("spans", 2, end_ns=19), "a step is issued, then starts, then ends"),
+    "a step never ran": (both(drop("spans", 2), drop("residencies", 6)), "when a run completes, every step has run"),
+    "wrong stream": (put("spans", 2, track=1), "a compute runs on its stream, found stream 1"),
+    "wrong link": (put("spans", 0, track=D2H), "a transfer takes a link from its source to its target, found link 0"),
+    "no such link": (put("spans", 0, track=7), "a transfer takes a link of the machine, found link 7"),
+    "no such channel": (put("spans", 0, channel=1), "a transfer takes a channel of its link, found channel 1"),
+    "two ops at once": (
+        put("spans", 2, start_ns=19, end_ns=24),
+        "a stream runs one op at a time, in issue order, found starts at ns 19, the one issued before it has 20",
+    ),
+    "issued out of order": (put("spans", 1, issued_ns=5), "the host issues in order and pays for each step"),
+    "an op takes longer": (
+        put("spans", 2, end_ns=26),
+        "a compute takes its own time, found takes ns 6, alone ns 5",
+    ),
+    "a transfer is too fast": (
+        put("spans", 0, end_ns=9),
+        "a transfer takes at least its time alone, found takes ns 9, alone ns 10",
+    ),
+    "time runs backwards": (
+        put("residencies", 4, time_ns=9),
+        "residencies row 4: places are taken and freed in the order of time, found 9 ns after 10 ns",
+    ),
+    "wrong size": (put("residencies", 2, delta_bytes=5), "a place is taken, then freed, with its tensor's size"),
+    "freed and never taken": (
+        add("residencies", [20, 0, DDR, A, -4], 6),
+        "a place is taken, then freed, with its tensor's size, in turn, found time_ns 20, tier 1, tensor 1",
+    ),
+    "a negative tier": (
+        both(drop("residencies", 0), add("residencies", [0, 0, DDR, W, -10], 0)),
+        "a tier holds at least 0 B and at most its capacity",
+    ),
+    "freed without a detach": (
+        both(add("residencies", [20, 0, DDR, W, -10], 6), add("residencies", [25, 0, DDR, W, 10])),
+        "only a detach frees a place",
+    ),
+    "a detach that never acts": (drop("residencies", 6), "when a run completes, every detach has acted"),
+    "away from home": (
+        both(put("residencies", 0, tier=HBM), drop("residencies", 1)),
+        "a run begins with all tensors at home",
+    ),
+    "freed too early": (
+        both(drop("residencies", 5), add("residencies", [15, 0, HBM, W, -10], 4)),
+        "what an op reads and writes is resident while it runs, found tensor 0, from ns 10, to ns 20",
+    ),
+    "target taken too late": (
+        both(drop("residencies", 1), add("residencies", [5, 0, HBM, W, 10], 1)),
+        "a copy holds its target from its start, found tensor 0, from ns 0, to ns 10",
+    ),
+    "target taken too early": (
+        both(
+            put("spans", 0, start_ns=2, end_ns=12),
+            put("spans", 1, start_ns=12, end_ns=22),
+            put("spans", 2, start_ns=22, end_ns=27),
+            *(put("residencies", row, time_ns=time) for row, time in enumerate((12, 12, 22, 22, 27), 2)),
+        ),
+        "room is taken when a compute that writes, or a copy into the place, starts, found time_ns 0, tier 0, tensor 0",
+    ),
+    "workspace held too long": (
+        both(drop("residencies", 4), add("residencies", [21, 0, HBM, -1, -2], 5)),
+        "an op's workspace is taken at its start and freed at its end, in the compute tier",
+    ),
+    "workspace elsewhere": (
+        both(put("residencies", 3, tier=DDR), put("residencies", 4, tier=DDR)),
+        "an op's workspace is taken at its start and freed at its end, in the compute tier",
+    ),
+    "read before valid": (
+        both(
+            put("spans", 1, start_ns=9, end_ns=19),
+            put("residencies", 2, time_ns=9),
+            put("residencies", 3, time_ns=9),
+            put("residencies", 4, time_ns=19),
+        ),
+        (
+            "what a compute reads, and what a copy moves, is valid before it starts, found tensor 0, starts at ns 9, "
+            "valid at ns 10"
+        ),
+    ),
+    "a hole in the ledger": (
+        put("waits", 0, end_ns=9),
+        "every nanosecond of a stream, from 0 to its last end, is one compute or one wait",
+    ),
+    "a wait of no length": (
+        add("waits", [0, 0, G, 3, 20, 20, ORDER, -1, -1, -1]),
+        "a wait takes time, found start_ns 20, end_ns 20",
+    ),
+    "an unknown cause": (put("waits", 0, cause=17), "a wait has one of the causes capacity, transfer, host"),
+    "a wait of another op": (put("waits", 0, op=G), "a wait names the op of its step"),
+    "a wait of a later step": (put("waits", 0, op=G, issue=3), "a wait is of the compute that follows it"),
+    "a wait for nothing under way": (
+        put("waits", 0, blocker=A),
+        "a wait for a transfer lasts while that transfer is under way",
+    ),
+    "a wait that outlasts its cause": (
+        both(
+            put("spans", 1, start_ns=11, end_ns=21),
+            put("spans", 2, start_ns=21, end_ns=26),
+            add("waits", [0, 0, F, 1, 10, 11, ORDER, -1, -1, -1]),
+            put("residencies", 2, time_ns=11),
+            put("residencies", 3, time_ns=11),
+            put("residencies", 4, time_ns=21),
+            put("residencies", 5, time_ns=21),
+            put("residencies", 6, time_ns=26),
+        ),
+        "a wait that is not for room ends when data, order and host let the op start",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", BROKEN)
+def test_each_broken_law_is_named(spoil: str):
+    rows = Rows()
+    change, message = BROKEN[spoil]
+    change(rows)
+    with pytest.raises(InvariantError) as error:
+        judge(rows)
+    assert message in str(error.value)
+    assert str(error.value).endswith("report this: it is a bug of hosim")
+
+
+def test_the_message_names_plan_step_row_law_and_numbers():
+    rows = Rows()
+    put("spans", 2, start_ns=19, end_ns=24)(rows)
+    with pytest.raises(InvariantError) as error:
+        judge(rows)
+    assert str(error.value) == (
+        "trace of plan 'hand', rank 0, step 3 (compute g), spans row 2: a stream runs one op at a time, in issue "
+        "order, found starts at ns 19, the one issued before it has 20; report this: it is a bug of hosim"
+    )
+
+
+def test_the_budget_is_the_capacity_of_the_compute_tier():
+    judge(Rows(), budget=16)
+    with pytest.raises(InvariantError, match=r"at most its capacity \(15 B in hbm\), found 16 B at 10 ns"):
+        judge(Rows(), budget=15)
+
+
+def test_a_status_that_is_unknown_or_has_no_reason_is_refused():
+    for status, blocked in (("fine", ()), ("blocked", ()), ("ok", ("f waits",))):
+        with pytest.raises(InvariantError, match="a trace is ok, or blocked with the reasons"):
+            judge(Rows(), status=status, blocked=blocked)
+
+
+def test_a_blocked_run_is_judged_by_what_happened():
+    rows = Rows()
+    drop("spans", 2)(rows)
+    drop("residencies", 6)(rows)
+    judge(rows, status="blocked", blocked=("g waits",))
+    put("spans", 1, end_ns=21)(rows)
+    with pytest.raises(InvariantError, match="a compute takes its own time"):
+        judge(rows, status="blocked", blocked=("g waits",))
+
+
+def test_an_exclusive_step_waits_for_earlier_ones_and_later_ones_for_it():
+    g = graph("a 4, b 4", "f: -> a, 10 ns", "g: -> a, 5 ns")
+    plan = plan_of("compute f 0; compute g 1; detach a hbm", g, {})
+    rows = Rows(
+        [[0, COMPUTE, 0, 0, 0, 0, 0, 0, 10], [0, COMPUTE, 1, 1, 0, 1, 0, 10, 15]],
+        [[0, 1, 1, 1, 0, 10, ORDER, 0, -1, -1]],
+        [[0, 0, HBM, 0, 4], [15, 0, HBM, 0, -4]],
+    )
+    judge(rows, plan, g=g)
+    rows.spans[1][7:] = [9, 14]
+    rows.waits[0][5] = 9
+    with pytest.raises(InvariantError, match="steps that name the same tensor take effect in issue order"):
+        judge(rows, plan, g=g)
+
+
+def test_copies_start_in_issue_order_and_after_their_program_point():
+    g = graph("v 4 persistent, w 4 persistent", "f: -> , 10 ns")
+    plan = plan_of("compute f; copy v ddr hbm; copy w ddr hbm; detach v hbm; detach w hbm", g, {"v": "ddr", "w": "ddr"})
+    two = machine(h2d={"channels": 2, "sharing": "servers", "bandwidth": "2 GB/s"})
+
+    def rows(first: int, second: int) -> Rows:
+        taken = sorted([[first, 0, HBM, 0, 4], [second, 0, HBM, 1, 4]])
+        freed = sorted([[first + 4, 0, HBM, 0, -4], [second + 4, 0, HBM, 1, -4]])
+        return Rows(
+            [
+                [0, COPY, 0, H2D, 0, 1, 0, first, first + 4],
+                [0, COPY, 1, H2D, 1, 2, 0, second, second + 4],
+                [0, COMPUTE, 0, 0, 0, 0, 0, 0, 10],
+            ],
+            [],
+            [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], *taken, *freed],
+        )
+
+    check_trace(g, two, [plan], rows(0, 1).trace(), 100)
+    with pytest.raises(InvariantError, match="a link starts its transfers in issue order"):
+        check_trace(g, two, [plan], rows(1, 0).trace(), 100)
+    with pytest.raises(InvariantError, match="a copy waits until the last compute issued before it has ended"):
+        check_trace(g, two, [plan], rows(0, 1).trace(), 100, Switches(copies_wait_for="end"))
+    check_trace(g, two, [plan], rows(10, 11).trace(), 100, Switches(copies_wait_for="end"))
+
+
+def test_a_link_carries_no_more_than_its_bandwidth():
+    g = graph("v 4 persistent, w 4 persistent", "f: -> , 10 ns")
+    plan = plan_of("copy v ddr hbm; copy w ddr hbm; compute f; detach v hbm; detach w hbm", g, {"v": "ddr", "w": "ddr"})
+    two = machine(h2d={"channels": 2})
+    spans = [[0, COPY, 0, H2D, 0, 0, 0, 0, 4], [0, COPY, 1, H2D, 1, 1, 0, 0, 4], [0, COMPUTE, 0, 0, 0, 2, 0, 0, 10]]
+    places = [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], [0, 0, HBM, 0, 4], [0, 0, HBM, 1, 4]]
+    places += [[4, 0, HBM, 0, -4], [4, 0, HBM, 1, -4]]
+    with pytest.raises(InvariantError, match=r"link 'h2d': a link or bus .*, found 8 B in 4 ns"):
+        check_trace(g, two, [plan], Rows(spans, [], places).trace(), 100)
+
+
+def test_a_host_runs_no_further_ahead_than_its_queue():
+    shallow = machine(host={"queue_depth": 1})
+    g = graph("a 4", "f: ->, 10 ns", "g: ->, 5 ns", "h: ->, 5 ns")
+    plan = plan_of("compute f; compute g; compute h", g, {})
+    spans = [
+        [0, COMPUTE, 0, 0, 0, 0, 0, 0, 10],
+        [0, COMPUTE, 1, 0, 0, 1, 0, 10, 15],
+        [0, COMPUTE, 2, 0, 0, 2, 10, 15, 20],
+    ]
+    check_trace(g, shallow, [plan], Rows(spans, [], []).trace(), 100)
+    spans[2][6] = 9
+    with pytest.raises(InvariantError, match="at most 1 computes are issued and not yet started"):
+        check_trace(g, shallow, [plan], Rows(spans, [], []).trace(), 100)
+
+
+def test_nothing_is_issued_after_a_sync_before_the_tensor_settles():
+    g = graph("w 10 persistent", "f: ->, 1 ns")
+    plan = plan_of("copy w ddr hbm; sync w; compute f; detach w hbm", g)
+    host = CAUSES.index("host")
+    spans = [[0, COPY, 0, H2D, 0, 0, 0, 0, 10], [0, COMPUTE, 0, 0, 0, 2, 10, 10, 11]]
+    waits = [[0, 0, 0, 2, 0, 10, host, -1, -1, -1]]
+    places = [[0, 0, DDR, 0, 10], [0, 0, HBM, 0, 10], [11, 0, HBM, 0, -10]]
+    judge(Rows(spans, waits, places), plan, g=g)
+    spans[1][6] = 9
+    with pytest.raises(InvariantError, match="a host issues nothing after a sync before"):
+        judge(Rows(spans, waits, places), plan, g=g)
+
+
+def test_findings_tell_what_was_dead_and_still_held_and_what_was_copied_for_nothing():
+    text = TEXT.replace("detach a hbm", "copy a hbm ddr; detach a ddr; detach a hbm")
+    rows = Rows()
+    rows.spans.append([0, COPY, A, D2H, 0, 4, 0, 25, 29])
+    rows.residencies[6:] = [[25, 0, DDR, A, 4], [29, 0, DDR, A, -4], [30, 0, HBM, A, -4]]
+    found = judge(rows, plan_of(text))
+    assert found.dead_byte_ns == {"hbm": 20, "ddr": 16}
+    assert found.worst == (("a", "hbm", 4, 5), ("a", "ddr", 4, 4))
+    assert (found.unread_copies, found.unread_bytes) == (1, 4)
+    assert found.remarks == (
+        "hbm holds dead tensors, most of all 'a' (4 B for 5 ns in all): detach them after their last use",
+        "1 copy is never used (4 B): drop them",
+    )
+
+
+def test_a_reactive_plan_is_judged_by_its_record():
+    reactive = replace(PLAN, steps=lambda view: iter(()))
+    rows = Rows(issued=[list(code) for code in PLAN.fixed.codes()])
+    judge(rows, reactive)
+    rows.issued[4] = [DETACH, W, DDR, 0]
+    rows.residencies[6] = [25, 0, DDR, W, -10]
+    with pytest.raises(PlanError, match="step 4"):
+        judge(rows, reactive)
+
+
+WRONG_PLANS = {
+    "reads what is only below": (
+        "compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 0 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr; "
+            "copy it into hbm before this step"
+        ),
+    ),
+    "reads what it detached": (
+        "copy w ddr hbm; detach w hbm; compute f; compute g; detach a hbm",
+        (
+            "plan 'hand', step 2 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr "
+            "(detached by step 1); copy it into hbm before this step"
+        ),
+    ),
+    "reads before it is written": (
+        "compute g; copy w ddr hbm; compute f; detach w hbm; detach a hbm",
+        (
+            "plan 'hand', step 0 (compute g): what an op reads is valid (hbm), found 'a' absent in hbm, not written "
+            "before; write it before this step"
+        ),
+    ),
+    "detaches the only copy": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
+        (
+            "plan 'hand', step 3 (detach a from hbm): what is read later keeps a valid copy, found that it detaches "
+            "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its last "
+            "use"
+        ),
+    ),
+    "detaches what a copy needs": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm; copy a hbm ddr; compute g",
+        "detaches the only valid copy of 'a', which a copy (step 4) reads later",
+    ),
+    "detaches a persistent tensor": (
+        "copy w ddr hbm; detach w ddr; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 3 (detach w from hbm): a persistent tensor keeps a valid copy, found that it detaches "
+            "the only valid copy of persistent 'w'; copy it to its home first"
+        ),
+    ),
+    "copies what is there": (
+        "copy w ddr hbm; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 1 (copy w ddr -> hbm): a copy has work to do: its target is absent or stale, found 'w' "
+            "valid in hbm already; drop this copy"
+        ),
+    ),
+    "copies from nowhere": (
+        "copy w hbm ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 0 (copy w hbm -> ddr): what is copied is valid at its source (hbm), found 'w' absent in "
+            "hbm, valid in ddr; copy it into hbm before this step"
+        ),
+    ),
+    "copies where no link leads": (
+        "copy w ddr ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        "a link joins the two tiers of a copy, found none from ddr to ddr; copy along the links of the machine",
+    ),
+    "detaches what is not there": (
+        "copy w ddr hbm; compute f; detach w hbm; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm "
+            "(detached by step 2); drop this detach"
+        ),
+    ),
+    "leaves something": (
+        "copy w ddr hbm; compute f; detach w hbm; compute g",
+        (
+            "plan 'hand', end of the plan: what is not persistent is detached everywhere when a training step ends, "
+            "found 'a' held in hbm; detach it after its last use"
+        ),
+    ),
+    "leaves a copy": (
+        "copy w ddr hbm; compute f; compute g; detach a hbm",
+        (
+            "a persistent tensor ends a training step valid at home, and nowhere else, as it began it, found 'w' (home "
+            "ddr) valid in hbm; copy it to ddr and detach its other copies"
+        ),
+    ),
+    "forgets an op": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm",
+        (
+            "plan 'hand', end of the plan: every op runs in every training step, found no compute of op 'g' in "
+            "training step 1 of 1; add it"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PLANS)
+def test_each_broken_rule_of_a_plan_is_named(wrong: str):
+    text, message = WRONG_PLANS[wrong]
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, plan_of(text))
+    assert message in str(error.value)
+
+
+def test_a_write_makes_the_home_stale_and_it_has_to_come_home():
+    g = graph("w 10 persistent", "f: w -> w, 1 ns")
+    with pytest.raises(PlanError, match="the only valid copy of persistent 'w'"):
+        check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f; detach w hbm", g))
+    with pytest.raises(PlanError, match=r"'w' \(home ddr\) valid in hbm"):
+        check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f", g))
+    check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f; copy w hbm ddr; detach w hbm", g))
+
+
+def test_an_op_may_run_twice_and_what_it_writes_anew_may_be_dropped_before():
+    again = "copy w ddr hbm; compute f; detach a hbm; compute f; detach w hbm; compute g; detach a hbm"
+    check_plan(GRAPH, MACHINE, plan_of(again))
+
+
+def test_outputs_are_given_up_last():
+    g = replace(GRAPH, outputs=(A,))
+    check_plan(g, MACHINE, plan_of(TEXT, g))
+    early = "copy w ddr hbm; compute f; compute g; detach a hbm; copy w hbm ddr; detach w hbm"
+    with pytest.raises(PlanError, match="a copy has work to do"):
+        check_plan(g, MACHINE, plan_of(early, g))
+    g = replace(graph("w 10 persistent, a 4", "f: w -> a w, 10 ns", "g: a ->, 5 ns"), outputs=(A,))
+    with pytest.raises(PlanError, match="an output keeps a valid copy until the training step ends") as error:
+        check_plan(g, MACHINE, plan_of(early, g))
+    assert "step 3 (detach a from hbm)" in str(error.value)
+    assert "'a' before step 4 (copy w hbm -> ddr)" in str(error.value)
+    check_plan(
+        g, MACHINE, plan_of("copy w ddr hbm; compute f; compute g; copy w hbm ddr; detach w hbm; detach a hbm", g)
+    )
+
+
+def test_a_record_of_several_steps_comes_home_between_them():
+    g = replace(GRAPH, steps=2)
+    check_plan(g, MACHINE, plan_of(TEXT, g, repeats=2))
+    check_plan(g, MACHINE, plan_of(f"{TEXT}; {TEXT}", g))
+    with pytest.raises(PlanError, match="no compute of op 'f' and 1 more in training step 2 of 2"):
+        check_plan(g, MACHINE, plan_of(TEXT, g))
+    kept = TEXT.replace("detach w hbm; ", "")
+    with pytest.raises(PlanError, match=r"'w' \(home ddr\) valid in hbm"):
+        check_plan(g, MACHINE, plan_of(f"{kept}; compute f; compute g; detach a hbm", g))
+    with pytest.raises(PlanError, match="its repeats divide the 2 training steps"):
+        check_plan(g, MACHINE, plan_of(TEXT, g, repeats=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"home": (1,)}, "homes: every tensor has an entry, found 1 homes for 2 tensors; make the plan for this graph"),
+        ({"home": (2, -1)}, "home of 'w': a home is a tier id from 0 to 1, or -1 for none, found 2"),
+        ({"home": (-1, -1)}, "home of 'w': what exists before the first op has a home, found none; give it one of hbm"),
+        ({"home": (1, 0)}, "home of 'a': only what exists before the first op has a home"),
+        ({"tiers": ("hbm", "ssd")}, "its tiers are those of 'story' (hbm, ddr), found hbm, ssd"),
+    ],
+)
+def test_homes_and_tiers_are_those_of_graph_and_machine(change: dict[str, Any], message: str):
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, replace(PLAN, **change))
+    assert message in str(error.value)
+
+
+def test_homes_fit_in_their_tiers():
+    ddr = MACHINE.tiers["ddr"].model_copy(update={"capacity_bytes": 9})
+    tight = MACHINE.model_copy(update={"tiers": {**MACHINE.tiers, "ddr": ddr}})
+    with pytest.raises(PlanError, match=r"what has its home in ddr fits there \(9 B\), found 10 B"):
+        check_plan(GRAPH, tight, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ((COMPUTE, 2, 0, 0), "step 0 (compute 2): an op id lies between 0 and 1, found 2"),
+        ((COMPUTE, 0, -1, 0), "a stream id lies between 0 and 63, found -1"),
+        ((COPY, 5, 0, 1), "step 0 (copy 5 hbm -> ddr): a tensor id lies between 0 and 1, found 5"),
+        ((COPY, 0, 0, 4), "step 0 (copy w hbm -> 4): a tier id lies between 0 and 1, found 4"),
+        ((DETACH, 0, 3, 0), "step 0 (detach w from 3): a tier id lies between 0 and 1, found 3"),
+        ((7, 0, 0, 0), "step 0 (kind 7): a step is compute, copy, detach or sync (0 to 3), found 7"),
+    ],
+)
+def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: str):
+    plan = plan_of(TEXT)
+    columns = [
+        [code[i], *values] for i, values in enumerate((plan.fixed.kind, plan.fixed.a, plan.fixed.b, plan.fixed.c))
+    ]
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, replace(plan, steps=type(plan.fixed).from_columns(*columns)))
+    assert message in str(error.value)
