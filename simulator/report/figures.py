@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from simulator.plan import COMPUTE as COMPUTE_STEP
@@ -50,9 +49,11 @@ class Picture(Figure):
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         from matplotlib import rc_context  # noqa: PLC0415 - a picture on the screen does not need it
 
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        more: dict[str, Any] = {"metadata": {"Date": None}}
+        if kind == "png":
+            more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
         with rc_context({"svg.hashsalt": "hosim"}):
-            self.savefig(path, format=kind, metadata=metadata)
+            self.savefig(path, format=kind, **more)
 
     def png(self) -> bytes:
         """Return the picture as PNG."""
@@ -266,32 +267,36 @@ def _plain(ax: Axes) -> None:
 def _draw_legend(picture: Picture, row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> None:
     phases = dict.fromkeys(op.phase for op in row.graph.ops)
     moved = tensor_kinds(row.graph, spans["item"][spans["kind"] == COPY])
-    kinds = sorted({k for usage in tiers for k in usage.kinds} | set(moved.tolist()))
-    marks: list[Any] = [_heading("compute")]
-    marks += [Patch(color=colours.PHASE.get(p, colours.COMPUTE), label=p or "any op") for p in phases]
+    kinds = sorted({k for usage in tiers for k in usage.kinds} | set(moved.tolist()), reverse=True)
+    marks = [("compute", "")]
+    marks += [(phase or "any op", colours.PHASE.get(phase, colours.COMPUTE)) for phase in phases]
     if waits["cause"].size:
-        marks.append(_heading("stall, by cause"))
-        marks += [Patch(color=colours.CAUSE[CAUSES[c]], label=CAUSES[c]) for c in np.unique(waits["cause"])]
-    marks.append(_heading("tensors"))
-    marks += [Patch(color=colours.KIND[KINDS[k]], label=KINDS[k].replace("_", " ")) for k in reversed(kinds)]
-    marks.append(Line2D([], [], color=_INK, linewidth=1.1, linestyle=(0, (5, 2)), label="room"))
+        marks.append(("stall, by cause", ""))
+        marks += [(CAUSES[c], colours.CAUSE[CAUSES[c]]) for c in np.unique(waits["cause"])]
+    marks.append(("tensors", ""))
+    marks += [(KINDS[k].replace("_", " "), colours.KIND[KINDS[k]]) for k in kinds]
+    marks.append(("room", "--"))
     if row.graph.steps > 1:
-        marks.append(Line2D([], [], color=_FAINT, linewidth=0.8, linestyle=":", label="end of a step"))
-    legend = _side_legend(picture, marks)
-    for text, mark in zip(legend.get_texts(), marks, strict=True):
-        if mark.get_gid() == "heading":
-            text.set_fontweight("bold")
-            text.set_x(-18)
+        marks.append(("end of a step", ":"))
+    _side_legend(picture, marks)
 
 
-def _side_legend(picture: Picture, marks: list[Any]) -> Legend:
-    corner = (1 - (_RIGHT_IN - 0.1) / _WIDTH_IN, 1 - 0.3 / picture.get_figheight())
-    style: dict[str, Any] = {"loc": "upper left", "fontsize": 8, "frameon": False, "handlelength": 1.4, "borderpad": 0}
-    return picture.legend(handles=marks, bbox_to_anchor=corner, borderaxespad=0, **style)
-
-
-def _heading(text: str) -> Line2D:
-    return Line2D([], [], linestyle="none", label=text, gid="heading")
+def _side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
+    """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
+    height = picture.get_figheight()
+    x, box, line = 1 - (_RIGHT_IN - 0.12) / _WIDTH_IN, 0.17 / _WIDTH_IN, 0.175 / height
+    y = 1 - _TOP_IN / height
+    for text, mark in marks:
+        y -= line if mark else 1.25 * line
+        middle = y + 0.055 / height
+        if mark.startswith("#"):
+            picture.add_artist(Rectangle((x, y), box, 0.11 / height, color=mark, linewidth=0))
+        elif mark:
+            style: dict[str, Any] = {"color": _FAINT if mark == ":" else _INK, "linewidth": 1.1, "linestyle": mark}
+            picture.add_artist(Line2D([x, x + box], [middle, middle], **style))
+        weight = "normal" if mark else "bold"
+        indent = 1.5 * box if mark else 0
+        picture.text(x + indent, middle, text, fontsize=8, color=_INK, va="center", weight=weight)
 
 
 def comparison(rows: Sequence[Row]) -> Picture:
@@ -320,9 +325,7 @@ def comparison(rows: Sequence[Row]) -> Picture:
             bound = row.summary["bound_ns"] / size
             ax.plot([bound, bound], [y - 0.42, y + 0.42], color=_INK, linewidth=1.4)
     used = [c for c in CAUSES if any(c == cause for row in rows if is_ok(row) for cause, _ in causes(row))]
-    marks: list[Any] = [Patch(color=colours.COMPUTE, label="compute")]
-    marks += [Patch(color=colours.CAUSE[c], label=f"stall: {c}") for c in used]
-    marks.append(Line2D([], [], color=_INK, linewidth=1.4, label="no plan can beat this"))
+    marks = [("compute", colours.COMPUTE), *((f"stall: {c}", colours.CAUSE[c]) for c in used), ("bound", "-")]
     _side_legend(picture, marks)
     ax.set_yticks(range(len(rows)), [row.label for row in rows], **_TEXT)
     ax.set_ylim(len(rows) - 0.5, -0.5)
