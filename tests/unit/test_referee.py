@@ -409,8 +409,8 @@ WRONG_PLANS = {
         "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
         (
             "plan 'hand', step 3 (detach a from hbm): what is read later keeps a valid copy, found that it detaches "
-            "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its last "
-            "use"
+            "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its "
+            "last use"
         ),
     ),
     "detaches what a copy needs": (
