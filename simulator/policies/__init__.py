@@ -77,7 +77,7 @@ class PolicyEntry:
                 f"correct it, or leave it out for {described.default!r}",
             ) from None
 
-    def plan(self, problem: Problem, options: Mapping[str, Any] | None = None, where: str = "") -> Plan:
+    def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.
 
         Parameters
@@ -85,9 +85,7 @@ class PolicyEntry:
         problem
             What to plan for.
         options
-            Option name -> value.
-        where
-            What messages call the place where the options were written.
+            The options, read already or as option name -> value.
 
         Raises
         ------
@@ -96,7 +94,8 @@ class PolicyEntry:
         CapacityError
             If no plan of this policy fits.
         """
-        return self.function(problem, self.read_options(options or {}, where))
+        read = options if isinstance(options, Part) else self.read_options(options or {})
+        return self.function(problem, read)
 
 
 def _choices(error: ValidationError) -> str:

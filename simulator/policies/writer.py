@@ -232,7 +232,7 @@ class Writer:
         largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
         demand, name = self.peak_bytes[tier], self.problem.tiers[tier]
         levers = [f"a budget of {human(demand, 'B')} ({demand:,} B) in {name} would fit this plan"]
-        if tier == self._here and any(not self.problem.pinned(t) for t in held):
+        if tier == self._here and self.policy != "static" and any(not self.problem.pinned(t) for t in held):
             levers.append("a policy that moves more data, such as 'static', needs less")
         levers.append("a smaller batch or a shorter sequence needs less")
         return Shortfall(

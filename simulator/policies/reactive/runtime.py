@@ -159,6 +159,8 @@ class Runtime:
     def _copy(self, tensor: int, source: int, target: int) -> Iterator[Code]:
         path = self._tables.problem.path(source, target)
         for start, end in pairwise(path):
+            if end != target and self._room[end] < self._sizes[tensor]:
+                raise self._too_small(tensor, end)
             yield (COPY, tensor, start, end)
             if self._synchronous:
                 yield (SYNC, tensor, 0, 0)
@@ -166,16 +168,19 @@ class Runtime:
             yield (DETACH, tensor, tier, 0)
 
     def _room_away(self, tensor: int) -> int:
-        problem, size = self._tables.problem, self._sizes[tensor]
-        tiers = problem.away(tensor)
+        tiers = self._tables.problem.away(tensor)
         for tier in tiers:
-            if self._room[tier] >= size:
+            if self._room[tier] >= self._sizes[tensor]:
                 return tier
-        capacity = int(problem.capacities[tiers[0]])
-        demand = int(capacity - self._room[tiers[0]]) + size
-        name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tiers[0]]
+        raise self._too_small(tensor, tiers[0])
+
+    def _too_small(self, tensor: int, tier: int) -> CapacityError:
+        problem, size = self._tables.problem, self._sizes[tensor]
+        capacity = int(problem.capacities[tier])
+        demand = int(capacity - self._room[tier]) + size
+        name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tier]
         levers = (f"a larger {tier_name} would take it",)
-        raise CapacityError(Shortfall(tier_name, demand, capacity, f"eviction of {name!r}", ((name, size),), levers))
+        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), levers))
 
     def _go_home(self, now: int) -> Iterator[Code]:
         """End the step: bring every persistent tensor home, and release the outputs last."""

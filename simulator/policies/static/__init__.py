@@ -33,7 +33,7 @@ class Options(Part):
     ----------
     alpha
         What residency costs in Algorithm 1: nanoseconds of stall that are as bad as holding the whole budget for a
-        nanosecond. 0: copy in as early as possible.
+        nanosecond. A copy in is issued ahead of its use if its share of the budget, times alpha, is below 1.
     tries
         How many candidates are replayed at most.
     """

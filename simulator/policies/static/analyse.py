@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.lifetime import NEVER, idle_gaps, live_bytes
+from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
 from simulator.policies.problem import FREE, Problem
 
 
@@ -21,15 +21,17 @@ class Idle:
     tensor
         Tensor id.
     after, before
-        The uses on either side (op indices).
+        The uses on either side (op indices); the number of ops where an output waits for the end of the step.
     wraps
         The gap spans the step boundary: the tensor's home is away, and `before` comes first in the step.
+    returns
+        Whether a copy in ends the gap (not if the next use only writes, or there is none).
     size_bytes
         Room that it leaves [B].
     lead_ns, trail_ns
         Idle time before the next use, and, if the gap wraps, after the last one [ns].
     out_ns, in_ns
-        Times of the copies out (0 if what is away is valid still) and in (0 if the next use only writes) [ns].
+        Times of the copies out (0 if what is away is valid still) and in (0 if there is none) [ns].
     away
         Tier that it goes to.
     """
@@ -38,6 +40,7 @@ class Idle:
     after: int
     before: int
     wraps: bool
+    returns: bool
     size_bytes: int
     lead_ns: int
     trail_ns: int
@@ -85,61 +88,61 @@ def analyse(problem: Problem) -> Analysis:
     """Find the idle gaps of all tensors that may move."""
     live = live_bytes(problem.graph, problem.lifetimes)
     forced: list[Idle] = []
-    candidates, unused = list(_inner(problem)), []
+    candidates, unused = [*_inner(problem), *_outputs(problem)], []
     for tensor, uses in enumerate(problem.lifetimes.uses):
         if not problem.starts_with[tensor] or problem.pinned(tensor):
             continue
-        if not uses:
-            if problem.homes[tensor] == FREE:
-                unused.append(tensor)
-            live -= problem.sizes[tensor]
+        free = problem.homes[tensor] == FREE
+        if uses:
+            (candidates if free else forced).append(_around(problem, tensor))
             continue
-        idle = _around(problem, tensor)
-        (candidates if problem.homes[tensor] == FREE else forced).append(idle)
+        live -= problem.sizes[tensor]
+        if free:
+            unused.append(tensor)
     return Analysis(live, tuple(forced), tuple(candidates), tuple(unused))
 
 
 def _inner(problem: Problem) -> Iterator[Idle]:
-    clock, lifetimes, here = problem.clock, problem.lifetimes, problem.compute_tier
+    """Gaps between two uses in a step."""
+    clock, lifetimes = problem.clock, problem.lifetimes
     reads = [frozenset(op.reads) for op in problem.graph.ops]
     for gap in idle_gaps(problem.graph, lifetimes):
         tensor, after, before, wraps = gap
         if wraps or problem.pinned(tensor):
             continue
-        away = problem.away(tensor)[0]
-        lives_away = problem.starts_with[tensor] and problem.homes[tensor] not in (FREE, here)
+        lives_away = problem.starts_with[tensor] and problem.homes[tensor] != FREE
         writes = lifetimes.writes[tensor]
         clean = lives_away and (not writes or writes[0] > after)
-        yield Idle(
-            tensor,
-            after,
-            before,
-            wraps=False,
-            size_bytes=problem.sizes[tensor],
-            lead_ns=clock[before] - clock[after + 1],
-            trail_ns=0,
-            out_ns=0 if clean else problem.copy_ns(tensor, here, away),
-            in_ns=problem.copy_ns(tensor, away, here) if tensor in reads[before] else 0,
-            away=away,
-        )
+        yield _idle(problem, gap, gap.idle_ns(clock), 0, goes_out=not clean, returns=tensor in reads[before])
+
+
+def _outputs(problem: Problem) -> Iterator[Idle]:
+    """Stretches in which an output only waits for the end of the step."""
+    clock, ops = problem.clock, len(problem.graph.ops)
+    for tensor in problem.graph.outputs:
+        last = problem.lifetimes.last_use[tensor]
+        if not problem.graph.tensors[tensor].persistent and not problem.pinned(tensor) and last < ops - 1:
+            lead_ns = clock[-1] - clock[last + 1]
+            yield _idle(problem, Gap(tensor, last, ops), lead_ns, 0, goes_out=True, returns=False)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
     """The gap over the step boundary of a tensor that exists from the start."""
-    clock, lifetimes, here = problem.clock, problem.lifetimes, problem.compute_tier
+    clock, lifetimes = problem.clock, problem.lifetimes
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
-    away = problem.away(tensor)[0]
-    read_first = tensor in problem.graph.ops[first].reads
-    written = lifetimes.first_write[tensor] != NEVER
-    return Idle(
-        tensor,
-        after=last,
-        before=first,
-        wraps=True,
-        size_bytes=problem.sizes[tensor],
-        lead_ns=clock[first],
-        trail_ns=clock[-1] - clock[last + 1],
-        out_ns=problem.copy_ns(tensor, here, away) if written else 0,
-        in_ns=problem.copy_ns(tensor, away, here) if read_first else 0,
-        away=away,
+    stays = problem.graph.tensors[tensor].persistent
+    return _idle(
+        problem,
+        Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
+        clock[first],
+        clock[-1] - clock[last + 1] if stays else 0,
+        goes_out=stays and lifetimes.first_write[tensor] != NEVER,
+        returns=tensor in problem.graph.ops[first].reads,
     )
+
+
+def _idle(problem: Problem, gap: Gap, lead_ns: int, trail_ns: int, *, goes_out: bool, returns: bool) -> Idle:
+    here, away = problem.compute_tier, problem.away(gap.tensor)[0]
+    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out else 0
+    in_ns = problem.copy_ns(gap.tensor, away, here) if returns else 0
+    return Idle(*gap, returns, problem.sizes[gap.tensor], lead_ns, trail_ns, out_ns, in_ns, away)

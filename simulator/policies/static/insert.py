@@ -43,7 +43,7 @@ def insert(
     last_gap: dict[int, int] = {}
     for gap in selection.gaps:
         leave.setdefault(gap.after, []).append(gap)
-        if gap.in_ns:
+        if gap.returns:
             come.setdefault(positions.get(gap, gap.before), []).append(gap)
         last_gap[gap.tensor] = max(last_gap.get(gap.tensor, -1), gap.after)
     persistent = [t.persistent for t in problem.graph.tensors]

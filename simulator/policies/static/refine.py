@@ -53,7 +53,7 @@ def refine(
     next_begin: dict[int, int] = {}
     positions: dict[Idle, int] = {}
     for gap in sorted(earliest, key=lambda g: (-g.before, g.tensor)):
-        if not gap.in_ns:
+        if not gap.returns:
             continue
         link = problem.path(gap.away, here)[-2]
         due = starts[gap.before] - slack_ns

@@ -1,0 +1,167 @@
+"""Every policy, on random graphs and machines: its plan is valid, runs to the end, keeps to the room there is, and
+leaves persistent state as it was; or it says that it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from policy_problems import replay
+from strategies import DDR, HBM, graphs, homes, machines
+
+from simulator import engine
+from simulator.cost import durations_ns
+from simulator.errors import CapacityError
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.lifetime import lifetimes, live_bytes
+from simulator.plan import NOWHERE, Plan, Steps
+from simulator.policies import FREE, POLICIES, Problem
+from simulator.referee import check_plan, check_trace
+
+OPTIONS = [
+    ("resident", {}),
+    ("reactive", {}),
+    *(("reactive", {"evict": evict, "look_ahead": 0}) for evict in ("lru", "fifo", "furthest")),
+    ("reactive", {"evict": "lru", "look_ahead": 2}),
+    ("reactive", {"evict": "furthest", "look_ahead": 3, "synchronous": True}),
+    ("lookahead", {"select_distance": 1, "distance": 1}),
+    ("lookahead", {"select_distance": 1, "select_num": 1, "distance": 3, "release_distance": 1}),
+    ("offload_saved", {}),
+    ("offload_saved", {"barrier_before_backward": False}),
+    ("offload_saved", {"synchronous": True}),
+    ("static", {}),
+    ("static", {"alpha": 0.0}),
+    ("static", {"alpha": 5.0}),
+]
+
+
+def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
+    problem = Problem(
+        graph,
+        hardware,
+        tuple(home),
+        budget,
+        durations_ns(graph, hardware),
+        lifetimes(graph),
+        lambda plan: replay(problem, plan),
+    )
+    return problem
+
+
+def needed(graph: Graph, home: list[int]) -> list[int]:
+    """By op: what is pinned, and the working set of the rest."""
+    size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
+    return [
+        op.workspace_bytes
+        + sum(
+            s
+            for t, s in enumerate(size)
+            if t in op.reads
+            or t in op.writes
+            or (home[t] == HBM and found.born[t] != -1 and found.born[t] <= i <= found.dies[t])
+        )
+        for i, op in enumerate(graph.ops)
+    ]
+
+
+@dataclass(frozen=True)
+class Given:
+    problem: Problem
+    ample: bool
+
+    def __repr__(self) -> str:
+        p = self.problem
+        ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns, op.phase) for op in p.graph.ops]
+        tensors = [(t.name, t.size_bytes, t.persistent) for t in p.graph.tensors]
+        machine = p.hardware.model_dump(include={"links", "buses", "host", "tiers"}, exclude_defaults=True)
+        rest = f"outputs={p.graph.outputs} homes={p.homes} budget={p.budget_bytes}"
+        return f"steps={p.graph.steps} {tensors=} {ops=} {rest} {machine=}"
+
+
+@st.composite
+def problems(draw) -> Given:
+    graph = draw(graphs(max_ops=8))
+    turn = draw(st.integers(0, len(graph.ops)))
+    ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
+    graph = replace(graph, ops=ops)
+    hardware = draw(machines(buses=False))
+    start = draw(homes(graph, hardware))
+    home = [
+        draw(st.sampled_from([FREE, FREE, HBM])) if tier == NOWHERE else draw(st.sampled_from([FREE, tier]))
+        for tier in start
+    ]
+    ample = draw(st.booleans())
+    if not ample:
+        tiers = dict(hardware.tiers)
+        tiers["ddr"] = tiers["ddr"].model_copy(update={"capacity_bytes": draw(st.integers(0, 200))})
+        hardware = hardware.model_copy(update={"tiers": tiers})
+    budget = max(1, max(needed(graph, home)) + draw(st.integers(-5, 60)))
+    return Given(make(graph, hardware, home, budget), ample)
+
+
+def recorded(plan: Plan, trace) -> Plan:
+    """The plan with the steps that it issued, as a fixed plan."""
+    if plan.fixed is not None:
+        return plan
+    issued = trace.issued[0].whole()
+    steps = Steps.from_columns(*(issued[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, steps=steps, repeats=1)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@given(case=problems())
+def test_conformance(name, options, case):
+    p = case.problem
+    try:
+        plan = POLICIES[name].plan(p, options)
+        program = engine.Program(p.graph, plan, p.durations_ns)
+        trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes)
+    except CapacityError as caught:
+        event("does not fit" if caught.report.gap_bytes > 0 else "no gap")
+        if caught.report.gap_bytes <= 0:
+            raise
+        return
+    event("runs")
+    assert trace.status == "ok"
+    check_plan(p.graph, p.hardware, recorded(plan, trace))
+    check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)
+    pinned = [t for t, home in enumerate(p.homes) if home != FREE and p.starts_with[t]]
+    assert [plan.home[t] for t in pinned] == [p.homes[t] for t in pinned]
+
+
+@pytest.mark.parametrize("name", ["static", "reactive"])
+@given(case=problems())
+def test_what_each_op_needs_is_enough_where_the_rest_may_leave(name, case):
+    """Static and reactive fit whenever pinned tensors and each working set do, if there is ample room away."""
+    p = case.problem
+    rest_at_home = sum(s for t, s in enumerate(p.sizes) if p.homes[t] == HBM and p.starts_with[t])
+    if (
+        not case.ample
+        or max(needed(p.graph, list(p.homes)), default=0) > p.budget_bytes
+        or rest_at_home > p.budget_bytes
+    ):
+        return
+    event("must fit")
+    plan = POLICIES[name].plan(p, {})
+    assert replay(p, plan).status == "ok"
+
+
+@given(graphs(), machines())
+def test_static_is_resident_where_all_fits(graph, hardware):
+    home = [HBM if t.persistent else FREE for t in graph.tensors]
+    p = make(graph, hardware, home, max(1, int(live_bytes(graph).max())))
+    assert POLICIES["static"].plan(p).fixed == POLICIES["resident"].plan(p).fixed
+
+
+@given(graphs(), machines(), st.sampled_from([FREE, DDR]))
+def test_resident_needs_the_peak_of_what_is_live(graph, hardware, away):
+    """One byte less than the liveness peak and resident does not fit; where all fits nothing needs to move."""
+    home = [HBM if t.persistent else FREE for t in graph.tensors]
+    peak = int(live_bytes(graph).max())
+    p = make(graph, hardware, home, peak - 1)
+    with pytest.raises(CapacityError) as caught:
+        POLICIES["resident"].plan(p)
+    assert caught.value.report.gap_bytes == 1

@@ -1,0 +1,89 @@
+"""Small problems for policies, and plans told as text.
+
+One byte takes one nanosecond on a link, there is no latency; the compute tier is ``hbm`` (0), the other ``ddr`` (1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulator import engine, metrics
+from simulator.cost import durations_ns
+from simulator.graph import Graph, GraphBuilder
+from simulator.hardware import Hardware
+from simulator.lifetime import lifetimes
+from simulator.plan import COMPUTE, COPY, DETACH, Plan, Steps
+from simulator.policies import FREE, Problem, Replay
+
+HBM, DDR = 0, 1
+
+
+def machine(*, ddr: str = "inf", **links: dict[str, Any]) -> Hardware:
+    """HBM and DDR with a link each way at 1 B/ns; `links` overrides fields of ``d2h`` and ``h2d`` or adds links."""
+    document = {
+        "name": "small",
+        "compute_tier": "hbm",
+        "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+        "tiers": {"hbm": {"capacity": "inf", "bandwidth": "1 TB/s"}, "ddr": {"capacity": ddr}},
+        "links": {
+            "d2h": {"source": "hbm", "target": "ddr", "bandwidth": "1 GB/s"} | links.get("d2h", {}),
+            "h2d": {"source": "ddr", "target": "hbm", "bandwidth": "1 GB/s"} | links.get("h2d", {}),
+        },
+    }
+    return Hardware.model_validate(document)
+
+
+def train(layers: int = 3, size: int = 10, duration: int = 10, steps: int = 1) -> Graph:
+    """A chain of layers: forward ``f0 ..`` saves ``a0 ..``, backward ``.. b0`` reads them in reverse."""
+    builder = GraphBuilder("train")
+    builder.tensor("w", 5, "weight", persistent=True)
+    for i in range(layers):
+        builder.tensor(f"a{i}", size)
+        reads = ["w", f"a{i - 1}"] if i else ["w"]
+        builder.op(f"f{i}", reads, [f"a{i}"], phase="forward", duration_ns=duration)
+    for i in reversed(range(layers)):
+        builder.tensor(f"g{i}", 1)
+        reads = ["w", f"a{i}", f"g{i + 1}"] if i < layers - 1 else ["w", f"a{i}"]
+        builder.op(f"b{i}", reads, [f"g{i}"], phase="backward", duration_ns=duration)
+    return builder.build(steps=steps)
+
+
+def problem(
+    graph: Graph, budget: float = float("inf"), homes: dict[str, int] | None = None, hardware: Hardware | None = None
+) -> Problem:
+    """A problem whose persistent tensors live in HBM and all else is free, but for `homes` by tensor name."""
+    hardware, homes = hardware or machine(), homes or {}
+    home = tuple(homes.get(t.name, HBM if t.persistent else FREE) for t in graph.tensors)
+    times = durations_ns(graph, hardware)
+    made = Problem(graph, hardware, home, budget, times, lifetimes(graph), lambda plan: replay(made, plan))
+    return made
+
+
+def replay(given: Problem, plan: Plan) -> Replay:
+    """Run a plan on the engine."""
+    program = engine.Program(given.graph, plan, given.durations_ns)
+    trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
+    row = metrics.summarise(given.graph, given.hardware, trace, None)
+    peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
+    waits = {column: value for column, value in row.items() if column.startswith("wait_")}
+    return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits)
+
+
+def tell(given: Problem, plan: Plan) -> list[str]:
+    """The steps as text: ``f0``, ``a0 hbm>ddr``, ``a0 -hbm``, ``sync a0``; a reactive plan tells what it yields."""
+    tensors, tiers = given.graph.tensors, given.tiers
+    codes: Sequence[tuple[int, ...]] = (
+        list(plan.steps.codes()) if isinstance(plan.steps, Steps) else list(plan.steps(None))  # type: ignore[arg-type]
+    )
+    told = []
+    for kind, a, b, c in codes:
+        if kind == COMPUTE:
+            told.append(given.graph.ops[a].name)
+        elif kind == COPY:
+            told.append(f"{tensors[a].name} {tiers[b]}>{tiers[c]}")
+        elif kind == DETACH:
+            told.append(f"{tensors[a].name} -{tiers[b]}")
+        else:
+            told.append(f"sync {tensors[a].name}")
+    return told

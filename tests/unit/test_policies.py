@@ -1,0 +1,158 @@
+"""The registry, and the policies that follow a fixed rule: exact steps on a chain of layers."""
+
+import pytest
+from policy_problems import DDR, machine, problem, replay, tell, train
+from stories import graph
+
+from simulator.errors import CapacityError, ConfigError
+from simulator.policies import FREE, POLICIES, choose
+
+
+def words(text):
+    return [step.strip() for step in text.split(";")]
+
+
+def test_policies_are_named_with_a_line_each():
+    assert list(POLICIES) == ["resident", "reactive", "lookahead", "offload_saved", "static"]
+    assert all(entry.summary and entry.name == name for name, entry in POLICIES.items())
+
+
+def test_unknown_policy_is_answered_with_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean 'static'") as caught:
+        choose("statik")
+    assert "resident, reactive, lookahead, offload_saved, static" in str(caught.value)
+    assert choose("static") is POLICIES["static"]
+
+
+def test_unknown_option_names_policy_option_and_known_options():
+    with pytest.raises(ConfigError) as caught:
+        POLICIES["reactive"].plan(problem(train()), {"lookahead": 3})
+    text = str(caught.value)
+    assert "policy 'reactive', option 'lookahead'" in text
+    assert "evict, look_ahead, synchronous" in text
+    assert "did you mean 'look_ahead'?" in text
+
+
+def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
+    with pytest.raises(ConfigError) as caught:
+        POLICIES["reactive"].read_options({"evict": "mru"}, "scenarios/x.yaml:7")
+    text = str(caught.value)
+    assert text.startswith("scenarios/x.yaml:7, option 'evict': who leaves first")
+    assert "'lru'" in text
+    assert "found 'mru'" in text
+    assert "'best'" in text
+
+
+def test_an_option_of_a_policy_without_options():
+    with pytest.raises(ConfigError, match="it has no options"):
+        POLICIES["resident"].read_options({"x": 1})
+
+
+def test_resident_moves_nothing_and_frees_at_the_last_use():
+    p = problem(train(2), budget=32)
+    plan = POLICIES["resident"].plan(p)
+    assert tell(p, plan) == words("f0; f1; b1; a1 -hbm; b0; a0 -hbm; g1 -hbm; g0 -hbm")
+    assert replay(p, plan).peak_bytes == {"hbm": 26, "ddr": 0}
+
+
+def test_resident_brings_in_what_lives_elsewhere_and_takes_it_back():
+    p = problem(train(1), homes={"w": DDR})
+    plan = POLICIES["resident"].plan(p)
+    assert tell(p, plan) == words("w ddr>hbm; f0; b0; a0 -hbm; g0 -hbm; w -hbm")
+
+
+def test_resident_that_does_not_fit_says_by_how_much_where_and_what_would_help():
+    p = problem(train(3), budget=30)
+    with pytest.raises(CapacityError) as caught:
+        POLICIES["resident"].plan(p)
+    report = caught.value.report
+    assert (report.tier, report.demand_bytes, report.capacity_bytes, report.gap_bytes) == ("hbm", 36, 30, 6)
+    assert report.at == "op 'b2'"
+    assert report.largest[0] == ("a0", 10)
+    assert "a budget of 36 B (36 B) in hbm would fit this plan" in report.levers
+
+
+def test_offload_saved_stores_after_forward_and_fetches_in_order_of_use():
+    p = problem(train(4), budget=30)
+    plan = POLICIES["offload_saved"].plan(p)
+    assert tell(p, plan) == words(
+        "f0; f1; a0 hbm>ddr; a0 -hbm; f2; a1 hbm>ddr; a1 -hbm; f3; sync a0; sync a1; b3; a3 -hbm;"
+        "a1 ddr>hbm; a1 -ddr; b2; a2 -hbm; g3 -hbm; a0 ddr>hbm; a0 -ddr; b1; a1 -hbm; g2 -hbm; b0; a0 -hbm; g1 -hbm;"
+        "g0 -hbm"
+    )
+
+
+def test_offload_saved_fetches_as_far_ahead_as_the_budget_allows():
+    p = problem(train(4), budget=46)
+    told = tell(p, POLICIES["offload_saved"].plan(p, {"barrier_before_backward": False}))
+    assert told[told.index("f3") + 1 : told.index("b3")] == words("a1 ddr>hbm; a1 -ddr; a0 ddr>hbm; a0 -ddr")
+
+
+def test_offload_saved_leaves_out_what_lives_shorter_than_its_copies():
+    """a2 of three layers idles 0 ns, a1 20 ns, as long as its copies; only a0 is away."""
+    p = problem(train(3), budget=46)
+    told = tell(p, POLICIES["offload_saved"].plan(p))
+    assert [step for step in told if ">" in step] == words("a0 hbm>ddr; a0 ddr>hbm")
+
+
+def test_synchronous_offload_hides_nothing():
+    p = problem(train(4), budget=30)
+    plan = POLICIES["offload_saved"].plan(p, {"synchronous": True})
+    done = replay(p, plan)
+    assert done.step_ns == 80 + 4 * 10
+    assert done.wait_ns["wait_transfer_ns"] == 40
+
+
+def test_the_barrier_makes_backward_wait_for_the_last_copy_out():
+    """Forward copies 20 B out at 0.1 B/ns, from 10 ns on (a0 may leave when its reader f1 has started): 210 ns."""
+    slow = machine(d2h={"bandwidth": "0.1 GB/s"}, h2d={"bandwidth": "inf"})
+    p = problem(train(4, duration=60), budget=46, hardware=slow)
+    with_barrier = replay(p, POLICIES["offload_saved"].plan(p))
+    without = replay(p, POLICIES["offload_saved"].plan(p, {"barrier_before_backward": False}))
+    assert with_barrier.step_ns > without.step_ns == 480
+
+
+def test_lookahead_copies_out_at_the_producer_and_in_a_distance_ahead():
+    p = problem(train(4), budget=46)
+    options = {"select_distance": 2, "select_num": 9, "distance": 2}
+    assert tell(p, POLICIES["lookahead"].plan(p, options)) == words(
+        "f0; a0 hbm>ddr; f1; a1 hbm>ddr; sync a0; a0 -hbm; f2; sync a1; a1 -hbm; f3; a1 ddr>hbm; b3; a3 -hbm;"
+        "a0 ddr>hbm; b2; a2 -hbm; g3 -hbm; b1; a1 -hbm; a1 -ddr; g2 -hbm; b0; a0 -hbm; a0 -ddr; g1 -hbm; g0 -hbm"
+    )
+
+
+def test_lookahead_releases_later_and_moves_as_few_as_asked():
+    p = problem(train(4), budget=46)
+    options = {"select_distance": 2, "select_num": 1, "distance": 1, "release_distance": 2}
+    told = tell(p, POLICIES["lookahead"].plan(p, options))
+    assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; f2; f3; sync a0; a0 -hbm")
+
+
+def test_lookahead_knows_no_budget_and_says_so():
+    p = problem(train(4), budget=20)
+    with pytest.raises(CapacityError):
+        POLICIES["lookahead"].plan(p, {"select_distance": 2, "distance": 2})
+
+
+def test_lookahead_moves_as_few_as_fit_and_takes_the_fastest_distances():
+    p = problem(train(120, steps=2), budget=1100)
+    plan = POLICIES["lookahead"].plan(p)
+    assert plan.notes == ("select_distance 100, select_num 11, distance 50",)
+
+
+@pytest.mark.parametrize("name", ["lookahead", "offload_saved", "static", "reactive"])
+def test_persistent_tensors_that_live_away_go_back_dirty_or_clean(name):
+    g = graph("w 10 persistent, v 10 persistent, y 1", "f: w v -> w y, 10 ns", "g: y ->, 10 ns", steps=3)
+    p = problem(g, homes={"w": DDR, "v": DDR})
+    told = tell(p, POLICIES[name].plan(p, {}))
+    assert "w hbm>ddr" in told
+    assert "v hbm>ddr" not in told
+    assert replay(p, POLICIES[name].plan(p, {})).peak_bytes["ddr"] == 20
+
+
+def test_a_pinned_activation_stays():
+    homes = {f"a{i}": 0 for i in range(4)}
+    p = problem(train(4), budget=46, homes=homes)
+    assert not any(">" in step for step in tell(p, POLICIES["offload_saved"].plan(p)))
+    assert p.pinned(1)
+    assert p.homes[5] == FREE

@@ -1,0 +1,147 @@
+"""The runtime: orders of eviction against plain models, exact steps, several training steps."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from policy_problems import DDR, machine, problem, replay, tell, train
+from stories import graph
+
+from simulator.errors import CapacityError
+from simulator.policies import FREE, POLICIES
+from simulator.policies.reactive.victims import Furthest, LeastRecent, Oldest
+
+
+def chain(n):
+    """Tensors t0 .. of sizes 1 .., each written by an op; then random reads."""
+    draw = random.Random(5)
+    reads = [f"r{i}: t{draw.randrange(n)} ->" for i in range(3 * n)]
+    writes = [f"w{i}: -> t{i}" for i in range(n)]
+    return graph(", ".join(f"t{i} {i % 4 + 1}" for i in range(n)), *writes, *reads)
+
+
+def key_of(name, p, used):
+    """The plain rule: the smaller key leaves first."""
+    found = p.lifetimes
+    if name == "lru":
+        return lambda t, now: used[t]
+    if name == "fifo":
+        return lambda t, now: (found.first_write[t], -p.sizes[t], t)
+    n = len(p.graph.ops)
+    return lambda t, now: (-next((u for u in found.uses[t] if u > now), n + found.uses[t][0]), t)
+
+
+@pytest.mark.parametrize(("name", "order"), [("lru", LeastRecent), ("fifo", Oldest), ("furthest", Furthest)])
+def test_victims_follow_the_plain_rule(name, order):
+    p = problem(chain(12))
+    victims, used, held = order(p), {}, []
+    key, draw, tick = key_of(name, p, used), random.Random(1), 0
+    for now, op in enumerate(p.graph.ops):
+        needed = tuple(dict.fromkeys((*op.reads, *op.writes)))
+        for t in needed:
+            tick += 1
+            used[t] = tick
+            if t in held:
+                victims.touch(t, now)
+            else:
+                victims.add(t, now)
+                held.append(t)
+        for _ in range(draw.randrange(3)):
+            others = [t for t in held if t not in needed]
+            got = victims.first(needed)
+            if not others:
+                assert got == -1
+                break
+            # a plain Furthest looks at uses after the op that touched the tensor last, as the heap does
+            want = min(others, key=lambda t: key(t, now))
+            assert got == want
+            victims.discard(got)
+            held.remove(got)
+
+
+def words(text):
+    return [step.strip() for step in text.split(";")]
+
+
+def test_lru_evicts_under_pressure_only_and_fetches_on_demand():
+    p = problem(train(4), budget=28)
+    plan = POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0})
+    assert tell(p, plan) == words(
+        "f0; f1; a0 hbm>ddr; a0 -hbm; f2; a1 hbm>ddr; a1 -hbm; f3; b3; a3 -hbm; b2; a2 -hbm; g3 -hbm;"
+        "a1 ddr>hbm; b1; a1 -hbm; a1 -ddr; g2 -hbm; a0 ddr>hbm; b0; a0 -hbm; a0 -ddr; g1 -hbm; g0 -hbm"
+    )
+
+
+def test_look_ahead_fetches_earlier():
+    p = problem(train(4), budget=28)
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 1}))
+    assert told.index("a1 ddr>hbm") < told.index("b2")
+    assert told.index("a0 ddr>hbm") < told.index("b1")
+
+
+def test_look_ahead_does_not_evict_what_it_is_about_to_need():
+    p = problem(train(4), budget=28)
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 8}))
+    fetched = [step for step in told if step.endswith("ddr>hbm")]
+    assert fetched == ["a1 ddr>hbm", "a0 ddr>hbm"]
+
+
+def test_synchronous_waits_for_each_copy():
+    p = problem(train(4), budget=28)
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0, "synchronous": True}))
+    copies = [(step, after) for step, after in pairwise(told) if ">" in step]
+    assert len(copies) == 4
+    assert all(after == f"sync {step.split()[0]}" for step, after in copies)
+
+
+def test_a_clean_victim_is_not_copied_again():
+    g = graph("u 10 persistent, v 10 persistent", "a: u ->", "b: v ->", "c: u ->", "d: v ->", steps=2)
+    p = problem(g, budget=10, homes={"u": FREE, "v": DDR})
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}))
+    assert not any(step.endswith("hbm>ddr") for step in told)
+    assert told[: len(told) // 2] == told[len(told) // 2 :]
+
+
+def test_a_dirty_victim_is_and_everything_is_home_at_the_end_of_each_step():
+    g = graph("u 10 persistent, v 10 persistent", "a: u -> u", "b: v ->", steps=2)
+    p = problem(g, budget=10, homes={"v": DDR, "u": FREE})
+    plan = POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0})
+    assert plan.home == (DDR, DDR)
+    step = words("u ddr>hbm; a; u hbm>ddr; u -hbm; v ddr>hbm; b; v -hbm")
+    assert tell(p, plan) == [*step, *step]
+
+
+def test_free_homes_fill_the_room_that_the_largest_working_set_leaves():
+    g = graph("u 10 persistent, v 10 persistent, w 10 persistent", "a: u ->", "b: v ->", "c: w ->")
+    p = problem(g, budget=25, homes=dict.fromkeys("uvw", FREE))
+    assert POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}).home == (0, 1, 1)
+
+
+def test_where_all_fits_nothing_moves_and_nothing_is_replayed():
+    p = problem(train(4), budget=46)
+    object.__setattr__(p, "replay", None)
+    assert not any(">" in step for step in tell(p, POLICIES["reactive"].plan(p)))
+
+
+def test_an_op_that_cannot_run_is_a_shortfall():
+    p = problem(train(4), budget=24)
+    with pytest.raises(CapacityError) as caught:
+        POLICIES["reactive"].plan(p)
+    assert (caught.value.report.demand_bytes, caught.value.report.at) == (25, "op 'f1'")
+    assert caught.value.report.largest == (("a0", 10), ("a1", 10), ("w", 5))
+
+
+def test_no_room_away_is_a_shortfall_of_that_tier():
+    p = problem(train(4), budget=28, hardware=machine(ddr="15 B"))
+    with pytest.raises(CapacityError) as caught:
+        tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}))
+    assert caught.value.report.tier == "ddr"
+    assert caught.value.report.gap_bytes == 5
+
+
+def test_best_is_no_slower_than_any_single_choice():
+    p = problem(train(8, steps=2), budget=40, hardware=machine(d2h={"bandwidth": "0.7 GB/s"}))
+    best = replay(p, POLICIES["reactive"].plan(p)).step_ns
+    for evict in ("lru", "fifo", "furthest"):
+        one = POLICIES["reactive"].plan(p, {"evict": evict, "look_ahead": 32})
+        assert best <= replay(p, one).step_ns
