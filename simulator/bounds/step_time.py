@@ -1,0 +1,221 @@
+"""What no plan can beat, and what no plan can fit.
+
+Premises of every bound here: each op runs once in each step (no recompute), in program order, on one compute stream,
+in its own time (no contention for the compute tier), steps begin and end with the persistent tensors at home, and what
+has its home in the compute tier stays there.
+
+The step time is the distance of the ends of the last compute in the last two steps; in a run of one step it is the
+makespan. Let ``S`` be the start of the last op of a step. *All copies into the compute tier that a step forces lie
+between two such starts*: they are issued after the step before, so that none starts before that step's last compute
+has started; and each brings data that some op of the step reads, so that all have ended when the last op starts. The
+same holds for copies out that make room for an op, and for what no op of the run's only step waits for, because the
+makespan counts it. As the last op takes equally long in both steps, the distance of the ends is the distance of the
+starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``.
+
+What is forced:
+
+- *in*: a persistent tensor whose home is not the compute tier, if the first op of the step that uses it reads it;
+- *back*: such a tensor once it was written. In a run of several steps the copy back may end in the next step or
+  after the last compute, so it counts in runs of one step only;
+- *by the budget*: while op ``k`` runs, what it uses and its workspace are in the compute tier. Of the other values
+  that are needed later, those beyond the budget are not. Such a value, if an earlier op of the step made or used it,
+  was in the compute tier and has been copied *out* since (in a run of one step, also if it has its home there; in a
+  later step it may not yet have come home from the step before). If a later op of the step reads it, it is copied *in*
+  after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
+  over all ops is forced.
+
+*Room at an op.* The values that must be out while op ``k`` runs left between the start of the step's first op and the
+start of ``k``; while they are out they hold no room, so that their copies in begin after ``k`` has ended, and they end
+before the last op starts. Computes before ``k`` lie in the first stretch and those after it in the second. So a step
+takes at least ``max(out / w_out, computes before) + k + max(in / w_in + the last op, computes after)``, for every
+``k``: a budget that is tight at one op can cost more than each of its copies hidden elsewhere would.
+
+A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.bounds.idle import FREE, Idle, reached
+from simulator.cost import ceil_div, transfer_ns
+from simulator.graph import Graph
+from simulator.hardware import Hardware, Link
+from simulator.plan import NOWHERE
+
+_NS_PER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lower bound on the step time.
+
+    Attributes
+    ----------
+    ns
+        The bound [ns].
+    kind
+        What sets it: ``compute``, ``room at OP``, ``link NAME``, ``bus NAME``, ``links into TIER`` or ``links out of
+        TIER``.
+    terms
+        Kind -> what it alone would take [ns].
+    """
+
+    ns: int
+    kind: str
+    terms: dict[str, int] = field(default_factory=dict)
+
+
+def bound(
+    graph: Graph, hardware: Hardware, durations_ns: Sequence[int], homes: Sequence[int], budget_bytes: int | float
+) -> Bound:
+    """Find the largest of the lower bounds on the step time.
+
+    Parameters
+    ----------
+    graph, hardware
+        What runs, where.
+    durations_ns
+        Time of each op alone [ns].
+    homes
+        Tier id of each tensor at time 0, or `FREE`; of no account for what does not exist then.
+    budget_bytes
+        What may be used of the compute tier [B].
+
+    Returns
+    -------
+    Bound
+        ``max(compute, forced bytes / bandwidth of each link and bus, room at each op)``; see the module's proof and
+        premises.
+    """
+    idle = Idle(graph, hardware, homes)
+    forced = _forced(graph, hardware, homes, idle, budget_bytes)
+    terms = {"compute": sum(durations_ns)}
+    op, room_ns = _room(idle, forced, hardware, durations_ns, budget_bytes)
+    if room_ns > terms["compute"]:
+        terms[f"room at {graph.ops[op].name}"] = room_ns
+    for name, bus in hardware.buses.items():
+        terms[f"bus {name}"] = _time_ns(forced.over(bus.links), bus.bandwidth_bytes_per_s)
+    for name, link in hardware.links.items():
+        bytes_ns = _time_ns(forced.over((name,)), link.bandwidth_bytes_per_s)
+        terms[f"link {name}"] = max(bytes_ns, forced.channels_ns(name, link))
+    for what, names in (("into", forced.into), ("out of", forced.out_of)):
+        total = sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
+        if len(names) > 1:
+            terms[f"links {what} {hardware.compute_tier}"] = _time_ns(forced.over(names), total)
+    kind = max(terms, key=lambda term: terms[term])
+    return Bound(terms[kind], kind, terms)
+
+
+def _room(
+    idle: Idle, forced: _Forced, hardware: Hardware, durations_ns: Sequence[int], budget_bytes: int | float
+) -> tuple[int, int]:
+    """Find the op whose lack of room costs most, and what a step takes at least because of it [ns]."""
+    out_of, into = (
+        sum(hardware.links[name].bandwidth_bytes_per_s for name in names) for names in (forced.out_of, forced.into)
+    )
+    tight = np.flatnonzero(idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes)
+    ends, total, last = np.cumsum(np.array(durations_ns, np.int64)), sum(durations_ns), durations_ns[-1]
+    best = (0, total)
+    for k in tight.tolist():
+        left_ns = _time_ns(_beyond(idle.work[k] + idle.made_here[k], budget_bytes), out_of)
+        back_ns = _time_ns(_beyond(idle.work[k] + idle.read_later[k], budget_bytes), into)
+        before, after = int(ends[k]) - durations_ns[k], total - int(ends[k])
+        found = max(left_ns, before) + durations_ns[k] + max(back_ns + last if back_ns else 0, after)
+        if found > best[1]:
+            best = (k, found)
+    return best
+
+
+def _beyond(demand: np.int64, budget_bytes: int | float) -> int:
+    return int(max(0, demand - budget_bytes))
+
+
+def _time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
+    if bandwidth_bytes_per_s == math.inf:
+        return 0
+    return ceil_div(size_bytes * _NS_PER_S, int(bandwidth_bytes_per_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """What must be copied in each step.
+
+    Attributes
+    ----------
+    edges
+        Link name -> (source, target), as tier ids.
+    compute_tier
+        Its id.
+    moves
+        ``(from, to, sizes)``: whole tensors that must get from one tier to another.
+    excess_in, excess_out
+        Bytes that the budget forces out of the compute tier, and in again.
+    """
+
+    edges: dict[str, tuple[int, int]]
+    compute_tier: int
+    moves: tuple[tuple[int, int, tuple[int, ...]], ...]
+    excess_in: int
+    excess_out: int
+
+    @property
+    def into(self) -> tuple[str, ...]:
+        """Links into the compute tier."""
+        return tuple(name for name, (_, target) in self.edges.items() if target == self.compute_tier)
+
+    @property
+    def out_of(self) -> tuple[str, ...]:
+        """Links out of the compute tier."""
+        return tuple(name for name, (source, _) in self.edges.items() if source == self.compute_tier)
+
+    def over(self, names: Iterable[str]) -> int:
+        """Bytes that must pass these links."""
+        cut = set(names)
+        found = sum(sum(sizes) for _, _, sizes in self._over(cut))
+        return found + self.excess_in * cut.issuperset(self.into) + self.excess_out * cut.issuperset(self.out_of)
+
+    def _over(self, cut: set[str]) -> list[tuple[int, int, tuple[int, ...]]]:
+        rest = [ends for name, ends in self.edges.items() if name not in cut]
+        return [move for move in self.moves if move[1] not in reached(move[0], rest)]
+
+    def channels_ns(self, name: str, link: Link) -> int:
+        """Time that the link's channels need for the whole tensors that must pass it [ns]."""
+        sizes = [size for _, _, sizes in self._over({name}) for size in sizes]
+        alone = {size: transfer_ns(size, link) for size in set(sizes)}
+        return ceil_div(sum(alone[size] for size in sizes), link.channels)
+
+
+def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, budget_bytes: int | float) -> _Forced:
+    number = {name: i for i, name in enumerate(hardware.tier_names)}
+    here, found, inputs = number[hardware.compute_tier], idle.lifetimes, set(graph.inputs)
+    inward: dict[int, list[int]] = {}
+    back: dict[int, list[int]] = {}
+    for t in range(len(graph.tensors)):
+        size, home = graph.tensors[t].size_bytes, homes[t]
+        if t not in inputs or home in {NOWHERE, FREE, here} or not found.uses[t]:
+            continue
+        if t in graph.ops[found.first_use[t]].reads:
+            inward.setdefault(home, []).append(size)
+        if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
+            back.setdefault(home, []).append(size)
+    return _Forced(
+        edges={name: (number[link.source], number[link.target]) for name, link in hardware.links.items()},
+        compute_tier=here,
+        moves=(
+            *((home, here, tuple(sizes)) for home, sizes in inward.items()),
+            *((here, home, tuple(sizes)) for home, sizes in back.items()),
+        ),
+        excess_in=_excess(idle.work + idle.read_later, budget_bytes),
+        excess_out=_excess(idle.work + idle.made_here, budget_bytes),
+    )
+
+
+def _excess(demand: NDArray[np.int64], budget_bytes: int | float) -> int:
+    largest = int(demand.max())
+    return int(largest - budget_bytes) if largest > budget_bytes else 0

@@ -1,0 +1,183 @@
+"""Bounds worked out by hand, on a machine in which a byte takes a nanosecond unless a story says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stories import graph, machine
+
+from simulator.bounds import FREE, Bound, bound, infeasible
+from simulator.cost import durations_ns
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import NOWHERE
+
+HBM, DDR, SSD = 0, 1, 2
+
+
+def limit(g: Graph, homes: dict[str, int], budget: int = 10**6, hardware: Hardware | None = None) -> Bound:
+    hardware = hardware or machine()
+    return bound(g, hardware, durations_ns(g, hardware), ids(g, homes), budget)
+
+
+def ids(g: Graph, homes: dict[str, int]) -> list[int]:
+    return [homes.get(t.name, NOWHERE) for t in g.tensors]
+
+
+def with_ssd(**direct: dict[str, str]) -> Hardware:
+    """DDR, and an SSD below it; every link 1 byte per ns but those to the SSD, which are half as fast."""
+    slow = {"bandwidth": "0.5 GB/s"}
+    base = machine(
+        read={"source": "ddr", "target": "hbm", **slow}, write={"source": "ddr", "target": "hbm", **slow}
+    ).model_dump()
+    base["tiers"]["ssd"] = {"capacity": "inf"}
+    base["links"]["read"] |= {"source": "ssd", "target": "ddr"}
+    base["links"]["write"] |= {"source": "ddr", "target": "ssd"}
+    base["links"] |= direct
+    return Hardware.model_validate(base)
+
+
+def test_compute_alone_is_a_bound():
+    g = graph("a 10", "f: -> a, 7 ns", "g: a ->, 5 ns")
+    assert limit(g, {}) == Bound(12, "compute", {"compute": 12, "link d2h": 0, "link h2d": 0})
+
+
+def test_what_is_read_and_lives_elsewhere_comes_in_and_goes_back_if_it_was_written():
+    g = graph("w 30 persistent, s 20 persistent, a 1", "f: w s -> a s, 7 ns", "g: w a ->, 5 ns")
+    assert limit(g, {"w": DDR, "s": DDR}) == Bound(50, "link h2d", {"compute": 12, "link h2d": 50, "link d2h": 20})
+
+
+def test_in_several_steps_the_way_back_may_end_in_the_next():
+    g = graph("s 20 persistent", "f: s -> s, 7 ns", steps=2)
+    assert limit(g, {"s": DDR}).terms == {"compute": 7, "link h2d": 20, "link d2h": 0}
+
+
+def test_what_is_overwritten_before_it_is_read_need_not_come_in():
+    g = graph("s 20 persistent", "f: -> s, 7 ns", "g: s ->, 1 ns")
+    assert limit(g, {"s": DDR}).terms == {"compute": 8, "link h2d": 0, "link d2h": 20}
+
+
+def test_what_lives_in_the_compute_tier_or_is_free_need_not_move():
+    g = graph("w 30 persistent", "f: w -> w, 7 ns")
+    assert limit(g, {"w": HBM}).kind == "compute"
+    assert limit(g, {"w": FREE}).kind == "compute"
+
+
+SAVED = graph("a 40, b 40, c 40", "f: -> a, 1 ns", "g: -> b, 1 ns", "h: -> c, 1 ns", "k: c ->, 1 ns", "m: a b ->, 1 ns")
+
+
+def test_what_the_budget_cannot_hold_goes_out_and_comes_in_again():
+    """While h runs, a, b and c are needed: 120 B; 30 B leave before it, and come back before m, after it."""
+    assert limit(SAVED, {}, 120).ns == 5
+    assert limit(SAVED, {}, 90).terms == {"compute": 5, "room at h": 62, "link h2d": 30, "link d2h": 30}
+
+
+def test_an_output_goes_out_but_need_not_come_in():
+    g = replace(SAVED, outputs=(0,), ops=(*SAVED.ops[:4], replace(SAVED.ops[4], reads=(1,))))
+    assert limit(g, {}, 90).terms == {"compute": 5, "room at h": 33, "link h2d": 0, "link d2h": 30}
+
+
+def test_workspace_counts_against_the_budget():
+    g = graph("a 40", "f: -> a, 1 ns", "g: ->, 1 ns, workspace 30", "h: a ->, 1 ns")
+    assert limit(g, {}, 60).terms == {"compute": 3, "room at g": 22, "link h2d": 10, "link d2h": 10}
+
+
+def test_a_dead_value_counts_nothing():
+    """b is written anew before it is read."""
+    g = graph("a 40, b 40", "f: -> b, 1 ns", "g: -> a, 1 ns", "h: a ->, 1 ns", "k: -> b, 1 ns", "m: b ->, 1 ns")
+    assert limit(g, {}, 40).ns == 5
+
+
+def test_what_has_its_home_in_the_compute_tier_stays_there():
+    g = graph("w 40 persistent, a 20", "f: -> a, 1 ns, workspace 10", "g: ->, 1 ns, workspace 50", "h: w a ->, 1 ns")
+    assert infeasible(g, machine(), ids(g, {"w": HBM}), 90) is None
+    assert limit(g, {"w": HBM}, 90).terms == {"compute": 3, "room at g": 42, "link h2d": 20, "link d2h": 20}
+    found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
+    assert (found.demand_bytes, found.at, found.largest[0]) == (90, "g", ("workspace of g", 50))
+    assert found.levers[1] == "leave the home of some of the 40 B that stay in hbm free"
+
+
+def test_a_free_home_may_be_below_from_the_start_but_what_is_read_comes_in():
+    g = graph("w 40 persistent", "f: ->, 1 ns, workspace 50", "g: w ->, 1 ns")
+    assert limit(g, {"w": FREE}, 50).terms == {"compute": 2, "room at f": 42, "link h2d": 40, "link d2h": 0}
+
+
+def test_a_path_takes_every_link_that_cannot_be_avoided():
+    g = graph("w 30 persistent", "f: w ->, 1 ns")
+    assert limit(g, {"w": SSD}, hardware=with_ssd()).terms["link read"] == 60
+    assert limit(g, {"w": SSD}, hardware=with_ssd()).terms["link h2d"] == 30
+    beside = with_ssd(direct={"source": "ssd", "target": "hbm", "bandwidth": "1 GB/s"})
+    assert limit(g, {"w": SSD}, hardware=beside).terms == {
+        "compute": 1,
+        **dict.fromkeys(("link d2h", "link h2d", "link read", "link write", "link direct"), 0),
+        "links into hbm": 15,
+    }
+
+
+def test_a_bus_carries_both_directions():
+    both = {"duplex": {"links": ["d2h", "h2d"], "bandwidth": "1 GB/s"}}
+    g = graph("s 20 persistent", "f: s -> s, 7 ns")
+    assert limit(g, {"s": DDR}, hardware=machine(buses=both)).terms["bus duplex"] == 40
+
+
+def test_latency_and_efficiency_count_once_for_each_whole_tensor_and_channel():
+    slow = machine(h2d={"latency": "5 ns", "efficiency": [{"size": "10 B", "fraction": 0.5}], "channels": 2})
+    g = graph("v 10 persistent, w 20 persistent", "f: v w ->, 1 ns")
+    assert limit(g, {"v": DDR, "w": DDR}, hardware=slow).terms["link h2d"] == (5 + 20 + 5 + 40) // 2
+
+
+def test_an_endless_link_bounds_nothing():
+    g = graph("w 20 persistent", "f: w ->, 1 ns")
+    assert limit(g, {"w": DDR}, hardware=machine(h2d={"bandwidth": "inf"})).kind == "compute"
+
+
+def test_an_op_that_needs_more_than_the_budget_is_infeasible():
+    g = graph("a 40, b 30", "f: -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
+    assert infeasible(g, machine(), ids(g, {}), 90) is None
+    found = infeasible(g, machine(), ids(g, {}), 89)
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.gap_bytes, found.at) == ("hbm", 90, 89, 1, "g")
+    assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
+    assert found.levers == (
+        "raise the budget in hbm by 1 B to 90 B",
+        "split op 'g', or give it a smaller batch: what it alone uses is 90 B",
+    )
+
+
+def test_homes_that_do_not_fit_are_infeasible():
+    g = graph("v 40 persistent, w 30 persistent, a 1", "f: v -> a, 1 ns", "g: w a ->, 1 ns")
+    found = infeasible(g, machine(), ids(g, {"v": HBM, "w": HBM}), 60)
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 70, 60, "the homes at time 0")
+    assert found.levers[0] == "give activation tensors (70 B of the 70 B) another home"
+    ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 69})
+    tight = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
+    assert infeasible(g, machine(), ids(g, {"v": DDR, "w": DDR}), 60) is None
+    assert infeasible(g, tight, ids(g, {"v": DDR, "w": DDR}), 60).tier == "ddr"
+
+
+@pytest.mark.parametrize(("budget", "fits"), [(90, True), (89, False)])
+def test_what_is_needed_at_once_fits_in_all_tiers_together(budget: int, fits: bool):
+    ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 30})
+    small = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
+    found = infeasible(SAVED, small, ids(SAVED, {}), budget)
+    if fits:
+        assert found is None
+    else:
+        assert found.tier == "hbm"
+        assert found.gap_bytes == 1
+        assert found.levers[1] == "raise the capacity of ddr by 1 B"
+
+
+def test_without_a_tier_below_everything_needed_must_fit():
+    alone = Hardware.model_validate(
+        {
+            "name": "alone",
+            "compute_tier": "hbm",
+            "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+            "tiers": {"hbm": {"capacity": "100 B", "bandwidth": "1 GB/s"}},
+        }
+    )
+    found = infeasible(SAVED, alone, ids(SAVED, {}), 100)
+    assert (found.demand_bytes, found.at) == (120, "h")
+    assert found.largest == (("a", 40), ("b", 40), ("c", 40))
+    assert found.levers == ("raise the budget in hbm by 20 B to 120 B", "add a tier that hbm has a link to")
