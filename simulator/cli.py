@@ -57,14 +57,14 @@ def _explained(error: Exception) -> int:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(message="hosim %(version)s", package_name="hosim")
 def hosim() -> None:
-    r"""Replay an LLM operator graph on a memory hierarchy, and explain every stall.
+    """Replay an LLM operator graph on a memory hierarchy, and explain every stall.
 
     \b
     Examples:
       hosim list                                     what is there to run
       hosim run tiny_train_910c                      a first table, in a second or two
       hosim run llama3_8b_train_910c --out results/llama3_8b
-    """
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
 @hosim.command(short_help="Run a scenario and print one row per policy.")
@@ -73,7 +73,7 @@ def hosim() -> None:
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware for this run.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Run only this row, or this policy.")
 def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tuple[str, ...]) -> int:
-    r"""Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
+    """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
 
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
-    """
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
     from simulator.run import run as run_scenario
 
@@ -113,9 +113,9 @@ def _show(results: Results) -> None:
         console = Console()
         for table in text.rich_tables(rows, console.width):
             console.print(table)
+        console.print("\n".join(results.sentences), markup=False, highlight=False)
     else:
-        click.echo(text.plain(rows) + "\n")
-    click.echo("\n".join(results.sentences))
+        click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
 
 
 def _judged(results: Results) -> int:
@@ -130,9 +130,8 @@ def _judged(results: Results) -> int:
     for verdict in failed:
         click.echo(f"hosim: expectation fails: {verdict}", err=True)
     if not any(row.status == "ok" for row in results.values()):
-        click.echo(
-            f"hosim: no row ran to its end: {', '.join(f'{k} is {r.status}' for k, r in results.items())}", err=True
-        )
+        states = " or ".join(sorted({row.status for row in results.values()}))
+        click.echo(f"hosim: no row ran to its end, all are {states}", err=True)
         return _FAILED
     return _FAILED if failed else 0
 
@@ -166,13 +165,13 @@ class _progress:  # noqa: N801 - used as a function
 @hosim.command("list", short_help="List profiles, workloads, scenarios and policies.")
 @click.argument("kind", required=False, type=click.Choice(tuple(_LISTS)))
 def list_(kind: str | None) -> None:
-    r"""List what the catalogue holds, one line each, with the origins of its figures.
+    """List what the catalogue holds, one line each, with the origins of its figures.
 
     \b
     Examples:
       hosim list
       hosim list scenarios
-    """
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.text import aligned_lines
 
     chosen = (kind,) if kind else tuple(_LISTS)
@@ -204,13 +203,13 @@ def _policies() -> list[tuple[str, str, str]]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
 def check(files: tuple[str, ...], scenario: str | None) -> int:
-    r"""Read and validate documents (.yaml), graphs and plans (.jsonl); nothing runs.
+    """Read and validate documents (.yaml), graphs and plans (.jsonl); nothing runs.
 
     \b
     Examples:
       hosim check scenarios/mine.yaml graphs/mine.jsonl
       hosim check plan.jsonl --scenario llama3_8b_train_910c
-    """
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.errors import HosimError
     from simulator.run.check import describe
 
@@ -228,13 +227,13 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
 @hosim.command(short_help="Print the JSON Schema of a kind of document.")
 @click.argument("kind", type=click.Choice(_KINDS))
 def schema(kind: str) -> None:
-    r"""Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
+    """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
 
     \b
     Examples:
       hosim schema scenario > scenario.schema.json
       then begin the YAML with:  # yaml-language-server: $schema=scenario.schema.json
-    """
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
     import json
 
     from simulator import catalog

@@ -54,8 +54,13 @@ def _not_running(rows: Sequence[Row]) -> str:
             key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at)
             groups.setdefault(key, []).append(row.label)
     for (tier, gap, at), labels in groups.items():
-        verb = "does" if len(labels) == 1 else "do"
-        parts.append(f"{_listed(labels)} {verb} not fit in {tier}: short by {quantity(gap, 'B')} at {at}")
+        who = "nothing" if len(labels) == len(rows) > 1 else _listed(labels)
+        verb = "do" if 1 < len(labels) < len(rows) else "does"
+        text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
+        place = at if " " in at else f"op {at!r}"
+        parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}")
+    if len(unfit) == len(rows) and unfit[0].shortfall is not None:
+        parts += unfit[0].shortfall.levers[:1]
     parts += [f"{row.label} blocks itself: {row.blocked[0]}" for row in rows if row.blocked]
     return "; ".join(parts)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.report.rows import Row, causes, is_ok, percent, quantity, ratio
+from simulator.report.rows import ABSENT, Row, causes, is_ok, percent, quantity, ratio
 from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[C
     def fits(more: Sequence[Column]) -> bool:
         return sum(column.width + gap for column in (*parts[-1], *more)) <= width + gap
 
-    for section in (time_columns(rows), cause_columns(rows), memory_columns(rows)):
+    for columns in (time_columns(rows), cause_columns(rows), memory_columns(rows)):
+        section = [column for column in columns if column.cells.count(ABSENT) < len(rows)]
         if len(parts[-1]) > 1 and not fits(section):
             parts.append([name])
         for column in section:

@@ -72,7 +72,8 @@ def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progres
     except CapacityError as error:
         return _infeasible(case, label, error.report)
     findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
-    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit)}
+    said = {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
+    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), **said}
     return Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
 
 

@@ -1,0 +1,42 @@
+"""The command line in this process: quick, with exit code, output and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import chain
+import pytest
+
+from simulator.cli import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def hosim(capsys, monkeypatch) -> Callable[..., Outcome]:
+    """Run the command line."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object) -> Outcome:
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return Outcome(ended.value.code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """Path of the chain's scenario, with its files beside it."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    return chain.write(folder)

@@ -1,0 +1,115 @@
+"""Bad input: one clear message with where, what must hold, what was found and what to do; exit code 1; nothing left."""
+
+import chain
+import pytest
+
+DOCUMENTS = {
+    "a missing scenario": (None, "lama", ["'lama'", "llama3_8b_train_910c"]),
+    "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
+    "broken YAML": (("scenario", "policies:", "policies: ["), None, ["scenario.yaml:", "well-formed YAML"]),
+    "a key twice": (("scenario", "budget:", "budget: 1 MB\nbudget:"), None, ["scenario.yaml:7", "'budget' again"]),
+    "an unknown key": (("scenario", "budget:", "bugdet:"), None, ["'bugdet'", "did you mean 'budget'?"]),
+    "an unknown machine": (("scenario", "machine.yaml", "h100"), None, ["'h100'", "did you mean 'h100_sxm'?"]),
+    "an unknown policy": (("scenario", "- static", "- statik"), None, ["'statik'", "did you mean 'static'?"]),
+    "an unknown option": (("scenario", "evict: lru", "evikt: lru"), None, ["'evikt'", "did you mean 'evict'?"]),
+    "a wrong option": (("scenario", "evict: lru", "evict: mru"), None, ["'mru'", "lru"]),
+    "an unknown home": (("scenario", "budget:", "homes: {weight: dram}\nbudget:"), None, ["'dram'", "hbm, ddr, free"]),
+    "a home for nobody": (("scenario", "budget:", "homes: {'L0*': ddr}\nbudget:"), None, ["'L0*'", "'w'"]),
+    "a bare number": (("scenario", "4.3 MB", "4300000"), None, ["scenario.yaml:6, budget", "4300000"]),
+    "a wrong unit": (("machine", "4 GB/s", "4 GBps"), None, ["machine.yaml:11", "'4 GBps'"]),
+    "a wrong dimension": (("machine", "100 MB", "100 us"), None, ["machine.yaml:8", "'100 us'"]),
+    "a negative size": (("machine", "100 MB", "-100 MB"), None, ["machine.yaml:8", "'-100 MB'"]),
+    "a tier no link reaches": (("machine", "links:", "  ssd: {capacity: 1 TB}\nlinks:"), None, ["'ssd'"]),
+    "a budget beyond the tier": (("scenario", "4.3 MB", "4.3 GB"), None, ["4.30 GB", "100 MB"]),
+    "a figure without a source": (("machine", "  tiers: round numbers\n", ""), None, ["tiers.hbm.capacity", "sources"]),
+}
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_a_bad_document(case, hosim, scenario, tmp_path, monkeypatch):
+    change, named, fragments = DOCUMENTS[case]
+    monkeypatch.chdir(tmp_path)
+    if change is not None:
+        file = scenario.parent / f"{change[0]}.yaml"
+        text = file.read_text()
+        assert change[1] in text
+        file.write_text(text.replace(change[1], change[2], 1))
+    _refused(hosim("run", named or scenario, "--out", "out"), fragments, tmp_path)
+
+
+GRAPHS = {
+    "a cycle": ({"op": "fwd/0", "reads": ["g0"], "writes": ["a0"]}, ["'fwd/0'", "'g0'", "cycle"]),
+    "a dangling tensor": ({"op": "fwd/0", "reads": ["lost"], "writes": ["a0"]}, ["'fwd/0'", "'lost'"]),
+    "a negative size": ({"tensor": "a0", "size_bytes": -1}, ["'a0'", "-1"]),
+    "an unknown key": ({"op": "fwd/0", "flop": 3}, ["'flop'", "flops"]),
+}
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_a_bad_graph(case, hosim, scenario, tmp_path):
+    bad, fragments = GRAPHS[case]
+    name = bad.get("op") or bad.get("tensor")
+    lines = [bad if name in (line.get("op"), line.get("tensor")) else line for line in chain.graph_lines()]
+    chain.write_lines(scenario.parent / "graph.jsonl", lines)
+    number = lines.index(bad) + 1
+    _refused(hosim("run", scenario, "--out", tmp_path / "out"), [f"graph.jsonl:{number}", *fragments], tmp_path)
+
+
+def test_a_plan_that_reads_what_it_detached(hosim, scenario, tmp_path):
+    chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
+    scenario.write_text(scenario.read_text().replace("- static", "- mine.jsonl"))
+    done = hosim("run", scenario, "--out", tmp_path / "out")
+    _refused(done, ["plan 'mine'", "step 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
+
+
+ARGUMENTS = {
+    "a change without a value": (["--set", "links.d2h.bandwidth"], ["links.d2h.bandwidth=40 GB/s"]),
+    "a change of nothing": (["--set", "links.d2h.bandwith=1 GB/s"], ["did you mean 'bandwidth'?"]),
+    "a change to nonsense": (["--set", "links.d2h.bandwidth=fast"], ["'fast'", "33.6 GB/s"]),
+    "an unknown row": (["--policy", "sttic"], ["'sttic'", "did you mean 'static'?"]),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_a_bad_argument(case, hosim, scenario, tmp_path):
+    arguments, fragments = ARGUMENTS[case]
+    _refused(hosim("run", scenario, "--out", tmp_path / "out", *arguments), fragments, tmp_path)
+
+
+def test_a_folder_that_is_a_file(hosim, scenario, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = hosim("run", scenario, "--out", out)
+        assert done.code == 1
+        assert "a folder of their own" in done.err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_working_directory_is_not_replaced(hosim, scenario, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = hosim("run", scenario, "--out", ".")
+    assert done.code == 1
+    assert "the working directory" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["runn"], ["run"], ["run", "x", "--colour"], ["schema", "model"], ["list", "machines"], ["check"], []]
+)
+def test_wrong_usage_is_exit_code_2(arguments, hosim):
+    done = hosim(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("Usage: hosim")
+
+
+def _refused(done, fragments, tmp_path):
+    assert done.code == 1
+    assert done.out == ""
+    assert done.err.startswith("hosim: ")
+    assert done.err.count("hosim: ") == 1
+    assert "; " in done.err
+    assert "Traceback" not in done.err
+    for fragment in fragments:
+        assert fragment in done.err, done.err
+    assert {p.name for p in tmp_path.iterdir()} <= {"inputs"}

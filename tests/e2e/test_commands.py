@@ -1,0 +1,75 @@
+"""`hosim list`, `check`, `schema`, `--version` and `--help`."""
+
+import json
+
+import chain
+import pytest
+
+import simulator as hosim_api
+from simulator.policies import POLICIES
+
+
+def test_version(hosim):
+    assert hosim("--version").out == f"hosim {hosim_api.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["list"], ["check"], ["schema"]])
+def test_help_has_examples(command, hosim):
+    done = hosim(*command, "--help")
+    assert done.code == 0
+    assert "Examples:\n    hosim " in done.out
+
+
+def test_list_names_everything_with_its_assumptions(hosim):
+    out = hosim("list").out
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert {"ascend_910c_die", "h100_sxm", "llama3_8b_train", "llama3_8b_train_910c", *POLICIES} <= set(lines)
+    assert "assumed" in lines["ascend_910c_die"]
+    assert "fitted" in lines["llama3_8b_train_910c"]
+
+
+def test_list_of_one_kind_is_one_line_each(hosim):
+    lines = hosim("list", "policies").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(POLICIES)
+
+
+def test_check_reads_documents_and_graphs_and_runs_nothing(hosim, scenario):
+    folder = scenario.parent
+    done = hosim("check", scenario, folder / "machine.yaml", folder / "workload.yaml", folder / "graph.jsonl")
+    assert done.code == 0
+    assert [line.rpartition(": ")[2] for line in done.out.splitlines()] == ["ok"] * 4
+    assert "3 rows, 13 ops, 13 tensors" in done.out
+
+
+def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
+    plan = chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
+    alone = hosim("check", plan)
+    assert alone.code == 0
+    assert "name its --scenario" in alone.out
+    checked = hosim("check", plan, "--scenario", scenario)
+    assert checked.code == 1
+    assert "'bwd/0' reads later" in checked.err
+    chain.write_lines(plan, chain.plan_lines())
+    assert hosim("check", plan, "--scenario", scenario).out.endswith("ok for chain\n")
+
+
+def test_check_goes_on_after_a_bad_file(hosim, scenario):
+    bad = scenario.parent / "bad.yaml"
+    bad.write_text("schema: hosim/hardware/2\n")
+    done = hosim("check", bad, scenario, scenario.parent / "none.yaml")
+    assert done.code == 1
+    assert done.out.count(": ok") == 1
+    assert [line.startswith("hosim: ") for line in done.err.splitlines()] == [True, True]
+
+
+def test_check_takes_catalogue_names(hosim):
+    done = hosim("check", "ascend_910c_die", "llama3_8b_train_910c")
+    assert done.code == 0
+    assert done.out.count(": ok") == 2
+
+
+@pytest.mark.parametrize("kind", ["hardware", "workload", "scenario"])
+def test_schema_is_json_schema(kind, hosim):
+    schema = json.loads(hosim("schema", kind).out)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert {"schema", "name"} <= set(schema["properties"])

@@ -1,0 +1,135 @@
+"""The command as a process: Ctrl-C, closed pipes, hash seeds, terminals, and the wheel in a clean environment."""
+
+import importlib.util
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOSIM = [sys.executable, "-m", "simulator"]
+
+
+def _run(*arguments, **more):
+    command = [*HOSIM, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def _tree(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_same_input_gives_the_same_bytes_under_any_hash_seed(scenario, tmp_path):
+    text = scenario.read_text().replace("- static", "- static\n  - lookahead\n  - offload_saved")
+    scenario.write_text(text)
+    outputs, trees = [], []
+    for seed in ("0", "4711"):
+        out = tmp_path / seed / "chain"
+        done = _run("run", scenario, "--out", out, env={**os.environ, "PYTHONHASHSEED": seed})
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        outputs.append(done.stdout.replace(str(out), "OUT"))
+        trees.append(_tree(out))
+    assert outputs[0] == outputs[1]
+    assert trees[0].keys() == trees[1].keys()
+    for name in trees[0]:
+        assert trees[0][name] == trees[1][name], name
+
+
+def test_ctrl_c_while_writing_leaves_nothing(tmp_path):
+    out = tmp_path / "out"
+    command = [*HOSIM, "run", "tiny_train_910c", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.strip() == "hosim: stopped; nothing was written"
+    assert stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    command = f"{sys.executable} -m simulator list | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "hardware\n"
+    assert done.stderr == ""
+
+
+def test_a_bad_file_gives_no_traceback(tmp_path):
+    done = _run("run", tmp_path / "none.yaml")
+    assert done.returncode == 1
+    assert done.stderr.startswith("hosim: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenario):
+    master, slave = pty.openpty()
+    env = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
+    process = subprocess.Popen([*HOSIM, "run", str(scenario)], stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            more = os.read(master, 65536)
+        except OSError:
+            break
+        if not more:
+            break
+        seen += more
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    text = seen.decode()
+    assert "\x1b[1m" in text, "the fastest row is bold"
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    headings = [line for line in shown.splitlines() if line.startswith(" policy ")]
+    assert len(headings) == (1 if width == 200 else 3)
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+    assert "resident does not fit in hbm" in shown
+
+
+def test_the_wheel_works_in_a_clean_environment(tmp_path):
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), str(ROOT)]
+    if importlib.util.find_spec("hatchling"):
+        build.insert(4, "--no-isolation")
+    subprocess.run(build, check=True, capture_output=True, timeout=170)
+    (wheel,) = (tmp_path / "dist").glob("hosim-*.whl")
+    home = tmp_path / "clean"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    (site,) = home.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    install += ["--force-reinstall", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=120)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    where = [str(python), "-c", "import simulator; print(simulator.__file__)"]
+    at = subprocess.run(where, cwd=empty, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(at).is_relative_to(home)
+    command = [str(python), "-m", "simulator"]
+    listed = subprocess.run([*command, "list"], cwd=empty, capture_output=True, text=True, check=True)
+    assert "llama3_8b_train_910c" in listed.stdout
+    done = subprocess.run(
+        [*command, "run", "tiny_train_910c", "--policy", "static", "--out", "out"],
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (empty / "out" / "report.html").read_text().count("data:image/png") == 1

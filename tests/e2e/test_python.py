@@ -1,0 +1,98 @@
+"""The Python door: the same results as tables and figures."""
+
+import subprocess
+import sys
+from types import FunctionType
+
+import chain
+import pandas as pd
+import pytest
+
+import simulator as hosim
+from simulator.policies import resident
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """One run of the chain."""
+    return hosim.run(chain.write(tmp_path_factory.mktemp("inputs")))
+
+
+def test_every_public_name_is_there():
+    for name in hosim.__all__:
+        assert getattr(hosim, name) is not None
+        assert name in dir(hosim)
+    with pytest.raises(AttributeError, match="nothing"):
+        hosim.nothing  # noqa: B018
+
+
+def test_run_stays_the_function_whoever_imports_its_module():
+    code = "import simulator.run.case, simulator as h; h.Results; print(type(h.run).__name__, h.run.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "function run\n"
+    assert isinstance(hosim.run, FunctionType)
+
+
+def test_import_loads_nothing_heavy():
+    code = "import sys, simulator, simulator.cli; print([m for m in ('numpy','pandas','pydantic','yaml','simpy',"
+    code += "'matplotlib','rich','importlib.metadata') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_results_are_a_mapping_of_rows(results):
+    assert list(results) == ["resident", "reactive", "static"]
+    assert results["static"].status == "ok"
+    assert results["resident"].shortfall.gap_bytes == 1_900_000
+    assert repr(results) == "<Results of chain: 'resident': infeasible, 'reactive': ok, 'static': ok>"
+
+
+def test_tables_are_tidy_pandas(results):
+    assert results.summary.loc["static", "step_ns"] == 1_500_000
+    static = results["static"]
+    for table in (static.spans, static.waits, static.memory):
+        assert isinstance(table, pd.DataFrame)
+        assert len(table)
+    waits = static.waits[static.waits["step"] == 1]
+    assert (waits["end_ns"] - waits["start_ns"]).sum() == results.summary.loc["static", "stall_ns"]
+
+
+def test_tables_of_a_row_that_did_not_run_say_why(results):
+    with pytest.raises(hosim.CapacityError, match="short by"):
+        _ = results["resident"].spans
+    with pytest.raises(ValueError, match="no timeline"):
+        results["resident"].timeline()
+
+
+@pytest.mark.parametrize("draw", ["timeline", "comparison"])
+def test_figures_are_matplotlib_and_show_themselves(draw, results):
+    from matplotlib.figure import Figure
+
+    figure = results["static"].timeline() if draw == "timeline" else results.comparison()
+    assert isinstance(figure, Figure)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_window_of_the_timeline(results):
+    figure = results["static"].timeline(window_ns=(0, 600_000))
+    assert figure.axes[0].get_xlim() == (0, 600)
+
+
+def test_a_policy_of_ones_own(tmp_path):
+    def mine(problem: hosim.Problem) -> hosim.Plan:
+        return resident.plan(problem, resident.Options())
+
+    path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("budget: 4.3 MB\n", "").replace("budget:", "compute:"))
+    path.write_text(path.read_text().split("assumed:")[0])
+    results = hosim.run(path, policies={"mine": mine})
+    assert list(results) == ["resident", "reactive", "static", "mine"]
+    assert results["mine"].summary["step_ns"] == results["resident"].summary["step_ns"] == 1_300_000
+    results.write(tmp_path / "out")
+    again = hosim.run(tmp_path / "out" / "scenario.yaml")
+    assert again["mine"].summary["step_ns"] == 1_300_000
+
+
+def test_progress_is_told(tmp_path):
+    told = []
+    hosim.run(chain.write(tmp_path), policies=["static"], progress=lambda *news: told.append(news))
+    assert told[0] == ("static", 0, 0)

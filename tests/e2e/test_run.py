@@ -1,0 +1,221 @@
+"""`hosim run`: what it prints, what it leaves in the folder, and how it ends."""
+
+import csv
+import gzip
+import json
+import re
+import shutil
+from itertools import pairwise
+
+import chain
+import pytest
+
+import simulator as hosim_api
+
+FILES = {
+    "hardware.yaml",
+    "scenario.yaml",
+    "workload.yaml",
+    "graph.jsonl",
+    "summary.csv",
+    "summary.json",
+    "report.html",
+    *(
+        f"{row}/{name}"
+        for row in ("reactive", "static")
+        for name in ("spans.csv", "waits.csv", "memory.csv", "plan.jsonl", "timeline.png", "trace.perfetto.json.gz")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The output folder of one run of the chain."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    out = tmp_path_factory.mktemp("outputs") / "results" / "chain"
+    hosim_api.run(chain.write(inputs)).write(out)
+    return out
+
+
+def _events(folder):
+    packed = (folder / "static" / "trace.perfetto.json.gz").read_bytes()
+    return json.loads(gzip.decompress(packed))["traceEvents"]
+
+
+def test_the_folder_holds_what_the_readme_says(folder):
+    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} == FILES
+    assert [p.name for p in folder.parent.iterdir()] == ["chain"]
+
+
+def test_summary_json_has_its_schema(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["schema"] == "hosim-summary/1"
+    assert [row["policy"] for row in summary["rows"]] == ["resident", "reactive", "static"]
+    assert [row["status"] for row in summary["rows"]] == ["infeasible", "ok", "ok"]
+    assert len({tuple(row) for row in summary["rows"]}) == 1, "every row has every column"
+    static = summary["rows"][2]
+    for column in ("step_ns", "makespan_ns", "compute_ns", "stall_ns", "peak_hbm_bytes", "moved_d2h_bytes", "bound_ns"):
+        assert isinstance(static[column], int), column
+    waits = [value for name, value in static.items() if name.startswith("wait_")]
+    assert sum(waits) == static["stall_ns"] == static["step_ns"] - static["compute_ns"]
+    assert set(summary["files"]) == FILES
+    assert summary["sentences"][0].startswith("resident does not fit in hbm: short by 1.90 MB at op 'bwd/5'")
+
+
+def test_provenance_names_every_input_and_every_assumption(folder):
+    provenance = json.loads((folder / "summary.json").read_text())["provenance"]
+    assert provenance["hosim"] == hosim_api.__version__
+    assert {entry["kind"] for entry in provenance["inputs"]} == {"scenario", "hardware", "workload", "graph"}
+    assert all(re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in provenance["inputs"])
+    assert {entry["field"] for entry in provenance["assumed"]} == {"compute", "tiers", "links", "steps", "budget"}
+    assert provenance["switches"] == {"copies_wait_for": "start", "hbm_contention": False}
+
+
+def test_tables_say_the_same_as_the_summary(folder):
+    with (folder / "summary.csv").open() as file:
+        static = next(row for row in csv.DictReader(file) if row["policy"] == "static")
+    with (folder / "static" / "waits.csv").open() as file:
+        stalls = [int(w["end_ns"]) - int(w["start_ns"]) for w in csv.DictReader(file) if w["step"] == "1"]
+    with (folder / "static" / "memory.csv").open() as file:
+        peak = max(int(change["used_bytes"]) for change in csv.DictReader(file) if change["tier"] == "hbm")
+    assert sum(stalls) == int(static["stall_ns"]) > 0
+    assert peak == int(static["peak_hbm_bytes"])
+
+
+def test_perfetto_trace_is_one_thread_per_track_without_overlap(folder):
+    events = _events(folder)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(names.values()) == {
+        "compute, stream 0",
+        "stalls of stream 0",
+        "d2h, channel 0",
+        "h2d, channel 0",
+    }
+    slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
+    assert {tid for tid, *_ in slices} <= set(names)
+    for (tid, _, end), (next_tid, start, _) in pairwise(slices):
+        assert tid != next_tid or end <= start + 1e-9
+    counters = {e["name"] for e in events if e["ph"] == "C"}
+    assert counters == {"hbm [GB]", "hbm by kind [GB]", "ddr [GB]", "ddr by kind [GB]"}
+
+
+def test_arrows_lead_from_a_copy_in_to_its_first_reader(folder):
+    events = _events(folder)
+    slices = [e for e in events if e["ph"] == "X"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    copies_in = [e for e in slices if e["cat"] == "transfer" and e["args"]["link"] == "h2d"]
+    assert set(starts) == set(ends)
+    assert len(starts) == len(copies_in) > 0
+    for number, start in starts.items():
+        copy = next(e for e in copies_in if e["ts"] <= start["ts"] < e["ts"] + e["dur"])
+        op = next(e for e in slices if (e["tid"], e["ts"]) == (ends[number]["tid"], ends[number]["ts"]))
+        assert op["name"] == copy["name"].replace("a", "bwd/")
+        assert op["ts"] >= copy["ts"] + copy["dur"]
+
+
+def test_report_needs_no_network_and_shows_each_row(folder):
+    page = (folder / "report.html").read_text()
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page)
+    assert page.count("data:image/png;base64,") == 2
+    for text in ("resident does not fit in hbm", "What would make it fit", "What a step waits for", "round numbers"):
+        assert text in page
+    assert "<script" not in page
+
+
+def test_the_folder_runs_again_with_the_same_numbers(folder):
+    first = json.loads((folder / "summary.json").read_text())["rows"]
+    again = hosim_api.run(folder / "scenario.yaml")
+    assert [again[row["policy"]].summary.get("step_ns") for row in first] == [row["step_ns"] for row in first]
+
+
+def test_a_written_plan_replays_to_the_same_spans(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    text = (
+        (copy / "scenario.yaml")
+        .read_text()
+        .replace("- policy: static", "- policy: static/plan.jsonl\n  label: replayed")
+    )
+    assert "replayed" in text
+    (copy / "scenario.yaml").write_text(text)
+    static, replayed = (hosim_api.run(f / "scenario.yaml")[n] for f, n in ((folder, "static"), (copy, "replayed")))
+    assert replayed.spans.equals(static.spans)
+    assert replayed.waits.equals(static.waits)
+
+
+def test_the_table_is_aligned_plain_text_in_a_pipe(hosim, scenario):
+    done = hosim("run", scenario)
+    assert done.code == 0
+    assert done.err == ""
+    assert done.out.isascii()
+    assert max(map(len, done.out.split("\n\n")[0].splitlines())) <= 100
+    header, *rows = done.out.split("\n\n")[0].splitlines()
+    for row in rows[1:]:
+        assert len(row) == len(header)
+
+
+def test_set_changes_the_machine_for_this_run(hosim, scenario):
+    done = hosim("run", scenario, "--set", "links.*.bandwidth=40 GB/s", "--policy", "static")
+    assert done.code == 0
+    assert "no plan can be faster" in done.out
+
+
+def test_policy_keeps_these_rows_only(hosim, scenario):
+    done = hosim("run", scenario, "--policy", "static", "--policy", "offload_saved")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.split("\n\n")[0].splitlines()] == ["policy", "static", "offload_saved"]
+
+
+def test_an_expectation_that_fails_is_exit_code_1(hosim, tmp_path):
+    expect = "expect:\n  - {row: static, at_most: 1.2 ms}\n  - {row: static, column: status, equals: ok}\n"
+    path = chain.write(tmp_path, scenario=chain.SCENARIO + expect)
+    done = hosim("run", path)
+    assert done.code == 1
+    assert done.err.splitlines() == ["hosim: expectation fails: static: step_ns must be at most 1.20 ms, found 1.50 ms"]
+    changed = hosim("run", path, "--set", "links.*.bandwidth=4 GB/s")
+    assert changed.code == 0
+    assert "was not checked" in changed.out
+
+
+def test_expectations_that_hold_are_counted(hosim, tmp_path):
+    expect = "expect:\n  - {row: static, faster_than: reactive}\n  - {row: static, about: 1.5 ms, within: 0.01}\n"
+    done = hosim("run", chain.write(tmp_path, scenario=chain.SCENARIO + expect))
+    assert done.code == 0
+    assert "2 expectations of the scenario hold." in done.out
+
+
+def test_a_plan_that_blocks_itself_is_a_row_with_the_reason(hosim, scenario):
+    chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines())
+    scenario.write_text(scenario.read_text().replace("- resident", "- mine.jsonl"))
+    done = hosim("run", scenario)
+    assert done.code == 0
+    assert re.search(r"^mine +blocked", done.out, re.MULTILINE)
+    assert "mine blocks itself: op 'fwd/4' (step 4) waits for 1.00 MB of room in hbm" in done.out
+    alone = hosim("run", scenario, "--policy", "mine")
+    assert alone.code == 1
+    assert alone.err == "hosim: no row ran to its end, all are blocked\n"
+
+
+def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
+    path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "500 kB"))
+    done = hosim("run", path, "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "nothing fits in hbm: short by 1.60 MB at op" in done.out
+    assert "raise the budget in hbm by 1.60 MB to 2.10 MB" in done.out
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_path):
+    out = tmp_path / "out"
+    assert hosim("run", scenario, "--out", out, "--policy", "static").code == 0
+    assert not (out / "reactive").exists()
+    assert hosim("run", scenario, "--out", out, "--policy", "reactive").code == 0
+    assert (out / "reactive").exists()
+    assert not (out / "static").exists()
+    (out / "notes.txt").write_text("mine")
+    before = sorted(out.rglob("*"))
+    done = hosim("run", scenario, "--out", out)
+    assert done.code == 1
+    assert "'notes.txt'" in done.err
+    assert sorted(out.rglob("*")) == before

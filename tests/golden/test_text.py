@@ -1,0 +1,68 @@
+"""Exact text: the table, the sentences and the help.
+
+Golden files lie in ``__snapshots__``; ``pytest tests/golden --snapshot-update`` renews them, and the change is
+reviewed like code.
+"""
+
+import chain
+import pytest
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+
+import simulator as hosim
+from simulator.cli import main
+from simulator.report import text
+
+
+class _Text(SingleFileSnapshotExtension):
+    _write_mode = WriteMode.TEXT
+    file_extension = "txt"
+
+
+@pytest.fixture
+def golden(snapshot):
+    """A plain text file beside the test."""
+    return snapshot.use_extension(_Text)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """One run of the chain, with a plan that blocks itself."""
+    folder = tmp_path_factory.mktemp("inputs")
+    chain.write_lines(folder / "mine.jsonl", chain.plan_lines())
+    scenario = chain.SCENARIO.replace("- static", "- lookahead\n  - offload_saved\n  - static\n  - mine.jsonl")
+    return hosim.run(chain.write(folder, scenario=scenario))
+
+
+def test_table(golden, results):
+    assert text.plain(list(results.values())) + "\n" == golden
+
+
+def test_table_of_a_wide_line(golden, results):
+    assert text.plain(list(results.values()), width=200) + "\n" == golden
+
+
+def test_table_of_a_narrow_line(golden, results):
+    assert text.plain(list(results.values()), width=50) + "\n" == golden
+
+
+def test_sentences(golden, results):
+    assert "\n".join(results.sentences) + "\n" == golden
+
+
+def test_sentences_on_a_tie(golden, tmp_path):
+    fast = {"links.*.bandwidth": "40 GB/s"}
+    results = hosim.run(chain.write(tmp_path), set=fast, policies=["reactive", "static"])
+    assert "\n".join(results.sentences) + "\n" == golden
+
+
+def test_sentences_when_nothing_fits(golden, tmp_path):
+    results = hosim.run(chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "1 MB")))
+    assert "\n".join(results.sentences) + "\n" == golden
+
+
+@pytest.mark.parametrize("command", ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema"])
+def test_help(command, golden, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit, match="0"):
+        main([*command.split()[1:], "--help"])
+    assert capsys.readouterr().out == golden
