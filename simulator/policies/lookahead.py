@@ -128,7 +128,8 @@ def _visits(problem: Problem, select_distance: int) -> list[tuple[int, int, int]
 def _stretch(problem: Problem, distance: int, release: int, tensor: int, after: int, before: int) -> Stretch:
     freed = min(after + release, before - 1) if after >= 0 else after
     at_end = before == len(problem.graph.ops)
-    return Stretch(tensor, freed, before if at_end else max(freed + 1, before - distance), before)
+    earliest = max(freed + 1, problem.fences[before])
+    return Stretch(tensor, freed, before if at_end else max(earliest, before - distance), before)
 
 
 def _fewest(problem: Problem, made: list[list[Stretch]], visits: list[Stretch]) -> int:

@@ -149,12 +149,13 @@ class _Queue:
         lifetimes, sizes = problem.lifetimes, problem.sizes
         self._budget, self._sizes, self._at = problem.budget_bytes, sizes, 0
         self._live = Profile(live_bytes(problem.graph, lifetimes))
-        moves = [Move(before, t, backward) for t, (_, before) in saved.items()]
+        fences = problem.fences
+        moves = [Move(before, t, max(backward, fences[before])) for t, (_, before) in saved.items()]
         for tensor, (forward, before) in saved.items():
             self._live.add(forward + 1, before - 1, -sizes[tensor])
         for tensor in _visitors(problem):
             first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
-            moves.append(Move(first, tensor, 0))
+            moves.append(Move(first, tensor, fences[first]))
             self._live.add(0, first - 1, -sizes[tensor])
             if problem.graph.tensors[tensor].persistent:
                 self._live.add(last + 1, len(problem.graph.ops) - 1, -sizes[tensor])

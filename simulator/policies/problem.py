@@ -103,6 +103,12 @@ class Problem:
         return tuple(accumulate(self.durations_ns, initial=0))
 
     @cached_property
+    def fences(self) -> tuple[int, ...]:
+        """For each op the first one before which a copy that it needs may be issued: no barrier is crossed."""
+        after_barrier = (i + 1 if op.barrier else 0 for i, op in enumerate(self.graph.ops))
+        return tuple(accumulate(after_barrier, max, initial=0))
+
+    @cached_property
     def starts_with(self) -> tuple[bool, ...]:
         """For each tensor, whether it exists before the first op."""
         inputs = set(self.graph.inputs)

@@ -1,5 +1,7 @@
 """The passes of the compiler, one by one, and the whole."""
 
+from dataclasses import replace
+
 import pytest
 from policy_problems import DDR, HBM, machine, problem, replay, tell, train
 from stories import graph
@@ -135,6 +137,17 @@ def test_refine_comes_no_earlier_than_there_is_room():
     (gap,) = selection.gaps
     placed = refine(p, found, selection, timeline, alpha=0.1, slack_ns=10**6)[gap]
     assert p.graph.ops[placed].name == "b5"
+
+
+@pytest.mark.parametrize("name", ["static", "lookahead", "offload_saved"])
+def test_no_copy_in_is_moved_across_a_barrier(name):
+    g = train(8, duration=5)
+    ops = tuple(replace(op, barrier=op.name == "b2") for op in g.ops)
+    options = {"select_distance": 11, "distance": 4} if name == "lookahead" else {}
+    for graph_, crossed in ((g, True), (replace(g, ops=ops), False)):
+        p = problem(graph_, budget=66, homes={f"a{i}": HBM for i in range(2, 8)})
+        told = tell(p, POLICIES[name].plan(p, options))
+        assert (told.index("a1 ddr>hbm") < told.index("b2")) == crossed
 
 
 def test_static_hides_what_offload_saved_exposes():

@@ -33,7 +33,9 @@ class Runtime:
         problem = tables.problem
         self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
         self._sizes, self._tier = problem.sizes, problem.compute_tier
+        self._hops: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         n = len(self._sizes)
+        self._codes: list[Code] = []
         self._here = bytearray(n)
         self._copy_at = [NONE] * n
         self._copy_valid = bytearray(n)
@@ -60,12 +62,14 @@ class Runtime:
         ops = len(self._tables.moves)
         for step in range(self._tables.problem.graph.steps):
             yield from self._step(step * ops)
-            yield from self._go_home((step + 1) * ops - 1)
+            self._go_home((step + 1) * ops - 1)
+            yield from self._codes
+            self._codes.clear()
 
     def _step(self, base: int) -> Iterator[Code]:
         tables, here, room, tier, sizes = self._tables, self._here, self._room, self._tier, self._sizes
         touch, discard = self._victims.touch, self._victims.discard
-        copy_at, copy_valid = self._copy_at, self._copy_valid
+        codes, copy_at, copy_valid = self._codes, self._copy_at, self._copy_valid
         born_bytes, held_bytes, detaches = tables.born_bytes, tables.held_bytes, tables.detaches
         rows = zip(tables.moves, tables.writes, tables.computes, tables.problem.lifetimes.dead_after, strict=True)
         for op, (moves, writes, compute, dead) in enumerate(rows):
@@ -76,12 +80,15 @@ class Runtime:
                 else:
                     absent = (*absent, tensor)
             if absent:
-                yield from self._admit(op, base + op, absent)
+                self._admit(op, base + op, absent)
             elif room[tier] < born_bytes[op]:
-                yield from self._make_room(born_bytes[op], moves)
+                self._make_room(born_bytes[op], moves)
             if self._ahead:
-                yield from self._look_ahead(op, base)
+                self._look_ahead(op, base)
             room[tier] -= held_bytes[op]
+            if codes:
+                yield from codes
+                codes.clear()
             yield compute
             for tensor in writes:
                 copy_valid[tensor] = 0
@@ -91,17 +98,20 @@ class Runtime:
                 here[tensor] = 0
                 discard(tensor)
                 if copy_at[tensor] != NONE:
-                    yield from self._drop_copy(tensor)
+                    self._drop_copy(tensor)
+                    yield codes.pop()
 
-    def _admit(self, op: int, now: int, absent: tuple[int, ...]) -> Iterator[Code]:
+    def _admit(self, op: int, now: int, absent: tuple[int, ...]) -> None:
         """Make room for what the op lacks, and fetch what it reads of it."""
         tables, sizes = self._tables, self._sizes
-        needed = tables.born_bytes[op] + sum(sizes[t] for t in absent)
-        if self._room[self._tier] < needed:
-            yield from self._make_room(needed, tables.moves[op])
+        needed, reads = tables.born_bytes[op], tables.reads[op]
         for tensor in absent:
-            if tensor in tables.reads[op]:
-                yield from self._copy(tensor, self._copy_at[tensor], self._tier)
+            needed += sizes[tensor]
+        if self._room[self._tier] < needed:
+            self._make_room(needed, tables.moves[op])
+        for tensor in absent:
+            if tensor in reads:
+                self._copy(tensor, self._copy_at[tensor], self._tier)
             self._arrive(tensor, now)
 
     def _arrive(self, tensor: int, now: int) -> None:
@@ -109,7 +119,7 @@ class Runtime:
         self._room[self._tier] -= self._sizes[tensor]
         self._victims.add(tensor, now)
 
-    def _look_ahead(self, op: int, base: int) -> Iterator[Code]:
+    def _look_ahead(self, op: int, base: int) -> None:
         """Fetch what the op that comes into view lacks, as far as there is room; at the first op, what all lack."""
         tables, here = self._tables, self._here
         first = op + 1 if op == 0 else op + self._ahead
@@ -121,27 +131,27 @@ class Runtime:
             for tensor in tables.reads[coming]:
                 if not here[tensor] and self._copy_valid[tensor]:
                     needed = self._sizes[tensor] + tables.born_bytes[op]
-                    yield from self._make_room(needed, tables.moves[op], keep_after=base + op)
+                    self._make_room(needed, tables.moves[op], keep_after=base + op)
                     if self._room[self._tier] >= needed:
-                        yield from self._copy(tensor, self._copy_at[tensor], self._tier)
+                        self._copy(tensor, self._copy_at[tensor], self._tier)
                         self._arrive(tensor, base + op)
 
-    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> Iterator[Code]:
+    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> None:
         """Evict until there is room, never what is in `moves`; stop at what is needed after op `keep_after`."""
         while self._room[self._tier] < needed:
             victim = self._victims.first(moves)
             if victim < 0 or (keep_after is not None and self._needed_until[victim] > keep_after):
                 return
-            yield from self._evict(victim)
+            self._evict(victim)
 
-    def _evict(self, tensor: int) -> Iterator[Code]:
+    def _evict(self, tensor: int) -> None:
         if not self._copy_valid[tensor]:
             if self._copy_at[tensor] == NONE:
                 self._copy_at[tensor] = tier = self._room_away(tensor)
                 self._room[tier] -= self._sizes[tensor]
-            yield from self._copy(tensor, self._tier, self._copy_at[tensor])
+            self._copy(tensor, self._tier, self._copy_at[tensor])
             self._copy_valid[tensor] = 1
-        yield self._tables.detaches[tensor]
+        self._codes.append(self._tables.detaches[tensor])
         self._leave(tensor)
 
     def _leave(self, tensor: int) -> None:
@@ -149,23 +159,26 @@ class Runtime:
         self._room[self._tier] += self._sizes[tensor]
         self._victims.discard(tensor)
 
-    def _drop_copy(self, tensor: int) -> Iterator[Code]:
+    def _drop_copy(self, tensor: int) -> None:
         tier = self._copy_at[tensor]
         if tier != NONE:
-            yield (DETACH, tensor, tier, 0)
+            self._codes.append((DETACH, tensor, tier, 0))
             self._room[tier] += self._sizes[tensor]
             self._copy_at[tensor], self._copy_valid[tensor] = NONE, 0
 
-    def _copy(self, tensor: int, source: int, target: int) -> Iterator[Code]:
-        path = self._tables.problem.path(source, target)
-        for start, end in pairwise(path):
+    def _copy(self, tensor: int, source: int, target: int) -> None:
+        hops = self._hops.get((source, target))
+        if hops is None:
+            path = self._tables.problem.path(source, target)
+            hops = self._hops[source, target] = tuple(pairwise(path))
+        for start, end in hops:
             if end != target and self._room[end] < self._sizes[tensor]:
                 raise self._too_small(tensor, end)
-            yield (COPY, tensor, start, end)
+            self._codes.append((COPY, tensor, start, end))
             if self._synchronous:
-                yield (SYNC, tensor, 0, 0)
-        for tier in path[1:-1]:
-            yield (DETACH, tensor, tier, 0)
+                self._codes.append((SYNC, tensor, 0, 0))
+        for _, tier in hops[:-1]:
+            self._codes.append((DETACH, tensor, tier, 0))
 
     def _room_away(self, tensor: int) -> int:
         tiers = self._tables.problem.away(tensor)
@@ -182,23 +195,23 @@ class Runtime:
         levers = (f"a larger {tier_name} would take it",)
         return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), levers))
 
-    def _go_home(self, now: int) -> Iterator[Code]:
+    def _go_home(self, now: int) -> None:
         """End the step: bring every persistent tensor home, and release the outputs last."""
         tables, tier = self._tables, self._tier
         residents = [t for t in tables.persistent if tables.homes[t] == tier]
         for tensor in tables.persistent:
             if tables.homes[tensor] != tier and self._here[tensor]:
-                yield from self._evict(tensor)
+                self._evict(tensor)
         for tensor in residents:
             if not self._here[tensor]:
                 for output in tables.outputs:
                     if self._here[output] and self._room[tier] < self._sizes[tensor]:
-                        yield from self._evict(output)
-                yield from self._copy(tensor, self._copy_at[tensor], tier)
+                        self._evict(output)
+                self._copy(tensor, self._copy_at[tensor], tier)
                 self._arrive(tensor, now)
-            yield from self._drop_copy(tensor)
+            self._drop_copy(tensor)
         for output in tables.outputs:
             if self._here[output] or tables.pinned[output]:
-                yield tables.detaches[output]
+                self._codes.append(tables.detaches[output])
                 self._leave(output)
-            yield from self._drop_copy(output)
+            self._drop_copy(output)

@@ -7,7 +7,8 @@ Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and fro
 it (or the use itself where residency costs more than stall): it is found by bisection, and no position is tried.
 
 Channel occupancy comes in by going backwards over the deadlines: a copy must end before its use and before the next
-copy of its link begins. Room comes in by the live bytes that the predicted stores really leave.
+copy of its link begins. Room comes in by the live bytes that the predicted stores really leave. No copy is moved
+across a barrier.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def refine(
         begin = min(due, next_begin.get(link, due)) - gap.in_ns
         position = gap.before
         if alpha * gap.size_bytes < budget:
-            position = min(max(bisect_right(starts, begin), earliest[gap]), gap.before)
+            feasible = max(earliest[gap], problem.fences[gap.before])
+            position = min(max(bisect_right(starts, begin), feasible), gap.before)
             position = profile.last_above(position, gap.before - 1, budget - gap.size_bytes) + 1
         profile.add(position, gap.before - 1, gap.size_bytes)
         next_begin[link] = max(begin, starts[position - 1] if position else 0)
