@@ -21,14 +21,14 @@ SLACKS = (0, 1, 4, 16)
 """How much earlier than needed a copy in ends, in units of the longest copy in."""
 
 GOOD_ENOUGH = 1.001
-"""A selection is not tried further once its step is within 0.1 % of what its stores alone force."""
+"""The search ends within 0.1 % of what the stores alone force."""
 
 
 def best_plan(problem: Problem, analysis: Analysis, alpha: float, tries: int) -> Plan:
     """Try several limits and slacks and return the plan whose replay is fastest.
 
-    A selection whose stores alone (with copies in that take no time) would make the step longer than the best plan so
-    far is left out; so is a candidate that is predicted to be no faster than one that was replayed.
+    The search ends at a plan that is as fast as the stores alone force it to be (copies in that take no time): a lower
+    limit only adds stores. A candidate that is predicted to be no faster than one that was replayed is left out.
 
     Parameters
     ----------
@@ -53,7 +53,8 @@ def best_plan(problem: Problem, analysis: Analysis, alpha: float, tries: int) ->
             continue
         if not selection.gaps:
             return on_demand
-        _try_slacks(problem, analysis, (selection, on_demand), (alpha, tries), best)
+        if _try_slacks(problem, analysis, (selection, on_demand), (alpha, tries), best):
+            break
     return best.plan()
 
 
@@ -75,8 +76,8 @@ def _try_slacks(
     chosen: tuple[Selection, Plan],
     knobs: tuple[float, int],
     best: Best,
-) -> None:
-    """Place the copies in of one selection with several slacks."""
+) -> bool:
+    """Place the copies in of one selection with several slacks; say whether there is no more to gain."""
     selection, on_demand = chosen
     alpha, tries = knobs
     timeline = predict(problem, on_demand, free_copies_in=True)
@@ -85,7 +86,7 @@ def _try_slacks(
     seen = None
     for slack in SLACKS:
         if best.replays >= tries or best.step_ns <= timeline.step_ns * GOOD_ENOUGH:
-            return
+            return True
         positions = refine(problem, analysis, selection, timeline, alpha, slack * unit_ns)
         if positions == seen:
             continue
@@ -99,3 +100,4 @@ def _try_slacks(
         if predicted_ns < best.predicted_ns:
             best.predicted_ns = predicted_ns
             best.offer(plan)
+    return best.step_ns <= timeline.step_ns * GOOD_ENOUGH
