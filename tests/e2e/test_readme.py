@@ -1,0 +1,48 @@
+"""The README is true: what it shows is what is printed, and its Python runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.report import text
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory):
+    """What the Python example leaves behind."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    folder = tmp_path_factory.mktemp("example")
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(compile(example, "README.md", "exec"), names)
+    return {**names, "folder": folder}
+
+
+def test_the_python_example_runs(namespace):
+    assert namespace["results"]["static"].status == "ok"
+    assert (namespace["folder"] / "results" / "llama3_8b" / "report.html").exists()
+
+
+def test_the_table_and_the_sentences_are_what_is_printed(namespace):
+    (shown,) = re.findall(r"<!-- output of: hosim run llama3_8b_train_910c -->\n```text\n(.*?)```", README, re.DOTALL)
+    results = namespace["results"]
+    table = text.plain(list(results.values()))
+    assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
+
+
+def test_every_file_it_names_is_written(namespace):
+    written = {p.name for p in (namespace["folder"] / "results" / "llama3_8b").rglob("*") if p.is_file()}
+    named = set(re.findall(r"`(?:<row>/)?([a-z]+\.(?:html|png|csv|jsonl|json|yaml|perfetto\.json\.gz))`", README))
+    assert {"report.html", "timeline.png", "waits.csv", "summary.json", "scenario.yaml"} <= named
+    assert named <= written
+
+
+def test_every_column_of_the_table_is_explained(namespace):
+    explained = set(re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE))
+    rows = list(namespace["results"].values())
+    for column in (*text.time_columns(rows), *text.cause_columns(rows)):
+        assert column.head in explained
