@@ -87,7 +87,7 @@ def problems(draw) -> Given:
     turn = draw(st.integers(0, len(graph.ops)))
     ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
     graph = replace(graph, ops=ops)
-    hardware = draw(machines(buses=False))
+    hardware = draw(machines())
     start = draw(homes(graph, hardware))
     home = [
         draw(st.sampled_from([FREE, FREE, HBM])) if tier == NOWHERE else draw(st.sampled_from([FREE, tier]))
