@@ -36,6 +36,8 @@ _INK, _FAINT = "#222222", "#8a8a8a"
 _TEXT: dict[str, Any] = {"fontsize": 9, "color": _INK}
 _COLUMNS = 4000
 """Points of a memory curve: more than a picture has pixels across."""
+_FEW = 120
+"""Spans of a lane that can still be told apart."""
 
 
 class Picture(Figure):
@@ -73,7 +75,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     row
         A row with a trace.
     window_ns
-        First and last instant shown [ns]; the whole run if None.
+        First and last instant shown [ns]; if None all of it, or the last two of more than three steps.
     rank
         Which rank.
 
@@ -84,24 +86,25 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     """
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
-    spans = _of_rank(row.trace.spans.whole(), rank)
-    waits = _of_rank(row.trace.waits.whole(), rank)
+    everything = _of_rank(row.trace.spans.whole(), rank)
+    ends = _step_ends(row, everything)
+    first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, row.summary["makespan_ns"] or 1)
+    spans = _within(everything, first, last)
+    waits = _within(_of_rank(row.trace.waits.whole(), rank), first, last)
     tiers = usages(row, rank)
     lanes = _lanes(row, spans)
     heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers)
     picture, axes = _stacked(heights, [lane[0] for lane in lanes])
-    end = max((int(block["end_ns"].max()) for block in (spans, waits) if block["end_ns"].size), default=1)
-    first, last = window_ns or (0, end)
     unit, size = _time_unit(last - first)
-    _draw_lanes(axes[0], row, (spans, waits), lanes, size)
-    for ax, usage in zip(axes[1:], tiers, strict=True):
-        _draw_memory(ax, row, usage, (first, last, size))
-    for ax in axes:
-        _draw_boundaries(ax, _step_ends(row, spans), size)
     axes[0].set_xlim(first / size, last / size)
+    _draw_lanes(axes[0], row, (spans, waits), lanes, size)
+    limits = [_draw_memory(ax, row, u, (first, last, size)) for ax, u in zip(axes[1:], tiers, strict=True)]
+    for ax in axes:
+        _draw_boundaries(ax, [end for end in ends[:-1] if first < end < last], size)
     axes[-1].set_xlabel(f"time [{unit}]", **_TEXT)
     picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), fontsize=11, color=_INK, va="top")
-    _draw_legend(picture, row, spans, waits, tiers)
+    marks = [*_marks(row, spans, waits, tiers), *([("room", "--")] if any(limits) else [])]
+    _side_legend(picture, [*marks, *([("end of a step", ":")] if row.graph.steps > 1 else [])])
     return picture
 
 
@@ -122,6 +125,11 @@ def _stacked(heights_in: list[float], labels: list[str]) -> tuple[Picture, list[
 
 def _of_rank(block: Block, rank: int) -> Block:
     chosen = block["rank"] == rank
+    return {name: column[chosen] for name, column in block.items()}
+
+
+def _within(block: Block, first: int, last: int) -> Block:
+    chosen = (block["end_ns"] >= first) & (block["start_ns"] <= last)
     return {name: column[chosen] for name, column in block.items()}
 
 
@@ -187,7 +195,9 @@ def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lan
 
 
 def _bars(ax: Axes, y: int, ends: tuple[Times, Times], group: Times, colour_of: dict[int, str], size: int) -> None:
-    """Draw one lane; spans of one colour that touch become one bar."""
+    """Draw one lane; where there are many spans, those of one colour that touch become one bar."""
+    few, shown = len(group) <= _FEW, ax.get_xlim()
+    hair = (shown[1] - shown[0]) / 300
     for key, colour in colour_of.items():
         mine = group == key
         start, end = ends[0][mine], ends[1][mine]
@@ -195,15 +205,18 @@ def _bars(ax: Axes, y: int, ends: tuple[Times, Times], group: Times, colour_of: 
             continue
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
-        apart = np.concatenate([[True], start[1:] > end[:-1]])
+        apart = np.concatenate([[True], (start[1:] > end[:-1]) | few])
         left = start[apart] / size
         right = end[np.concatenate([apart[1:], [True]])] / size
         low, high = np.full_like(left, y - 0.4), np.full_like(left, y + 0.4)
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
-        ax.add_collection(PolyCollection(list(corners), facecolors=colour, linewidths=0), autolim=False)
+        edge = np.where((right - left > hair) & few, 0.6, 0.0)
+        bars = PolyCollection(list(corners), facecolors=colour, edgecolors="white", linewidths=edge)
+        ax.add_collection(bars, autolim=False)
 
 
-def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -> None:
+def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -> bool:
+    """Draw what lies in a tier, and say whether its limit is in the picture."""
     first, last, size = span
     limit, total = usage.limit_bytes, usage.total_bytes
     peak = int(total.max())
@@ -217,7 +230,7 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
         ax.fill_between(time, 0, top, step="post", color=colours.KIND[KINDS[k]], linewidth=0)
     if shown:
         ax.axhline(float(limit) / scale, color=_INK, linewidth=1.1, linestyle=(0, (5, 2)))
-    ax.set_ylim(0, (1.25 if shown else 1.12) * max(peak, float(limit) if shown else 0) / scale or 1)
+    ax.set_ylim(0, 1.25 * max(peak, float(limit) if shown else 0) / scale or 1)
     ax.set_ylabel(f"{usage.tier} [{unit}]", **_TEXT)
     says = f"peak {quantity(peak, 'B')}"
     if math.isfinite(limit):
@@ -226,13 +239,15 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
     ax.text(0.004, 0.975, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
     _plain(ax)
+    return shown
 
 
 def _thin(usage: Usage, window: tuple[int, int]) -> NDArray[np.int64]:
     """Choose which changes to draw: in each of many equal stretches of time the one with most memory, and the last."""
     time, total = usage.time_ns, usage.total_bytes
     last_of_instant = np.append(time[1:] != time[:-1], True)
-    at = np.flatnonzero(last_of_instant)
+    at = np.flatnonzero(last_of_instant & (time <= window[1]))
+    at = at[max(0, int(np.searchsorted(time[at], window[0], "right")) - 1) :]
     if at.size <= _COLUMNS:
         return at
     column = (time[at] - window[0]) * (_COLUMNS // 2) // max(1, window[1] - window[0])
@@ -244,10 +259,10 @@ def _thin(usage: Usage, window: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def _step_ends(row: Row, spans: Block) -> list[int]:
-    """Ends of all steps but the last [ns]."""
+    """Ends of all steps [ns], ascending."""
     ran = spans["kind"] == COMPUTE_STEP
     ends = spans["end_ns"][ran & (spans["item"] == len(row.graph.ops) - 1)]
-    return [int(end) for end in np.sort(ends)[:-1]]
+    return [int(end) for end in np.sort(ends)]
 
 
 def _draw_boundaries(ax: Axes, ends: list[int], size: int) -> None:
@@ -264,7 +279,7 @@ def _plain(ax: Axes) -> None:
     ax.tick_params(colors=_INK, labelsize=8)
 
 
-def _draw_legend(picture: Picture, row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> None:
+def _marks(row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> list[tuple[str, str]]:
     phases = dict.fromkeys(op.phase for op in row.graph.ops)
     moved = tensor_kinds(row.graph, spans["item"][spans["kind"] == COPY])
     kinds = sorted({k for usage in tiers for k in usage.kinds} | set(moved.tolist()), reverse=True)
@@ -274,11 +289,7 @@ def _draw_legend(picture: Picture, row: Row, spans: Block, waits: Block, tiers: 
         marks.append(("stall, by cause", ""))
         marks += [(CAUSES[c], colours.CAUSE[CAUSES[c]]) for c in np.unique(waits["cause"])]
     marks.append(("tensors", ""))
-    marks += [(KINDS[k].replace("_", " "), colours.KIND[KINDS[k]]) for k in kinds]
-    marks.append(("room", "--"))
-    if row.graph.steps > 1:
-        marks.append(("end of a step", ":"))
-    _side_legend(picture, marks)
+    return marks + [(KINDS[k].replace("_", " "), colours.KIND[KINDS[k]]) for k in kinds]
 
 
 def _side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
