@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from stories import graph, machine, steps
 
+from simulator import engine
+from simulator.cost import durations_ns
 from simulator.errors import InvariantError, PlanError
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 from simulator.referee import check_plan, check_trace
@@ -566,3 +569,22 @@ def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: st
     with pytest.raises(PlanError) as error:
         check_plan(GRAPH, MACHINE, replace(plan, steps=type(plan.fixed).from_columns(*columns)))
     assert message in str(error.value)
+
+
+def test_each_rank_is_judged_and_named():
+    g = graph("w 10 persistent, a 4", "f: w -> a, 10 ns, workspace 2", "g: a ->, 5 ns")
+    trace = engine.run([engine.Program(g, PLAN, durations_ns(g, MACHINE))] * 2, MACHINE)
+    assert check_trace(g, MACHINE, [PLAN, PLAN], trace).remarks == ()
+    late = {name: column.copy() for name, column in trace.spans.whole().items()}
+    last = int(np.flatnonzero((late["rank"] == 1) & (late["item"] == G) & (late["kind"] == COMPUTE))[0])
+    late["end_ns"][last] += 1
+    with pytest.raises(
+        InvariantError, match=rf"rank 1, step 3 \(compute g\), spans row {last}: a compute takes its own"
+    ):
+        check_trace(g, MACHINE, [PLAN, PLAN], replace(trace, spans=_table(late)))
+
+
+def _table(columns: dict[str, np.ndarray]) -> Table:
+    table = Table(SPANS)
+    table.append(np.stack([columns[name] for name in SPANS], axis=1).ravel().tolist())
+    return table
