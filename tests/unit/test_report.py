@@ -1,0 +1,221 @@
+"""The small rules of the reports: how numbers are written, how tables fold, how folders are named and replaced."""
+
+import io
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import chain
+import numpy as np
+import pytest
+
+import simulator as hosim
+from simulator.errors import ConfigError, Shortfall
+from simulator.report import colours, figures, files, perfetto, text
+from simulator.report.rows import ABSENT, percent, present, quantity, ratio
+from simulator.report.sentences import sentences
+from simulator.report.stalls import by_cause, largest, measured_ns
+from simulator.report.usage import KINDS, usages
+from simulator.trace import CAUSES
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """One run of the chain."""
+    return hosim.run(chain.write(tmp_path_factory.mktemp("inputs")))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.99999, "99.9 %"),
+        (0.984, "98 %"),
+        (0.0996, "10 %"),
+        (0.034, "3.4 %"),
+        (1.23, "123 %"),
+        (None, ABSENT),
+        (float("nan"), ABSENT),
+    ],
+)
+def test_percent(fraction, shown):
+    assert percent(fraction) == shown
+
+
+def test_what_is_absent_is_a_dash():
+    assert quantity(None, "ns") == ratio(float("nan")) == ABSENT
+    assert quantity(0, "ns") == "0 ns"
+    assert present(0)
+
+
+def test_every_kind_cause_and_phase_has_a_colour_of_its_own():
+    assert set(colours.KIND) == set(KINDS)
+    assert set(colours.CAUSE) == set(CAUSES)
+    everything = [*colours.KIND.values(), *colours.CAUSE.values()]
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("width", [30, 60, 100, 300])
+def test_a_folded_table_fits_and_loses_nothing(width, results):
+    rows = list(results.values())
+    parts = text.folded(rows, width)
+    assert all(part[0].head == "policy" for part in parts)
+    shown = [column.head for part in parts for column in part[1:]]
+    wanted = [*text.time_columns(rows), *text.cause_columns(rows), *text.memory_columns(rows)]
+    assert shown == [column.head for column in wanted]
+    for part in parts:
+        assert len(part) == 2 or sum(c.width for c in part) + 2 * (len(part) - 1) <= width
+
+
+def test_folder_names_are_safe_and_differ():
+    names = files.folder_names(["static", "Static", "a/b: c", "a b c", "..", "plan.jsonl"])
+    assert list(names.values()) == ["static", "Static-2", "a-b-c", "a-b-c-2", "row", "plan.jsonl"]
+
+
+def _write_half(folder):
+    (folder / "file").write_text("half")
+    raise RuntimeError("midway")
+
+
+def test_a_folder_that_fails_leaves_nothing_and_keeps_the_old_one(tmp_path):
+    out = tmp_path / "new" / "out"
+    with pytest.raises(RuntimeError, match="midway"), files.replaced(out) as partial:
+        _write_half(partial)
+    assert list(tmp_path.iterdir()) == []
+    with files.replaced(out) as partial:
+        files.write_summary(partial, [{"policy": "x"}], {})
+    before = (out / "summary.json").read_bytes()
+    with pytest.raises(KeyboardInterrupt), files.replaced(out) as partial:
+        raise KeyboardInterrupt
+    assert (out / "summary.json").read_bytes() == before
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
+    with pytest.raises(ConfigError, match="the results can be written"), files.replaced(tmp_path / "out") as partial:
+        raise OSError(28, "No space left on device", str(partial))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_folder_is_only_what_its_summary_lists(tmp_path):
+    out = tmp_path / "out"
+    with files.replaced(out) as partial:
+        files.write_summary(partial, [{"policy": "x"}], {})
+    files.check_target(out)
+    (out / "below").mkdir()
+    (out / "below" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"'below/mine\.txt'"):
+        files.check_target(out)
+
+
+def test_usage_is_the_running_sum_of_the_residencies(results):
+    row = results["static"]
+    for usage in usages(row):
+        assert usage.total_bytes.max() == row.summary[f"peak_{usage.tier}_bytes"]
+        assert (usage.kind_bytes >= 0).all()
+        assert (np.diff(usage.time_ns) >= 0).all()
+    assert [usage.limit_bytes for usage in usages(row)] == [4_300_000, 10**9]
+    assert usages(results["resident"]) == []
+
+
+def test_stalls_by_cause_sum_to_the_stall(results):
+    row = results["static"]
+    first, last = measured_ns(row)
+    assert last - first == row.summary["step_ns"]
+    assert by_cause(row) == [
+        ("capacity", "hbm", 1, "100 us", "6.7 %"),
+        ("transfer", "h2d", 1, "100 us", "6.7 %"),
+    ]
+    assert [(s.op, s.cause, s.on, s.tensor, s.lasted) for s in largest(row)] == [
+        ("fwd/5", "capacity", "hbm", "", "100 us"),
+        ("bwd/0", "transfer", "h2d", "a0", "100 us"),
+    ]
+
+
+def test_first_readers_of_copies_that_nobody_reads_are_left_out():
+    builder = hosim.GraphBuilder("two")
+    builder.tensor("a", 8, "weight", persistent=True)
+    builder.op("first", ["a"])
+    builder.op("second", ["a"])
+    link = {"source": "ddr", "target": "hbm", "bandwidth": "1 GB/s"}
+    tiers = {"hbm": {"capacity": "1 kB", "bandwidth": "1 GB/s"}, "ddr": {"capacity": "1 kB"}}
+    machine = hosim.Hardware.model_validate(
+        {
+            "name": "m",
+            "compute_tier": "hbm",
+            "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+            "tiers": tiers,
+            "links": {"in": link},
+        }
+    )
+    rows = [(0, 1, 0, 0, 0, 0, 9), (0, 0, 0, 0, -1, 9, 10), (0, 0, 1, 0, -1, 12, 13), (0, 1, 0, 0, 0, 10, 12)]
+    rows.append((0, 1, 0, 0, 0, 13, 14))
+    names = ("rank", "kind", "item", "track", "channel", "start_ns", "end_ns")
+    spans = dict(zip(names, np.array(rows).T, strict=True))
+    assert perfetto.first_readers(builder.build(), machine, spans) == [(0, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_the_same_picture_gives_the_same_bytes(kind, results):
+    drawn = []
+    for _ in range(2):
+        out = io.BytesIO()
+        results["static"].timeline().write(out, kind)
+        drawn.append(out.getvalue())
+    assert drawn[0] == drawn[1]
+
+
+def test_the_timeline_names_its_lanes_units_and_limits(results):
+    out = io.BytesIO()
+    picture = results["static"].timeline()
+    picture.write(out, "svg")
+    ET.fromstring(out.getvalue())
+    lanes, *tiers = picture.axes
+    assert [label.get_text() for label in lanes.get_yticklabels()] == ["compute", "d2h", "h2d"]
+    assert [ax.get_ylabel() for ax in tiers] == ["hbm [MB]", "ddr [MB]"]
+    assert tiers[-1].get_xlabel() == "time [ms]"
+    said = {t.get_text() for t in picture.texts} | {t.get_text() for ax in picture.axes for t in ax.texts}
+    assert {"capacity", "transfer", "activation", "room", "peak 4.30 MB, budget 4.30 MB"} <= said
+    assert "host" not in said
+
+
+def test_the_timeline_of_many_steps_shows_the_last_two(tmp_path):
+    workload = chain.WORKLOAD.replace("steps: 2", "steps: 6")
+    row = hosim.run(chain.write(tmp_path, workload=workload), policies=["static"])["static"]
+    first, last = row.timeline().axes[0].get_xlim()
+    assert last - first == pytest.approx(2 * row.summary["step_ns"] / 1e6)
+    assert last == pytest.approx(row.summary["makespan_ns"] / 1e6)
+
+
+def _row(label, step=None, shortfall=None, **more):
+    summary = {"status": "ok" if step else "infeasible", "step_ns": step, **more}
+    return SimpleNamespace(label=label, summary=summary, shortfall=shortfall, blocked=(), trace=None, hardware=None)
+
+
+def test_sentences_of_one_row():
+    row = _row("static", 2_000_000, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
+    assert sentences([row]) == ["static takes 2.00 ms a step, and no plan can be faster (compute); it never waits."]
+
+
+def test_sentences_name_the_gap_and_the_op():
+    short = Shortfall("hbm", 130, 100, "L31/fwd/loss", levers=("raise the budget",))
+    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", hidden_fraction=0.97, slowdown_vs_fastest=1.0)
+    assert sentences([_row("resident", shortfall=short), fast]) == [
+        "resident does not fit in hbm: short by 30 B at op 'L31/fwd/loss'.",
+        (
+            "static takes 1.00 us a step, 50 % above the bound that no plan can beat (link d2h); "
+            "it hides 97 % of its copying."
+        ),
+    ]
+
+
+def test_sentences_on_a_row_that_computes_longer():
+    fast = _row("static", 1000, slowdown_vs_fastest=1.0)
+    slow = _row("recompute", 1300, slowdown_vs_fastest=1.3)
+    assert sentences([fast, slow])[1] == "recompute is 1.30 times as slow without a stall: it computes longer."
+
+
+def test_comparison_shows_every_row(results):
+    ax = results.comparison().axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(results)
+    assert isinstance(results.comparison(), figures.Picture)
