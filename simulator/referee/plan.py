@@ -8,6 +8,8 @@ and nowhere else, nothing else held. A plan that repeats is walked once, because
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -19,7 +21,7 @@ _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
 
 
-def check_plan(graph: Graph, hardware: Hardware, plan: Plan) -> None:
+def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = ()) -> None:
     """Check a plan before it runs.
 
     Parameters
@@ -30,6 +32,8 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan) -> None:
         Where.
     plan
         A fixed plan, or the record of what a reactive one issued; of a reactive plan only the homes are checked.
+    pinned
+        Tensors (ids) that the scenario keeps in the compute tier because it names that as their home.
 
     Raises
     ------
@@ -48,7 +52,7 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan) -> None:
             f"{plan.repeats} repeats",
             "make a plan of one training step and repeat it for each",
         )
-    _Walk(graph, hardware, plan, steps).run(graph.steps // plan.repeats)
+    _Walk(graph, hardware, plan, steps, frozenset(pinned)).run(graph.steps // plan.repeats)
 
 
 def _check_tiers(hardware: Hardware, plan: Plan) -> None:
@@ -100,10 +104,14 @@ class _Walk:
     ----------
     graph, hardware, plan, steps
         What is checked.
+    pinned
+        Tensors that stay in the compute tier.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, steps: Steps) -> None:
-        self._graph, self._plan, self._steps = graph, plan, steps
+    def __init__(
+        self, graph: Graph, hardware: Hardware, plan: Plan, steps: Steps, pinned: frozenset[int] = frozenset()
+    ) -> None:
+        self._graph, self._plan, self._steps, self._pinned = graph, plan, steps, pinned
         self._tiers = len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         numbers = {name: i for i, name in enumerate(plan.tiers)}
@@ -180,6 +188,10 @@ class _Walk:
         if was == ABSENT:
             found = f"{self._name(tensor)} absent from {self._plan.tiers[tier]}{self._since(place)}"
             raise self._error("what is detached is there", found, "drop this detach")
+        if tensor in self._pinned and tier == self._compute_tier and self._graph.tensors[tensor].persistent:
+            here = self._plan.tiers[tier]
+            found = f"that it detaches {self._name(tensor)}, whose home the scenario sets to {here}"
+            raise self._error(f"what has its home in {here} stays there", found, "leave its home free, or keep it")
         self._put(place, ABSENT)
         self._detached[place] = self._at
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:

@@ -67,14 +67,17 @@ def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progres
     progress(label, 0, 0)
     try:
         plan = decide(case.problem)
-        referee.check_plan(graph, hardware, plan)
+        referee.check_plan(graph, hardware, plan, case.pinned)
         trace = execute(case, plan, lambda done, total: progress(label, done, total))
     except CapacityError as error:
         return _infeasible(case, label, error.report)
     findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
     said = {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
     summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), **said}
-    return Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
+    result = Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
+    if plan.fixed is None and trace.status == "ok":
+        referee.check_plan(graph, hardware, result.recorded, case.pinned)
+    return result
 
 
 def _infeasible(case: Case, label: str, report: Shortfall) -> Result:

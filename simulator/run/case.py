@@ -62,6 +62,11 @@ class Case:
         homes = [home if there else NOWHERE for home, there in zip(self.problem.homes, exists, strict=True)]
         return homes, self.problem.budget_bytes
 
+    @property
+    def pinned(self) -> list[int]:
+        """Tensors (ids) that the scenario keeps in the compute tier."""
+        return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
+
     def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
         """Say which rows to run, each with the function that decides.
 
