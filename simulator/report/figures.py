@@ -14,10 +14,10 @@ from typing import IO, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from simulator.plan import COMPUTE as COMPUTE_STEP
@@ -28,6 +28,7 @@ from simulator.report.usage import KINDS, Usage, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 
 Times = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _WIDTH_IN, _DPI = 13.0, 110
 _TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
@@ -208,11 +209,19 @@ def _bars(ax: Axes, y: int, ends: tuple[Times, Times], group: Times, colour_of: 
         apart = np.concatenate([[True], (start[1:] > end[:-1]) | few])
         left = start[apart] / size
         right = end[np.concatenate([apart[1:], [True]])] / size
-        low, high = np.full_like(left, y - 0.4), np.full_like(left, y + 0.4)
-        corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
-        edge = np.where((right - left > hair) & few, 0.6, 0.0)
-        bars = PolyCollection(list(corners), facecolors=colour, edgecolors="white", linewidths=edge)
-        ax.add_collection(bars, autolim=False)
+        wide = (right - left > hair) & few
+        for chosen, edge in ((wide, 0.6), (~wide, 0.0)):
+            if chosen.any():
+                path = _rectangles(left[chosen], right[chosen], y - 0.4, y + 0.4)
+                ax.add_artist(PathPatch(path, facecolor=colour, edgecolor="white", linewidth=edge))
+
+
+def _rectangles(left: Floats, right: Floats, low: float, high: float) -> Path:
+    """One path of many rectangles: far quicker to make and to draw than a patch for each."""
+    bottom, top = np.full_like(left, low), np.full_like(left, high)
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
+    codes = np.tile(np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=Path.code_type), len(left))
+    return Path(corners.reshape(-1, 2), codes)
 
 
 def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -> bool:

@@ -214,12 +214,15 @@ def _arrows(row: Row, spans: Block) -> Iterator[Event]:
 def _counters(row: Row, rank: int) -> Iterator[Event]:
     for usage in usages(row, rank):
         last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
-        times = usage.time_ns[last].tolist()
-        totals = (usage.total_bytes[last] / 1e9).tolist()
-        kinds = [KINDS[k] for k in usage.kinds]
-        parts = (usage.kind_bytes[usage.kinds][:, last] / 1e9).T.tolist()
-        base = {"ph": "C", "pid": rank, "tid": 0}
-        for time, total, part in zip(times, totals, parts, strict=True):
-            yield {**base, "name": f"{usage.tier} [GB]", "ts": _us(time), "args": {"used": total}}
-            named = dict(zip(kinds, part, strict=True))
-            yield {**base, "name": f"{usage.tier} by kind [GB]", "ts": _us(time), "args": named}
+        times = usage.time_ns[last]
+        yield from _counter(f"{usage.tier} [GB]", rank, times, usage.total_bytes[last])
+        for k in usage.kinds:
+            yield from _counter(f"{usage.tier}: {KINDS[k]} [GB]", rank, times, usage.kind_bytes[k, last])
+
+
+def _counter(name: str, rank: int, times: NDArray[np.int64], held: NDArray[np.int64]) -> Iterator[Event]:
+    """One counter, an event for each change."""
+    changed = np.append(True, held[1:] != held[:-1])
+    base = {"ph": "C", "pid": rank, "tid": 0, "name": name}
+    for time, value in zip(times[changed].tolist(), (held[changed] / 1e9).tolist(), strict=True):
+        yield {**base, "ts": _us(time), "args": {"used": value}}

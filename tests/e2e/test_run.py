@@ -96,7 +96,10 @@ def test_perfetto_trace_is_one_thread_per_track_without_overlap(folder):
     for (tid, _, end), (next_tid, start, _) in pairwise(slices):
         assert tid != next_tid or end <= start + 1e-9
     counters = {e["name"] for e in events if e["ph"] == "C"}
-    assert counters == {"hbm [GB]", "hbm by kind [GB]", "ddr [GB]", "ddr by kind [GB]"}
+    kinds = {"hbm: weight [GB]", "hbm: activation [GB]", "hbm: gradient [GB]", "ddr: activation [GB]"}
+    assert counters == {"hbm [GB]", "ddr [GB]", *kinds}
+    used = [e["args"]["used"] for e in events if e["ph"] == "C" and e["name"] == "hbm [GB]"]
+    assert max(used) == 4.3e-3
 
 
 def test_arrows_lead_from_a_copy_in_to_its_first_reader(folder):
