@@ -4,7 +4,7 @@
 >>> results = hosim.run("llama3_8b_train_910c")
 >>> results.summary[["status", "step_ns", "stall_ns"]]      # a pandas table, one row per policy
 >>> results.sentences                                       # what a person would say about them
->>> results["static"].waits.groupby("cause")["duration_ns"].sum()
+>>> results["static"].waits                                 # every stall: which op, why, for what, on which link
 >>> results["static"].timeline()                            # a matplotlib figure; shows itself in a notebook
 >>> results.write("results/llama3_8b")                      # what ``hosim run --out`` writes
 

@@ -118,14 +118,15 @@ def test_the_wheel_works_in_a_clean_environment(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     where = [str(python), "-c", "import simulator; print(simulator.__file__)"]
-    at = subprocess.run(where, cwd=empty, capture_output=True, text=True, check=True).stdout.strip()
+    clean = {"cwd": empty, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
+    at = subprocess.run(where, capture_output=True, text=True, check=True, **clean).stdout.strip()
     assert Path(at).is_relative_to(home)
     command = [str(python), "-m", "simulator"]
-    listed = subprocess.run([*command, "list"], cwd=empty, capture_output=True, text=True, check=True)
+    listed = subprocess.run([*command, "list"], capture_output=True, text=True, check=True, **clean)
     assert "llama3_8b_train_910c" in listed.stdout
     done = subprocess.run(
         [*command, "run", "tiny_train_910c", "--policy", "static", "--out", "out"],
-        cwd=empty,
+        **clean,
         capture_output=True,
         text=True,
         timeout=120,
