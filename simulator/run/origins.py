@@ -33,12 +33,21 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
         ],
         "switches": loaded.scenario.switches.model_dump(),
         "set": dict(loaded.scenario.set_),
-        **{
-            table: [
-                {"document": document.name, "field": path, "why": why}
-                for document in documents.values()
-                for path, why in getattr(document, table).items()
-            ]
-            for table in ("fitted", "assumed")
-        },
+        **{table: _figures(loaded, table) for table in ("fitted", "assumed")},
     }
+
+
+def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
+    """Fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
+    scenario: dict[str, str] = getattr(loaded.scenario, table)
+    hardware: dict[str, str] = getattr(loaded.hardware, table)
+    found = []
+    for path, why in hardware.items():
+        document = loaded.scenario if why in scenario.values() else loaded.hardware
+        found.append({"document": document.name, "field": path, "why": why})
+    for path, why in getattr(loaded.workload, table).items():
+        found.append({"document": loaded.workload.name, "field": path, "why": why})
+    for path, why in scenario.items():
+        if why not in hardware.values():
+            found.append({"document": loaded.scenario.name, "field": path, "why": why})
+    return found

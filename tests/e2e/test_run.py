@@ -71,6 +71,16 @@ def test_provenance_names_every_input_and_every_assumption(folder):
     assert provenance["switches"] == {"copies_wait_for": "start", "hbm_contention": False}
 
 
+def test_what_a_scenario_sets_is_listed_once(tmp_path):
+    fitted = "set:\n  links.*.bandwidth: 5 GB/s\nfitted:\n  links.*.bandwidth: to nothing, for a test\n"
+    results = hosim_api.run(chain.write(tmp_path, scenario=chain.SCENARIO + fitted), policies=["static"])
+    why = {"document": "chain", "why": "to nothing, for a test"}
+    assert results.provenance["fitted"] == [
+        {"field": "links.d2h.bandwidth", **why},
+        {"field": "links.h2d.bandwidth", **why},
+    ]
+
+
 def test_tables_say_the_same_as_the_summary(folder):
     with (folder / "summary.csv").open() as file:
         static = next(row for row in csv.DictReader(file) if row["policy"] == "static")
