@@ -101,6 +101,8 @@ class Host:
             if self.ahead >= self._depth:
                 self.is_full = True
                 return False
+            if b >= len(self._streams):
+                raise self._unknown_stream(b)
             self._issue_compute(a, self._streams[b])
         elif kind == COPY:
             self._issue_copy(code)
@@ -150,6 +152,14 @@ class Host:
         stream.queue.append((self._key, op, places.rounds.env.now, turns))
         if stream.running is None and len(stream.queue) == 1:
             places.rounds.consider(stream, self._key)
+
+    def _unknown_stream(self, number: int) -> PlanError:
+        return PlanError(
+            f"step {self._key & ISSUE_MASK} (compute)",
+            f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}",
+            f"stream {number}",
+            "issue it on stream 0, or make a fixed plan",
+        )
 
     def _issue_copy(self, code: Code) -> None:
         places = self.places

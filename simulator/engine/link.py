@@ -111,7 +111,7 @@ class Shared:
 
     def _join(self, transfer: Transfer, *, close: bool) -> None:
         size = self._size_bytes[transfer.tensor]
-        units = work(size, self._link.bandwidth_bytes_per_s)
+        units = work(size, self.path.unit)
         if self.domain is not None:
             self.domain.join(self.path, rate_cap(size, self._link), units, transfer.key, transfer)
         if close:

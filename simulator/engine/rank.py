@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from simulator.engine.blocked import Explainer
@@ -99,8 +100,11 @@ class Rank:
         if not others and (link.channels == 1 or link.sharing == "servers"):
             queue.service = Alone(machine.rounds.env, link, self.columns.size_bytes)
             return queue
-        own = (Resource(link.bandwidth_bytes_per_s),) if link.sharing == "fair" else ()
-        path = Path(link.bandwidth_bytes_per_s, own + others, even=link.sharing == "fifo")
+        unit = link.bandwidth_bytes_per_s
+        own = (Resource(unit),) if link.sharing == "fair" else ()
+        if unit == math.inf:
+            unit = min((other.bandwidth for other in others), default=unit)
+        path = Path(unit, own + others, even=link.sharing == "fifo" and unit == link.bandwidth_bytes_per_s)
         queue.service = Shared(machine.rounds.env, link, self.columns.size_bytes, path)
         self.flows.append(queue.service)
         return queue

@@ -43,7 +43,8 @@ class Path:
     Attributes
     ----------
     unit
-        The bandwidth that work and rates are counted against [B/s]: that of the flow's own link.
+        The bandwidth that work and rates are counted against [B/s]: that of the flow's own link; if that is endless,
+        that of the narrowest bus it is on.
     shared
         Resources whose bandwidth the flow shares max-min.
     even

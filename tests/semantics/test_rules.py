@@ -139,6 +139,14 @@ def test_5_a_reactive_plan_that_reads_what_it_detached_is_refused():
         play(machine(), g, decide)
 
 
+def test_5_a_reactive_plan_on_an_unknown_stream_is_refused():
+    g = graph("a 4", "f: -> a, 5 ns")
+    with pytest.raises(
+        PlanError, match=r"step 0 \(compute\): a reactive plan uses compute streams 0 to 0, found stream 1"
+    ):
+        play(machine(), g, lambda view: iter([(COMPUTE, 0, 1, 0)]))
+
+
 def test_6_death_is_a_detach_and_nothing_is_freed_by_itself():
     h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: ->, 10 ns")
     t = play(h, g, "compute f; compute g")
@@ -198,6 +206,13 @@ def test_10_links_on_a_bus_share_it():
         h, g, "compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach a hbm; detach a ddr; detach w hbm", "w ddr"
     )
     assert timeline(t, g, h) == ["0-10 f", "0-50 h2d w", "10-60 d2h a", "50-55 g"]
+
+
+def test_10_a_link_without_a_limit_still_feels_its_bus():
+    h = machine(h2d={"bandwidth": "inf"}, buses={"bus": {"links": ["h2d"], "bandwidth": "1 GB/s"}})
+    g = graph("w 10 persistent", "f: w ->, 1 ns")
+    t = play(h, g, "copy w ddr hbm; compute f; detach w hbm", "w ddr")
+    assert timeline(t, g, h) == ["0-10 h2d w", "10-11 f"]
 
 
 def test_10_by_switch_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels():
