@@ -18,6 +18,9 @@ test:  ## all tests
 bench:  ## the engine benchmark (minutes; prints ratios)
 	$(PYTHON) tests/bench/engine.py
 
+golden:  ## renew the exact texts that the tests compare with
+	$(PYTHON) -m pytest tests/golden --snapshot-update
+
 format:  ## put the code in shape
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
