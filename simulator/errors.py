@@ -66,7 +66,7 @@ class Shortfall:
     demand_bytes, capacity_bytes
         What must be there at once, and what there is room for [B].
     at
-        Name of the op (or moment) of the largest demand.
+        The moment of the largest demand, as a phrase (``op 'L03/fwd/norm1'``).
     largest
         ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
     levers

@@ -64,7 +64,7 @@ def _op_shortfall(
     ]
     if demand > used:
         levers.insert(1, f"leave the home of some of the {human(demand - used, 'B')} that stay in {tier} free")
-    return Shortfall(tier, demand, int(budget_bytes), op.name, _largest(sizes), tuple(levers))
+    return Shortfall(tier, demand, int(budget_bytes), f"op {op.name!r}", _largest(sizes), tuple(levers))
 
 
 def _raise_budget(tier: str, demand: int, budget: int) -> str:
@@ -127,7 +127,7 @@ def _total_shortfall(
     else:
         levers.append(f"add a tier that {tier} has a link to")
     return Shortfall(
-        tier, int(demand - elsewhere), int(budget_bytes), graph.ops[k].name, _largest(sizes), tuple(levers)
+        tier, int(demand - elsewhere), int(budget_bytes), f"op {graph.ops[k].name!r}", _largest(sizes), tuple(levers)
     )
 
 

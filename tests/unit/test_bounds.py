@@ -96,7 +96,7 @@ def test_what_has_its_home_in_the_compute_tier_stays_there():
     assert infeasible(g, machine(), ids(g, {"w": HBM}), 90) is None
     assert limit(g, {"w": HBM}, 90).terms == {"compute": 3, "room at g": 42, "link h2d": 20, "link d2h": 20}
     found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
-    assert (found.demand_bytes, found.at, found.largest[0]) == (90, "g", ("workspace of g", 50))
+    assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op 'g'", ("workspace of g", 50))
     assert found.levers[1] == "leave the home of some of the 40 B that stay in hbm free"
 
 
@@ -138,7 +138,13 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
     g = graph("a 40, b 30", "f: -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
     assert infeasible(g, machine(), ids(g, {}), 90) is None
     found = infeasible(g, machine(), ids(g, {}), 89)
-    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.gap_bytes, found.at) == ("hbm", 90, 89, 1, "g")
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.gap_bytes, found.at) == (
+        "hbm",
+        90,
+        89,
+        1,
+        "op 'g'",
+    )
     assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
     assert found.levers == (
         "raise the budget in hbm by 1 B to 90 B",
@@ -180,6 +186,6 @@ def test_without_a_tier_below_everything_needed_must_fit():
         }
     )
     found = infeasible(SAVED, alone, ids(SAVED, {}), 100)
-    assert (found.demand_bytes, found.at) == (120, "h")
+    assert (found.demand_bytes, found.at) == (120, "op 'h'")
     assert found.largest == (("a", 40), ("b", 40), ("c", 40))
     assert found.levers == ("raise the budget in hbm by 20 B to 120 B", "add a tier that hbm has a link to")
