@@ -190,6 +190,4 @@ def working_set_bytes(graph: Graph) -> NDArray[np.int64]:
         Sizes of what it reads or writes, each tensor once, plus its workspace.
     """
     sizes = [t.size_bytes for t in graph.tensors]
-    return np.array(
-        [op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64
-    )
+    return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
