@@ -43,7 +43,7 @@ class Explainer:
             if link.queue:
                 told += self._head(link)
         if not told:
-            unsettled = [t for t in range(len(self._graph.tensors)) if not self._places.settled(t)]
+            unsettled = [t for t in range(len(self._graph.tensors)) if self._places.is_awaited(t)]
             told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not told and not host.finished:
             told = ["the host could not issue its next step"]
@@ -60,7 +60,7 @@ class Explainer:
         return repr(self._graph.tensors[tensor].name)
 
     def _compute(self, stream: Stream) -> list[str]:
-        key, op = stream.queue[0][:2]
+        key, op = stream.queue[0][0], stream.queue[0][1].op
         what = f"op {self._graph.ops[op].name!r} (step {key & ISSUE_MASK})"
         tensor = stream.lacks()
         if tensor < 0:
@@ -72,19 +72,21 @@ class Explainer:
         transfer = self._places.first_transfer(tensor, before)
         return self._transfer(transfer) if transfer else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
-    def _transfer(self, step: Transfer) -> list[str]:
-        head = step.link.queue[0]
-        if head is step:
-            return self._head(step.link)
-        copy = f"the copy of {self._name(step.tensor)} (step {step.key & ISSUE_MASK})"
+    def _transfer(self, transfer: Transfer) -> list[str]:
+        link = transfer.step.link
+        head = link.queue[0]
+        if head is transfer:
+            return self._head(link)
+        copy = f"the copy of {self._name(transfer.step.tensor)} (step {transfer.key & ISSUE_MASK})"
         sentence = f"{copy} is behind step {head.key & ISSUE_MASK} in its channel"
-        return [sentence, *self._head(step.link)] if self._once(sentence) else []
+        return [sentence, *self._head(link)] if self._once(sentence) else []
 
     def _head(self, link: LinkQueue) -> list[str]:
         head = link.queue[0]
+        tensor = head.step.tensor
         tiers = self._places.tiers
         what = (
-            f"the copy of {self._name(head.tensor)} from {tiers[head.source].name} to {tiers[head.target].name} "
+            f"the copy of {self._name(tensor)} from {tiers[link.source].name} to {tiers[link.target].name} "
             f"(step {head.key & ISSUE_MASK})"
         )
         if link.is_gated(head):
@@ -92,8 +94,8 @@ class Explainer:
             return [sentence] if self._once(sentence) else []
         if link.lacks_tensor(head):
             sentence = f"{what} waits for its source"
-            return [sentence, *self._tensor(head.tensor, head.key)] if self._once(sentence) else []
-        sentence = self._room(what, head.target, self._places.size_bytes[head.tensor])
+            return [sentence, *self._tensor(tensor, head.key)] if self._once(sentence) else []
+        sentence = self._room(what, link.target, self._places.size_bytes[tensor])
         return [sentence] if self._once(sentence) else []
 
     def _room(self, what: str, tier: int, size: int) -> str:

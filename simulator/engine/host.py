@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import simpy
+from simpy.events import EventCallbacks
 
-from simulator.engine.link import Transfer
-from simulator.engine.places import Detaching, wait_for
-from simulator.engine.rounds import ISSUE_MASK, RANK_SHIFT
-from simulator.errors import InvariantError, PlanError
+from simulator.cost import ceil_div
+from simulator.engine.book import Book, Step
+from simulator.engine.rounds import RANK_SHIFT
+from simulator.errors import InvariantError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, DETACH, Code, Plan, Steps
+from simulator.plan import Code, Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.issued import Issued
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simulator.engine.stream import Stream
 
 _STEPS_PER_CHECKPOINT = 8192
+"""Steps between checkpoints, or a few more."""
 
 
 class Host:
@@ -35,25 +36,39 @@ class Host:
     view
         What a reactive plan may look at.
 
-    Notes
-    -----
-    A full queue (`is_full`) is filled up again once half of it has started (`ahead` is at `resume_at`).
+    Attributes
+    ----------
+    key, lap
+        Of the step that is issued next.
+    credit
+        Computes that may be issued before the queue is looked at again.
+    is_full
+        The queue was full; it is filled up again once half of it has started.
+    is_busy, awaited, finished
+        It pays for a step; the tensor that it waits for at a sync, or -1; it has issued all steps.
+    watchers
+        Streams whose wait depends on it.
     """
 
     def __init__(self, rank: Rank, plan: Plan, view: Issued | None) -> None:
         machine, costs = rank.machine, rank.machine.hardware.host
-        self.places = rank.places
+        self.places, self.rounds, self.clock = rank.places, machine.rounds, machine.rounds.clock
+        self.key, self.lap, self.credit = rank.number << RANK_SHIFT, -1, 0
         self.is_full = self.is_busy = self.finished = False
         self.awaited = -1
         self.watchers: list[Stream] = []
-        self.ahead, self._depth, self.resume_at = 0, costs.queue_depth, costs.queue_depth // 2
-        self._columns, self._streams, self._routes = rank.columns, rank.streams, rank.routes
-        self._view, self._checkpoint = view, machine.checkpoint
-        self._rows = None if view is None else machine.recorder.issued[rank.number]
-        self._codes, self._costs, self._launch = _program(plan, costs, view)
-        self._code: Code | None = None
-        self._key = rank.number << RANK_SHIFT
-        self._gate = rank.streams[0]
+        self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
+        self._next_checkpoint = self.key
+        self._room = QueueRoom(self)
+        rows = None if view is None else machine.recorder.issued[rank.number]
+        self._begin_lap, prices, self._launch = _program(plan, costs, rank.book, view, rows)
+        self._prices = prices if any(prices) else None
+        self._laps = plan.repeats if plan.fixed is not None else 1
+        self._steps: Iterator[Step] = iter(())
+        self._pending: Step | None = None
+        self._callbacks: EventCallbacks = [self._paid]
+        self._payment = simpy.Event(self.clock)
+        self._payment._ok, self._payment._value = True, None
 
     def begin(self) -> None:
         """Pay for the launch, then issue."""
@@ -64,127 +79,103 @@ class Host:
 
     def _pay(self, cost: int) -> None:
         self.is_busy = True
-        self.places.rounds.env.timeout(cost).callbacks.append(self._paid)
+        self._payment.callbacks = self._callbacks
+        self.clock.at(self.clock.now + cost, self._payment)
 
     def _paid(self, event: simpy.Event) -> None:
         self.is_busy = False
         self.advance()
-        self.places.rounds.close()
+        self.rounds.close()
 
     def advance(self) -> None:
         """Issue steps until one costs time, the queue is full, or a sync has to wait."""
         self.is_full, self.awaited = False, -1
-        if self._code is None or self._issue(self._code):
-            self._code = None
+        if self._pending is None or self._pending.issue(self):
+            if self._pending is not None:
+                self.key += 1
+            self._pending = None
             self._pull()
         if self.watchers:
-            self.places.rounds.restless += self.watchers
+            self.rounds.restless += self.watchers
             self.watchers.clear()
 
+    look_again = advance
+    """Go on at the sync."""
+
     def _pull(self) -> None:
-        """Pull steps from the plan and issue them, as far as possible now."""
-        costs = self._costs
-        for code in self._codes:
-            if costs[code[0]]:
-                self._code = code
-                self._pay(costs[code[0]])
-                return
-            if not self._issue(code):
-                self._code = code
-                return
-        self.finished = True
+        """Take steps from the plan and issue them, as far as possible now."""
+        prices = self._prices
+        while not self.finished:
+            for step in self._steps:
+                if prices is not None and prices[step.kind]:
+                    self._pending = step
+                    self._pay(prices[step.kind])
+                    return
+                if not step.issue(self):
+                    self._pending = step
+                    return
+                self.key += 1
+            self.lap += 1
+            self.finished = self.lap == self._laps
+            self._steps = iter(()) if self.finished else self._begin_lap()
 
-    def _issue(self, code: Code) -> bool:
-        """Issue a step, unless it has to wait."""
-        kind, a, b, _ = code
-        if kind == COMPUTE:
-            if self.ahead >= self._depth:
-                self.is_full = True
-                return False
-            if b >= len(self._streams):
-                raise self._unknown_stream(b)
-            self._issue_compute(a, self._streams[b])
-        elif kind == COPY:
-            self._issue_copy(code)
-        elif kind == DETACH:
-            if self._view is not None:
-                self._view.detach(self._key & ISSUE_MASK, a, b)
-            Detaching(self.places, self._key, a, b)
-        elif not self.places.settled(a):
-            self._await(a)
-            return False
-        self._key += 1
-        if self._rows is not None:
-            self._rows += code
-        if not self._key % _STEPS_PER_CHECKPOINT:
+    def has_credit(self) -> bool:
+        """Whether a compute may be issued; if not, the queue is full, and is filled up when half of it has started."""
+        if self.key >= self._next_checkpoint:
+            self._next_checkpoint = self.key + _STEPS_PER_CHECKPOINT
             self._checkpoint()
-        return True
+        ahead = self.ahead
+        self.credit = self._depth - ahead
+        if self.credit:
+            return True
+        self.is_full = True
+        self._room.wait(ahead - self._depth // 2)
+        return False
 
-    def _await(self, tensor: int) -> None:
-        """Wait at a sync; look again when the next step that names the tensor ends."""
-        self.awaited = tensor
-        if not wait_for(self.places.users(tensor), self):
-            self.places.wait_for_moves(tensor, self.places.moves_issued[tensor], self._key, self)
+    @property
+    def ahead(self) -> int:
+        """Computes that were issued and have not started."""
+        return sum([len(stream.queue) for stream in self._streams])
+
+    def fill_up(self) -> None:
+        """If the queue was full, go on once half of it has started."""
+        if self.is_full:
+            excess = self.ahead - self._depth // 2
+            if excess > 0:
+                self._room.wait(excess)
+            else:
+                self.advance()
+
+
+class QueueRoom:
+    """Waits until enough computes of a full queue have started."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def wait(self, excess: int) -> None:
+        """Look again before so many computes more can have started: one stream must have started its part by then."""
+        streams = self._host.places.streams
+        part = ceil_div(excess, len(streams))
+        for stream in streams:
+            stream.wait_for_start(stream.started + part, self)
 
     def look_again(self) -> None:
-        """Go on at the sync."""
-        self.advance()
-
-    def _issue_compute(self, op: int, stream: Stream) -> None:
-        places, columns = self.places, self._columns
-        if self._view is not None:
-            self._view.compute(self._key & ISSUE_MASK, op)
-        number = stream.issued = stream.issued + 1
-        turns: tuple[tuple[int, int], ...] = ()
-        reads, writes = columns.reads[op], columns.writes[op]
-        if reads or writes:
-            ended, last_use, fence = places.moves_ended, stream.last_use, places.fence
-            for tensor in reads:
-                last_use[tensor] = number
-                if fence[tensor] > ended[tensor]:
-                    turns += ((tensor, fence[tensor]),)
-            for tensor in writes:
-                last_use[tensor] = stream.last_write[tensor] = number
-                if places.moves_issued[tensor] > ended[tensor]:
-                    turns += ((tensor, places.moves_issued[tensor]),)
-        self.ahead += 1
-        self._gate = stream
-        stream.queue.append((self._key, op, places.rounds.env.now, turns))
-        if stream.running is None and len(stream.queue) == 1:
-            places.rounds.consider(stream, self._key)
-
-    def _unknown_stream(self, number: int) -> PlanError:
-        return PlanError(
-            f"step {self._key & ISSUE_MASK} (compute)",
-            f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}",
-            f"stream {number}",
-            "issue it on stream 0, or make a fixed plan",
-        )
-
-    def _issue_copy(self, code: Code) -> None:
-        places = self.places
-        _, tensor, source, target = code
-        if self._view is not None:
-            self._view.copy(self._key & ISSUE_MASK, tensor, source, target)
-        link = self._routes.get((source, target))
-        if link is None:
-            names = [tier.name for tier in places.tiers]
-            raise PlanError(
-                f"step {self._key & ISSUE_MASK} (copy {names[source]} -> {names[target]})",
-                "a link joins the two tiers",
-                "none",
-                "copy along the links of the hardware profile, or add the link",
-            )
-        link.append(Transfer(link, self._key, code, self._gate))
+        """Fill the queue up, if enough have started."""
+        self._host.fill_up()
 
 
-def _program(plan: Plan, costs: HostCosts, view: Issued | None) -> tuple[Iterator[Code], tuple[int, ...], int]:
-    """The codes that the host pulls, the cost of each kind of step, and the cost of the launch."""
+def _program(
+    plan: Plan, costs: HostCosts, book: Book, view: Issued | None, rows: list[int] | None
+) -> tuple[Callable[[], Iterator[Step]], tuple[int, ...], int]:
+    """What begins a lap, the cost of each kind of step, and the cost of the launch."""
     steps = plan.steps
     if isinstance(steps, Steps):
-        codes = chain.from_iterable(steps.codes() for _ in range(plan.repeats))
-        return codes, (costs.fixed.step_ns,) * 4, costs.fixed.launch_ns
-    if view is None:
+        prices = (costs.fixed.step_ns,) * 4
+        if plan.repeats == 1:
+            return lambda: map(book.step, steps.codes()), prices, costs.fixed.launch_ns
+        return book.laps(steps.codes()).__iter__, prices, costs.fixed.launch_ns
+    if view is None or rows is None:
         raise InvariantError("engine", "a reactive plan has a view", "none", "report this")
     reactive = costs.reactive
     prices = (
@@ -193,4 +184,12 @@ def _program(plan: Plan, costs: HostCosts, view: Issued | None) -> tuple[Iterato
         reactive.detach_ns,
         reactive.sync_ns,
     )
-    return steps(view), prices, 0
+    return lambda: _decide(steps(view), view, book, rows), prices, 0
+
+
+def _decide(codes: Iterator[Code], view: Issued, book: Book, rows: list[int]) -> Iterator[Step]:
+    """Check, count and record each step of a reactive plan; the next is asked for when this one was issued."""
+    for issue, code in enumerate(codes):
+        view.note(issue, code)
+        yield book.step(code)
+        rows += code

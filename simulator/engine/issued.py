@@ -5,9 +5,11 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
+from simulator.engine.book import Book
 from simulator.engine.places import Places
 from simulator.errors import PlanError
 from simulator.graph import Graph
+from simulator.plan import COMPUTE, COPY, DETACH, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -20,16 +22,17 @@ class Issued:
     ----------
     places
         The rank's places, for what has happened on the device.
+    book
+        The rank's count of issued steps.
     graph
         For what ops read and write, and for names in messages.
     home
         Tier id of each tensor at time 0, or -1.
-    compute_tier
-        Id of the tier that kernels work in.
     """
 
-    def __init__(self, places: Places, graph: Graph, home: tuple[int, ...], compute_tier: int) -> None:
-        self._places, self._graph, self._compute_tier = places, graph, compute_tier
+    def __init__(self, places: Places, book: Book, graph: Graph, home: tuple[int, ...]) -> None:
+        self._places, self._book, self._graph = places, book, graph
+        self._compute_tier = book.compute_tier
         self._state = [bytearray(len(home)) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -38,7 +41,7 @@ class Issued:
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
-        return int(self._places.rounds.env.now)
+        return int(self._places.rounds.clock.now)
 
     def place(self, tensor: int, tier: int) -> str:
         """State of a place once all issued steps have acted: ``absent``, ``valid`` or ``stale``."""
@@ -46,15 +49,31 @@ class Issued:
 
     def settled(self, tensor: int) -> bool:
         """Whether every issued step that names the tensor has ended."""
-        return self._places.settled(tensor)
+        return self._book.settled(tensor)
 
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
         instance = self._places.tiers[tier]
         return instance.capacity - instance.used
 
-    def compute(self, issue: int, op: int) -> None:
-        """Check and note a compute."""
+    def note(self, issue: int, code: Code) -> None:
+        """Check and note a step."""
+        kind, a, b, c = code
+        if kind == COMPUTE:
+            self._compute(issue, a, b)
+        elif kind == COPY:
+            self._copy(issue, a, b, c)
+        elif kind == DETACH:
+            self._detach(issue, a, b)
+
+    def _compute(self, issue: int, op: int, stream: int) -> None:
+        if stream >= len(self._places.streams):
+            raise PlanError(
+                f"step {issue} (compute)",
+                f"a reactive plan uses compute streams 0 to {len(self._places.streams) - 1}",
+                f"stream {stream}",
+                "issue it on stream 0, or make a fixed plan",
+            )
         here = self._state[self._compute_tier]
         node = self._graph.ops[op]
         for tensor in node.reads:
@@ -67,16 +86,14 @@ class Issued:
                     state[tensor] = STALE
             here[tensor] = VALID
 
-    def copy(self, issue: int, tensor: int, source: int, target: int) -> None:
-        """Check and note a copy."""
+    def _copy(self, issue: int, tensor: int, source: int, target: int) -> None:
         if self._state[source][tensor] != VALID:
             self._refuse(issue, "copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
             self._refuse(issue, "copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
         self._state[target][tensor] = VALID
 
-    def detach(self, issue: int, tensor: int, tier: int) -> None:
-        """Check and note a detach."""
+    def _detach(self, issue: int, tensor: int, tier: int) -> None:
         if self._state[tier][tensor] == ABSENT:
             self._refuse(issue, "detach", "a detached place is present", tensor, tier, "drop this detach")
         self._state[tier][tensor] = ABSENT

@@ -20,7 +20,7 @@ class MemoryTraffic:
 
     def end(self) -> None:
         """The traffic is over; the kernel ends with its arithmetic, if that takes longer."""
-        self._stream.span.begin(max(0, self._least_end_ns - self._stream.places.rounds.env.now))
+        self._stream.span.begin(max(0, self._least_end_ns - self._stream.places.rounds.clock.now))
 
 
 class ContendedKernels:
@@ -47,14 +47,14 @@ class ContendedKernels:
 
     def begin(self, stream: Stream, op: int) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
-        env, work = stream.places.rounds.env, self._work[op]
+        clock, work = stream.places.rounds.clock, self._work[op]
         if not work:
             stream.span.begin(self._least[op])
             return
-        traffic = MemoryTraffic(stream, env.now + self._least[op])
+        traffic = MemoryTraffic(stream, clock.now + self._least[op])
         key = stream.running[0] if stream.running else 0
         if self._launch:
-            timer = env.timeout(self._launch)
+            timer = clock.timeout(self._launch)
             timer.callbacks.append(lambda event: self._join(work, key, traffic, stream.places.rounds))
         else:
             self._join(work, key, traffic, None)

@@ -46,14 +46,14 @@ class Waiting:
         """Walk to the cause of the present wait, and split the wait if the cause has changed."""
         reason = _walk(self._stream)
         if reason != self._reason:
-            now = self._stream.places.rounds.env.now
+            now = self._stream.places.rounds.clock.now
             if self._reason is not None and now > self._since:
                 self._parts.append((self._since, now, self._reason))
             self._reason, self._since, self.is_open = reason, now, True
 
     def end(self, issue: int, op: int) -> None:
         """The stream starts this op: write its wait, if there was one."""
-        stream, now, rows = self._stream, self._stream.places.rounds.env.now, self._rows
+        stream, now, rows = self._stream, self._stream.places.rounds.clock.now, self._rows
         for start, end, reason in self._parts:
             rows += (stream.rank, stream.number, op, issue, start, end, *reason)
         self._parts.clear()
@@ -99,13 +99,13 @@ def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
     transfer = stream.places.first_transfer(tensor, before)
     if transfer is None:
         return ORDER, -1, -1
-    link = transfer.link
+    link = transfer.step.link
     _watch(link.watchers, stream)
     if transfer in link.running:
         return TRANSFER, link.number, tensor
     if link.has_free_channel:
         return _walk_head(stream, link)
-    return TRANSFER, link.number, link.running[0].tensor
+    return TRANSFER, link.number, link.running[0].step.tensor
 
 
 def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
@@ -114,5 +114,5 @@ def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
     if link.is_gated(head):
         return ORDER, -1, -1
     if link.lacks_tensor(head):
-        return _walk_tensor(stream, head.tensor, head.key)
-    return CAPACITY, head.target, head.tensor
+        return _walk_tensor(stream, head.step.tensor, head.key)
+    return CAPACITY, link.target, head.step.tensor

@@ -7,67 +7,44 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
-from simpy.events import Timeout
 
 from simulator.cost import rate_cap, transfer_ns, work
-from simulator.engine.places import Places, wait_for
-from simulator.engine.rounds import ISSUE_MASK, RANK_SHIFT, Clock
+from simulator.engine.places import Places, are_running, wait_for
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
-from simulator.plan import COPY, Code
+from simulator.plan import COPY
 
 if TYPE_CHECKING:
+    from simulator.engine.book import CopyStep
     from simulator.engine.stream import Stream
 
 
-class Transfer:
-    """A copy that was issued.
+class Transfer(simpy.Event):
+    """A copy that was issued; as an event, its end (or that of its latency).
 
     Attributes
     ----------
-    gate, gate_number
-        The stream of the last compute issued before it, and that compute's number there.
-    moves
-        How many moves of the tensor must have ended before.
-    writers
-        Computes issued before that write the tensor and had not ended.
+    step, key, lap, issued_ns
+        What was issued, and when [ns].
+    channel, start_ns
+        Where and when it was started [ns].
     """
 
-    __slots__ = (
-        "channel",
-        "gate",
-        "gate_number",
-        "issued_ns",
-        "key",
-        "link",
-        "moves",
-        "source",
-        "start_ns",
-        "target",
-        "tensor",
-        "writers",
-    )
+    __slots__ = ("channel", "issued_ns", "key", "lap", "start_ns", "step")
 
-    def __init__(self, link: LinkQueue, key: int, code: Code, gate: Stream) -> None:
-        _, tensor, self.source, self.target = code
-        places = link.places
-        self.link, self.key, self.tensor, self.gate, self.gate_number = link, key, tensor, gate, gate.issued
-        self.moves = places.fence[tensor]
-        self.writers = places.writers(tensor) if tensor in places.written else ()
-        self.issued_ns = places.rounds.env.now
-        self.channel = self.start_ns = -1
-        places.moves_issued[tensor] += 1
-        places.transfers[tensor].append(self)
-
-    def is_behind_write(self) -> bool:
-        """Whether a write issued before the copy has not ended."""
-        return any(stream.ended < number for stream, number in self.writers)
+    def __init__(self, step: CopyStep, key: int, lap: int, issued_ns: int) -> None:
+        self.step, self.key, self.lap, self.issued_ns = step, key, lap, issued_ns
+        self.channel: int
+        self.start_ns: int
+        self._ok = True
 
     def end(self) -> None:
         """Its bytes are across."""
-        self.link.end(self)
-        if self.link.queue:
-            self.link.offer(self.link.queue[0])
+        link = self.step.link
+        link.end(self)
+        if link.queue:
+            link.offer(link.queue[0])
 
 
 class Service(Protocol):
@@ -80,42 +57,47 @@ class Service(Protocol):
 class Alone:
     """Service on a channel whose rate nobody else changes: one event."""
 
-    def __init__(self, env: Clock, link: Link, size_bytes: list[int]) -> None:
-        self._env, self._link, self._size_bytes = env, link, size_bytes
+    def __init__(self, queue: LinkQueue, link: Link, size_bytes: list[int]) -> None:
+        self._clock, self._link, self._size_bytes = queue.clock, link, size_bytes
         self._times: dict[int, int] = {}  # by size
+        self._callbacks = [queue.finish]
 
     def begin(self, transfer: Transfer) -> None:
         """Begin now."""
-        size = self._size_bytes[transfer.tensor]
+        size = self._size_bytes[transfer.step.tensor]
         time = self._times.get(size)
         if time is None:
             time = self._times[size] = transfer_ns(size, self._link)
-        Timeout(self._env, time, transfer).callbacks.append(_end)
+        transfer.callbacks = self._callbacks  # type: ignore[assignment]
+        self._clock.at(self._clock.now + time, transfer)
 
 
 class Shared:
     """Service in a domain: latency first, then a flow whose rate depends on the others."""
 
-    def __init__(self, env: Clock, link: Link, size_bytes: list[int], path: Path) -> None:
-        self._env, self._link, self._size_bytes = env, link, size_bytes
+    def __init__(self, queue: LinkQueue, link: Link, size_bytes: list[int], path: Path) -> None:
+        self._queue, self._link, self._size_bytes = queue, link, size_bytes
+        self._callbacks = [self._join_late]
         self.path = path
         self.domain: Domain | None = None
 
     def begin(self, transfer: Transfer) -> None:
         """Begin now."""
         if self._link.latency_ns:
-            timer = self._env.timeout(self._link.latency_ns, value=transfer)
-            timer.callbacks.append(lambda event: self._join(event.value, close=True))
+            transfer.callbacks = self._callbacks  # type: ignore[assignment]
+            self._queue.clock.at(self._queue.clock.now + self._link.latency_ns, transfer)
         else:
-            self._join(transfer, close=False)
+            self._join(transfer)
 
-    def _join(self, transfer: Transfer, *, close: bool) -> None:
-        size = self._size_bytes[transfer.tensor]
+    def _join_late(self, event: simpy.Event) -> None:
+        self._join(event)  # type: ignore[arg-type]
+        self._queue.places.rounds.close()
+
+    def _join(self, transfer: Transfer) -> None:
+        size = self._size_bytes[transfer.step.tensor]
         units = work(size, self.path.unit)
         if self.domain is not None:
             self.domain.join(self.path, rate_cap(size, self._link), units, transfer.key, transfer)
-        if close:
-            transfer.link.places.rounds.close()
 
 
 class LinkQueue:
@@ -125,6 +107,8 @@ class LinkQueue:
     ----------
     number
         Id of the link.
+    ends
+        Ids of the tiers that it joins: source and target.
     channels
         Transfers that can be under way at once.
     places
@@ -135,43 +119,41 @@ class LinkQueue:
         Whether a copy waits for the end, not the start, of the last compute issued before it.
     """
 
-    __slots__ = (
-        "_free",
-        "_spans",
-        "_wait_for_end",
-        "considered",
-        "number",
-        "places",
-        "queue",
-        "running",
-        "service",
-        "watchers",
-    )
-
-    def __init__(self, number: int, channels: int, places: Places, spans: list[int], *, wait_for_end: bool) -> None:
-        self.number, self.places = number, places
+    def __init__(
+        self, number: int, ends: tuple[int, int], channels: int, places: Places, spans: list[int], *, wait_for_end: bool
+    ) -> None:
+        self.number, self.places, self.clock = number, places, places.rounds.clock
+        self.source, self.target = ends
         self.queue: deque[Transfer] = deque()
         self.service: Service
         self.considered = False
         self.watchers: list[Stream] = []
         self.running: list[Transfer] = []
+        self._rounds = places.rounds
         self._free = list(range(channels))
         self._spans = spans
         self._wait_for_end = wait_for_end
+        self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]
+        self._held, self._room = places.held[self.target], places.tiers[self.target]
+        self._size_bytes, self._moves_ended, self._transfers = places.size_bytes, places.moves_ended, places.transfers
 
-    def append(self, transfer: Transfer) -> None:
-        """Take an issued transfer into the queue."""
-        self.queue.append(transfer)
-        if self._free and len(self.queue) == 1:
+    def issue(self, step: CopyStep, key: int, lap: int) -> None:
+        """Take a copy into the queue."""
+        transfer = Transfer(step, key, lap, self.clock.now)
+        self._transfers[step.tensor].append(transfer)
+        queue = self.queue
+        queue.append(transfer)
+        if len(queue) == 1 and self._free:
             self.offer(transfer)
 
     def offer(self, head: Transfer) -> None:
         """Try the head in the present round; if it is not eligible yet, when it is."""
         if not self._waits_at_gate(head):
-            self.places.rounds.consider(self, head.key)
+            self._rounds.consider(self, head.key)
 
     def _waits_at_gate(self, head: Transfer) -> bool:
-        gate, number = head.gate, head.gate_number
+        gate = head.step.gate
+        number = head.step.gate_number + head.lap * gate.per_lap
         if self._wait_for_end:
             if gate.ended < number:
                 gate.wait_for_end(number, self)
@@ -183,7 +165,7 @@ class LinkQueue:
 
     def look_again(self) -> None:
         """Try the head again."""
-        self.places.rounds.consider(self, self.queue[0].key)
+        self._rounds.consider(self, self.queue[0].key)
 
     @property
     def has_free_channel(self) -> bool:
@@ -192,33 +174,35 @@ class LinkQueue:
 
     def is_gated(self, head: Transfer) -> bool:
         """Whether the last compute issued before the copy has not started (or ended) yet."""
-        return (head.gate.ended if self._wait_for_end else head.gate.started) < head.gate_number
+        gate = head.step.gate
+        return (gate.ended if self._wait_for_end else gate.started) < head.step.gate_number + head.lap * gate.per_lap
 
     def lacks_tensor(self, head: Transfer) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
-        places, tensor = self.places, head.tensor
-        if places.moves_ended[tensor] < head.moves or not places.valid[head.source][tensor]:
+        step, lap = head.step, head.lap
+        tensor = step.tensor
+        if not self._source_valid[tensor]:
             return True
-        return bool(head.writers) and head.is_behind_write()
+        if self._moves_ended[tensor] < step.moves + lap * self.places.moves_per_lap[tensor]:
+            return True
+        return bool(step.writers) and are_running(step.writers, lap)
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""
         if not self.queue or not self._free:
             return
-        head, places = self.queue[0], self.places
-        tensor, target = head.tensor, head.target
+        head = self.queue[0]
         if self.lacks_tensor(head):
-            if not wait_for(head.writers, self):
-                places.wait_for_moves(tensor, head.moves, head.key, self)
+            self._wait_for_tensor(head)
             return
-        if not places.held[target][tensor]:
-            size = places.size_bytes[tensor]
-            if size and not places.tiers[target].admit_copy(self, head.key, size):
+        tensor = head.step.tensor
+        if not self._held[tensor]:
+            size = self._size_bytes[tensor]
+            if size and not self._room.admit_copy(self, head.key, size):
                 return
-            places.hold(tensor, target)
+            self.places.hold(tensor, self.target)
         self.queue.popleft()
-        head.channel = heappop(self._free)
-        head.start_ns = places.rounds.env.now
+        head.channel, head.start_ns = heappop(self._free), self.clock.now
         self.running.append(head)
         if self.watchers:
             self._wake_watchers()
@@ -226,48 +210,40 @@ class LinkQueue:
         if self._free and self.queue:
             self.offer(self.queue[0])
 
-    def close(self) -> None:
-        """Close the round in which a transfer has ended: the next one may start."""
-        rounds = self.places.rounds
-        if self.queue and not self._waits_at_gate(self.queue[0]):
-            rounds.close_with(self, self.queue[0].key)
-        else:
-            rounds.close()
+    def _wait_for_tensor(self, head: Transfer) -> None:
+        step, places = head.step, self.places
+        if not wait_for(step.writers, head.lap, self):
+            moves = step.moves + head.lap * places.moves_per_lap[step.tensor]
+            places.wait_for_moves(step.tensor, moves, head.key, self)
 
     def _wake_watchers(self) -> None:
         """Let the streams whose wait depends on this link account for it anew."""
-        self.places.rounds.restless += self.watchers
+        self._rounds.restless += self.watchers
         self.watchers.clear()
 
     def end(self, transfer: Transfer) -> None:
         """The transfer is over: its target is valid, its channel free."""
-        places, key = self.places, transfer.key
+        tensor, channel, places = transfer.step.tensor, transfer.channel, self.places
         self.running.remove(transfer)
-        heappush(self._free, transfer.channel)
-        self._spans += (
-            key >> RANK_SHIFT,
-            COPY,
-            transfer.tensor,
-            self.number,
-            transfer.channel,
-            key & ISSUE_MASK,
-            transfer.issued_ns,
-            transfer.start_ns,
-            places.rounds.env.now,
-        )
-        places.valid[transfer.target][transfer.tensor] = 1
-        transfers = places.transfers[transfer.tensor]
+        heappush(self._free, channel)
+        issue, now = transfer.key & ISSUE_MASK, self.clock.now
+        row = (places.rank, COPY, tensor, self.number, channel, issue, transfer.issued_ns, transfer.start_ns, now)
+        self._spans += row
+        self._valid[tensor] = 1
+        transfers = self._transfers[tensor]
         if transfers[0] is transfer:
             transfers.popleft()
         else:
             transfers.remove(transfer)
-        places.end_move(transfer.tensor)
+        places.end_move(tensor)
         if self.watchers:
             self._wake_watchers()
 
-
-def _end(event: simpy.Event) -> None:
-    """End the transfer that the event carries, and close the round."""
-    transfer: Transfer = event._value
-    transfer.link.end(transfer)
-    transfer.link.close()
+    def finish(self, event: simpy.Event) -> None:
+        """End the transfer whose event this is, and close the round: the next one may start."""
+        self.end(event)  # type: ignore[arg-type]
+        queue = self.queue
+        if queue and not self._waits_at_gate(queue[0]):
+            self._rounds.close_with(self, queue[0].key)
+        else:
+            self._rounds.close()

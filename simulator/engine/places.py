@@ -1,15 +1,4 @@
-"""One rank's places (tensor x tier) and the order in which steps that name the same tensor take effect.
-
-Each step that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
-it, a detach). Shared steps overlap; an exclusive one waits for all earlier steps that name the tensor, and all later
-ones wait for it. Computes of one stream are in order anyway, so that two kinds of counters keep this order:
-
-- of each stream, how many computes have ended; per tensor and stream, the number of the last compute issued that
-  uses it, and of the last one that writes it;
-- per tensor, how many of its *moves* (copies and detaches) have ended. An exclusive step with `n` moves issued before
-  it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
-  an exclusive step can begin before that has ended, a count is enough.
-"""
+"""One rank's places (tensor x tier), the moves of each tensor that have ended, and who waits for more of them."""
 
 from __future__ import annotations
 
@@ -22,12 +11,13 @@ from simulator.engine.rounds import Rounds
 from simulator.engine.tier import TierInstance
 
 if TYPE_CHECKING:
+    from simulator.engine.book import DetachStep
     from simulator.engine.link import Transfer
     from simulator.engine.stream import Stream
 
 
 Computes = tuple[tuple["Stream", int], ...]
-"""Computes of some streams, each by its stream and its number there."""
+"""Computes of some streams, each by its stream and its number there, counted from the begin of the lap."""
 
 
 class Waiter(Protocol):
@@ -57,21 +47,19 @@ class Places:
     ----------
     held, valid
         Per tier, per tensor: whether there is a place, and whether its content is valid.
-    moves_issued, moves_ended, fence
-        Per tensor: copies and detaches issued, and ended; issued up to and with the last detach.
+    moves_ended, moves_per_lap
+        Per tensor: copies and detaches that have ended; those in one lap of a plan that runs many.
     transfers
         Per tensor: its transfers that have not ended, in issue order.
-    written
-        Tensors that some compute writes.
     """
 
     __slots__ = (
+        "_clock",
         "_residencies",
         "_waiters",
-        "fence",
         "held",
         "moves_ended",
-        "moves_issued",
+        "moves_per_lap",
         "rank",
         "rounds",
         "size_bytes",
@@ -79,7 +67,6 @@ class Places:
         "tiers",
         "transfers",
         "valid",
-        "written",
     )
 
     def __init__(
@@ -87,14 +74,13 @@ class Places:
     ) -> None:
         size_bytes = columns.size_bytes
         tensors = len(size_bytes)
-        self.written = columns.written
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
+        self._clock = rounds.clock
         self.streams: list[Stream] = []
         self.held = [bytearray(tensors) for _ in tiers]
         self.valid = [bytearray(tensors) for _ in tiers]
-        self.moves_issued = [0] * tensors
         self.moves_ended = [0] * tensors
-        self.fence = [0] * tensors
+        self.moves_per_lap = [0] * tensors
         self._waiters: list[list[tuple[int, int, Waiter]]] = [[] for _ in size_bytes]
         self.transfers: list[deque[Transfer]] = [deque() for _ in size_bytes]
         self._residencies = residencies
@@ -104,15 +90,15 @@ class Places:
         self.held[tier][tensor] = 1
         size = self.size_bytes[tensor]
         if size:
-            self._residencies += (self.rounds.env.now, self.rank, tier, tensor, size)
+            self._residencies += (self._clock.now, self.rank, tier, tensor, size)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""
-        self._residencies += (self.rounds.env.now, self.rank, tier, tensor, delta_bytes)
+        self._residencies += (self._clock.now, self.rank, tier, tensor, delta_bytes)
 
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
-        ended = self.moves_ended[tensor] = self.moves_ended[tensor] + 1
+        self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
         waiters = self._waiters[tensor]
         while waiters and waiters[0][0] <= ended:
             heappop(waiters)[2].look_again()
@@ -129,34 +115,25 @@ class Places:
         least = self.moves_ended[tensor] + 1
         heappush(self._waiters[tensor], (count if count > least else least, key, waiter))
 
-    def users(self, tensor: int) -> Computes:
-        """For each stream the last compute issued that uses the tensor, if it has not ended."""
-        found: Computes = ()
-        for stream in self.streams:
-            last = stream.last_use[tensor]
-            if stream.ended < last:
-                found += ((stream, last),)
-        return found
-
-    def writers(self, tensor: int) -> Computes:
-        """For each stream the last compute issued that writes the tensor, if it has not ended."""
-        found: Computes = ()
-        for stream in self.streams:
-            last = stream.last_write[tensor]
-            if stream.ended < last:
-                found += ((stream, last),)
-        return found
-
-    def settled(self, tensor: int) -> bool:
-        """Whether all issued steps that name the tensor have ended."""
-        return self.moves_ended[tensor] == self.moves_issued[tensor] and not self.users(tensor)
+    def is_awaited(self, tensor: int) -> bool:
+        """Whether someone waits for moves of the tensor."""
+        return bool(self._waiters[tensor])
 
 
-def wait_for(computes: Computes, waiter: Waiter) -> bool:
+def are_running(computes: Computes, lap: int) -> bool:
+    """Whether some of the computes have not ended."""
+    for stream, number in computes:  # noqa: SIM110 (a generator costs more than the loop)
+        if stream.ended < number + lap * stream.per_lap:
+            return True
+    return False
+
+
+def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
     """Whether some of the computes have not ended; if so, call `waiter` when the first of those has."""
     for stream, number in computes:
-        if stream.ended < number:
-            stream.wait_for_end(number, waiter)
+        due = number + lap * stream.per_lap
+        if stream.ended < due:
+            stream.wait_for_end(due, waiter)
             return True
     return False
 
@@ -164,33 +141,37 @@ def wait_for(computes: Computes, waiter: Waiter) -> bool:
 class Detaching:
     """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
 
-    __slots__ = ("_before", "_places", "_users", "key", "tensor", "tier")
+    __slots__ = ("_key", "_lap", "_next_user", "_places", "_step")
 
-    def __init__(self, places: Places, key: int, tensor: int, tier: int) -> None:
-        self._places, self.key, self.tensor, self.tier = places, key, tensor, tier
-        self._before = before = places.moves_issued[tensor]
-        self._users = places.users(tensor)
-        places.moves_issued[tensor] = places.fence[tensor] = before + 1
-        self.look_again()
+    def __init__(self, places: Places, step: DetachStep, key: int, lap: int) -> None:
+        self._places, self._step, self._key, self._lap = places, step, key, lap
+        self._next_user = 0
 
     def look_again(self) -> None:
-        """Act in the present round, or wait."""
-        places, tensor = self._places, self.tensor
-        if self._users:
-            if wait_for(self._users, self):
+        """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
+        step, lap = self._step, self._lap
+        while self._next_user < len(step.users):
+            stream, number = step.users[self._next_user]
+            self._next_user += 1
+            number += lap * stream.per_lap
+            if stream.ended < number:
+                stream.wait_for_end(number, self)
                 return
-            self._users = ()
-        if places.moves_ended[tensor] < self._before:
-            places.wait_for_moves(tensor, self._before, self.key, self)
+        places, tensor = self._places, step.tensor
+        moves = step.moves + lap * places.moves_per_lap[tensor]
+        if places.moves_ended[tensor] < moves:
+            places.wait_for_moves(tensor, moves, self._key, self)
         else:
             places.rounds.frees.append(self)
 
     def act(self) -> None:
         """Free the place."""
-        places, tensor, tier = self._places, self.tensor, self.tier
-        size = places.size_bytes[tensor] if places.held[tier][tensor] else 0
-        places.held[tier][tensor] = places.valid[tier][tensor] = 0
-        if size:
-            places.note(tier, tensor, -size)
-            places.tiers[tier].release(size)
+        places, tensor, tier = self._places, self._step.tensor, self._step.tier
+        held = places.held[tier]
+        if held[tensor]:
+            held[tensor] = places.valid[tier][tensor] = 0
+            size = places.size_bytes[tensor]
+            if size:
+                places.note(tier, tensor, -size)
+                places.tiers[tier].release(size)
         places.end_move(tensor)

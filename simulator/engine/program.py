@@ -36,14 +36,12 @@ class Columns:
     ----------
     reads, writes
         Per op: tracked tensors that it reads, and writes.
-    takes_room
-        Per op: whether it may take room (it has a workspace or writes tracked tensors).
     duration_ns, workspace_bytes
         Per op.
     size_bytes
         Per tensor.
     written
-        Tensors that some op writes.
+        Per tensor: whether some op writes it.
     streams
         How many compute streams the plan uses.
     compute_tier
@@ -56,7 +54,6 @@ class Columns:
         "reads",
         "size_bytes",
         "streams",
-        "takes_room",
         "workspace_bytes",
         "writes",
         "written",
@@ -70,8 +67,10 @@ class Columns:
         self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
-        self.written = frozenset(t for op in graph.ops for t in op.writes)
-        self.takes_room = [bool(w or b) for w, b in zip(self.writes, self.workspace_bytes, strict=True)]
+        self.written = bytearray(len(graph.tensors))
+        for op in graph.ops:
+            for tensor in op.writes:
+                self.written[tensor] = 1
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Protocol
 
 from simulator.engine.blocked import Explainer
+from simulator.engine.book import Book
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
@@ -79,8 +80,8 @@ class Rank:
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
-        self.routes = self._route()
-        view = None if plan.fixed is not None else Issued(self.places, program.graph, plan.home, compute_tier)
+        self.book = Book(self.places, columns, self._routes())
+        view = None if plan.fixed is not None else Issued(self.places, self.book, program.graph, plan.home)
         self._host = Host(self, plan, view)
         for stream in self.streams:
             stream.host = self._host
@@ -95,25 +96,27 @@ class Rank:
     def _link(self, number: int, name: str) -> LinkQueue:
         machine, link = self.machine, self.machine.hardware.links[name]
         wait_for_end = machine.switches.copies_wait_for == "end"
-        queue = LinkQueue(number, link.channels, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
+        names = machine.hardware.tier_names
+        ends = (names.index(link.source), names.index(link.target))
+        queue = LinkQueue(number, ends, link.channels, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
-            queue.service = Alone(machine.rounds.env, link, self.columns.size_bytes)
+            queue.service = Alone(queue, link, self.columns.size_bytes)
             return queue
         unit = link.bandwidth_bytes_per_s
         own = (Resource(unit),) if link.sharing == "fair" else ()
         if unit == math.inf:
             unit = min((other.bandwidth for other in others), default=unit)
         path = Path(unit, own + others, even=link.sharing == "fifo" and unit == link.bandwidth_bytes_per_s)
-        queue.service = Shared(machine.rounds.env, link, self.columns.size_bytes, path)
+        queue.service = Shared(queue, link, self.columns.size_bytes, path)
         self.flows.append(queue.service)
         return queue
 
-    def _route(self) -> dict[tuple[int, int], LinkQueue]:
-        hardware, routes = self.machine.hardware, dict[tuple[int, int], LinkQueue]()
-        for queue, link in zip(self._links, hardware.links.values(), strict=True):
-            ends = (hardware.tier_names.index(link.source), hardware.tier_names.index(link.target))
-            routes.setdefault(ends, queue)
+    def _routes(self) -> dict[tuple[int, int], LinkQueue]:
+        """The first link between two tiers."""
+        routes: dict[tuple[int, int], LinkQueue] = {}
+        for link in self._links:
+            routes.setdefault((link.source, link.target), link)
         return routes
 
     def _contend(self) -> None:

@@ -130,7 +130,7 @@ class Domain:
     """
 
     def __init__(self, rounds: Rounds) -> None:
-        self._env, self._rounds = rounds.env, rounds
+        self._clock, self._rounds = rounds.clock, rounds
         self._pipes: dict[Hashable, Pipe] = {}
         self._now = 0
         self._generation = 0
@@ -147,11 +147,11 @@ class Domain:
 
     def _advance(self) -> None:
         """Bring the virtual clocks up to the present."""
-        elapsed = self._env.now - self._now
+        elapsed = self._clock.now - self._now
         if elapsed:
             for pipe in self._pipes.values():
                 pipe.clock += pipe.rate * elapsed
-            self._now = self._env.now
+            self._now = self._clock.now
 
     def _change(self) -> None:
         if not self._changed:
@@ -168,7 +168,7 @@ class Domain:
         for pipe, rate in zip(pipes, max_min_rates(pipes), strict=True):
             pipe.rate = rate
         wait = min(ceil_div(max(0, p.tags[0][0] - p.clock), p.rate) for p in pipes)
-        timer = self._env.timeout(wait, value=self._generation)
+        timer = self._clock.timeout(wait, value=self._generation)
         timer.callbacks.append(self._timer)
 
     def _timer(self, event: simpy.Event) -> None:

@@ -97,8 +97,8 @@ class Simulation(Machine):
         self, hardware: Hardware, budget_bytes: int | float | None, switches: SwitchesLike, ranks: int
     ) -> None:
         self.hardware, self.switches = hardware, switches
-        self._env = Clock()
-        self.rounds = Rounds(self._env)
+        self._clock = Clock()
+        self.rounds = Rounds(self._clock)
         self.recorder = Recorder(ranks)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._instances: dict[tuple[str, str, int], Any] = {}
@@ -151,7 +151,7 @@ class Simulation(Machine):
         for rank in self._ranks:
             rank.begin()
         self.rounds.settle()
-        self._env.run()
+        self._clock.run()
         self.checkpoint()
         return self.recorder.trace(tuple(s for rank in self._ranks for s in rank.blocked()))
 

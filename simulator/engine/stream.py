@@ -7,29 +7,33 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
-from simpy.events import Timeout
 
 from simulator.engine.ledger import Waiting
 from simulator.engine.places import Places, Waiter
 from simulator.engine.program import Columns
-from simulator.engine.rounds import ISSUE_MASK
+from simulator.engine.rounds import ISSUE_MASK, Clock
 from simulator.plan import COMPUTE
 
 if TYPE_CHECKING:
+    from simulator.engine.book import ComputeStep
     from simulator.engine.host import Host
 
-Queued = tuple[int, int, int, tuple[tuple[int, int], ...]]
-"""A compute that was issued: key, op, time of issue [ns], and (tensor, moves that must have ended) pairs."""
+Queued = tuple[int, "ComputeStep", int, int]
+"""A compute that was issued: key, step, time of issue [ns], lap."""
 
 
 class Span(simpy.Event):
-    """The stretch of one compute: an event that the engine begins when the op may start."""
+    """The stretch of one compute: an event, the same for all computes of a stream, that happens at the end of each."""
+
+    env: Clock
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._ok, self._value = True, None
 
     def begin(self, delay: int) -> None:
         """Let the event happen after `delay` ns."""
-        self._ok = True
-        self._value = None
-        self.env.schedule(self, delay=delay)
+        self.env.at(self.env.now + delay, self)
 
 
 class Kernels(Protocol):
@@ -53,12 +57,10 @@ class Stream:
 
     Attributes
     ----------
-    issued, started, ended
-        How many computes were issued, have started, have ended.
+    started, ended, per_lap
+        How many computes have started, have ended; how many there are in one lap of a plan that runs many.
     lacking
         What `lacks` said when the head was last tried in vain.
-    last_use, last_write
-        Per tensor: the number (1 is the first) of the last compute issued that uses it, that writes it.
     """
 
     def __init__(self, number: int, places: Places, columns: Columns, spans: list[int], waits: list[int]) -> None:
@@ -66,29 +68,29 @@ class Stream:
         self.host: Host
         self.kernels: Kernels | None = None
         self.queue: deque[Queued] = deque()
-        self.issued = self.started = self.ended = 0
-        self.last_use = [0] * len(columns.size_bytes)
-        self.last_write = [0] * len(columns.size_bytes)
+        self.started = self.ended = self.per_lap = 0
         self.running: Queued | None = None
         self.start_ns = 0
         self.considered = False
         self.lacking = -1
         self.waiting = Waiting(self, waits)
-        self.span = Span(places.rounds.env)
+        self._rounds, self._clock = places.rounds, places.rounds.clock
+        self.span = Span(self._clock)
         self._in_process = False
         self._due_ns = -1
         self._at_start: dict[int, list[Waiter]] = {}
         self._at_end: dict[int, list[Waiter]] = {}
         self._spans = spans
+        self._duration_ns, self._workspace_bytes = columns.duration_ns, columns.workspace_bytes
         tier = columns.compute_tier
         self._valid, self._held, self._room = places.valid[tier], places.held[tier], places.tiers[tier]
         self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
         places.streams.append(self)
-        places.rounds.env.process(self.run())
+        self._clock.process(self.run())
 
     def look_again(self) -> None:
         """Try the head again."""
-        self.places.rounds.consider(self, self.queue[0][0])
+        self._rounds.consider(self, self.queue[0][0])
 
     def wait_for_start(self, count: int, waiter: Waiter) -> None:
         """Call `waiter` when so many computes have started."""
@@ -104,38 +106,47 @@ class Stream:
         A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
         leaps to its end.
         """
-        rounds = self.places.rounds
-        clock, events = rounds.env, rounds.env.events
+        rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
+        spans, at_end, rank, number = self._spans, self._at_end, self.rank, self.number
         while True:
-            due, self._due_ns = self._due_ns, -1
-            if due < 0:
+            due = self._due_ns
+            if due < 0 or (events and events[0][0] <= due):
+                span.callbacks = []
+                if due >= 0:
+                    clock.at(due, span)
                 self._in_process = False
-                yield self.span
-                self._in_process, self.span = True, Span(clock)
-            elif events and events[0][0] <= due:
-                self._in_process = False
-                yield Timeout(clock, due - clock.now)
+                yield span
                 self._in_process = True
             else:
                 clock.leap(due)
-            self._end()
-            if self.queue:
-                rounds.close_with(self, self.queue[0][0])
+            key, step, issued_ns, _ = self.running  # type: ignore[misc]
+            self.running, self._due_ns = None, -1
+            self.ended = ended = self.ended + 1
+            spans += (rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
+            if not step.is_free:
+                self._leave_places(step)
+            if ended in at_end:
+                for waiter in at_end.pop(ended):
+                    waiter.look_again()
+            if queue:
+                rounds.close_with(self, queue[0][0])
             else:
                 rounds.restless.append(self)
                 rounds.close()
 
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
-        _, op, _, turns = self.queue[0]
-        moves_ended, valid = self.places.moves_ended, self._valid
-        for tensor, count in turns:
-            if moves_ended[tensor] < count:
-                return tensor
-        for tensor in self.columns.reads[op]:
+        _, step, _, lap = self.queue[0]
+        if step.turns:
+            moves_ended, per_lap = self.places.moves_ended, self.places.moves_per_lap
+            for tensor, count in step.turns:
+                if moves_ended[tensor] < count + lap * per_lap[tensor]:
+                    return tensor
+        valid = self._valid
+        for tensor in step.reads:
             if not valid[tensor]:
                 return tensor
-        return self._lacks_other_stream(op) if self.columns.streams > 1 else -1
+        return self._lacks_other_stream(step.op) if self.columns.streams > 1 else -1
 
     def _lacks_other_stream(self, op: int) -> int:
         """The first tensor that an earlier compute of another stream still uses in a way that excludes this op."""
@@ -149,7 +160,7 @@ class Stream:
         """A tensor that some unfinished compute issued before writes (if it is read) or uses (if it is written)."""
         for compute in (self.running, *self.queue):
             if compute is not None and compute[0] < issue:
-                op = compute[1]
+                op = compute[1].op
                 for tensor in self.columns.writes[op]:
                     if tensor in reads or tensor in writes:
                         return tensor
@@ -160,91 +171,75 @@ class Stream:
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
-        op, columns, held = self.queue[0][1], self.columns, self._held
-        room = columns.workspace_bytes[op]
-        for tensor in columns.writes[op]:
+        step, held, size_bytes = self.queue[0][1], self._held, self.columns.size_bytes
+        room = self._workspace_bytes[step.op]
+        for tensor in step.writes:
             if not held[tensor]:
-                room += columns.size_bytes[tensor]
+                room += size_bytes[tensor]
         return room
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, op, _, turns = self.queue[0]
-        columns = self.columns
-        if turns or columns.reads[op] or columns.streams > 1:
-            self.lacking = tensor = self.lacks()
-            if tensor >= 0:
-                self._wait_for(tensor)
-                self.places.rounds.restless.append(self)
-                return
-        if columns.takes_room[op]:
+        key, step, _, _ = self.queue[0]
+        if not step.is_free and not self._may_start(step):
+            self._rounds.restless.append(self)
+            return
+        self.running = self.queue.popleft()
+        self.start_ns = now = self._clock.now
+        self.started = started = self.started + 1
+        if self.waiting.is_open:
+            self.waiting.end(key & ISSUE_MASK, step.op)
+        if self.kernels is not None:
+            self.kernels.begin(self, step.op)
+        elif self._in_process:
+            self._due_ns = now + self._duration_ns[step.op]
+        else:
+            self._clock.at(now + self._duration_ns[step.op], self.span)
+        if started in self._at_start:
+            for waiter in self._at_start.pop(started):
+                waiter.look_again()
+
+    def _may_start(self, step: ComputeStep) -> bool:
+        """Take room and places for the head if nothing else is lacking; register with what it waits for."""
+        self.lacking = tensor = self.lacks()
+        if tensor >= 0:
+            self._wait_for(tensor)
+            return False
+        workspace = self._workspace_bytes[step.op]
+        if step.writes or workspace:
             room = self.room_bytes()
-            if room and not self._room.admit_compute(self, key, room):
-                self.places.rounds.restless.append(self)
-                return
-        self._start()
+            if room and not self._room.admit_compute(self, self.queue[0][0], room):
+                return False
+            self._take_places(step, workspace)
+        return True
 
     def _wait_for(self, tensor: int) -> None:
-        issue, op, _, turns = self.queue[0]
-        for other in self.places.streams:
-            if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
-                other.wait_for_end(other.ended + 1, self)
-                return
-        self.places.wait_for_moves(tensor, dict(turns).get(tensor, 0), issue, self)
+        issue, step, _, lap = self.queue[0]
+        op = step.op
+        if self.columns.streams > 1:
+            for other in self.places.streams:
+                if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
+                    other.wait_for_end(other.ended + 1, self)
+                    return
+        count = dict(step.turns).get(tensor, 0) + lap * self.places.moves_per_lap[tensor]
+        self.places.wait_for_moves(tensor, count, issue, self)
 
-    def _start(self) -> None:
-        compute = self.running = self.queue.popleft()
-        op = compute[1]
-        places, columns, host = self.places, self.columns, self.host
-        self.start_ns = now = places.rounds.env.now
-        if self.waiting.is_open:
-            self.waiting.end(compute[0] & ISSUE_MASK, op)
-        if columns.takes_room[op]:
-            self._take_places(op)
-        self.started += 1
-        if self.kernels is not None:
-            self.kernels.begin(self, op)
-        elif self._in_process:
-            self._due_ns = now + columns.duration_ns[op]
-        else:
-            self.span.begin(columns.duration_ns[op])
-        if self.started in self._at_start:
-            for waiter in self._at_start.pop(self.started):
-                waiter.look_again()
-        host.ahead -= 1
-        if host.is_full and host.ahead <= host.resume_at:
-            host.advance()
-
-    def _take_places(self, op: int) -> None:
-        places, columns = self.places, self.columns
-        for tensor in columns.writes[op]:
+    def _take_places(self, step: ComputeStep, workspace: int) -> None:
+        for tensor in step.writes:
             if not self._held[tensor]:
-                places.hold(tensor, columns.compute_tier)
-        if columns.workspace_bytes[op]:
-            places.note(columns.compute_tier, -1 - op, columns.workspace_bytes[op])
+                self.places.hold(tensor, self.columns.compute_tier)
+        if workspace:
+            self.places.note(self.columns.compute_tier, -1 - step.op, workspace)
 
-    def _end(self) -> None:
-        """The running compute is over: what it wrote is valid here and stale elsewhere."""
-        key, op, issued_ns, _ = self.running  # type: ignore[misc]
-        self.running = None
-        self.ended += 1
-        places, columns = self.places, self.columns
-        now = places.rounds.env.now
-        self._spans += (self.rank, COMPUTE, op, self.number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, now)
-        if columns.workspace_bytes[op]:
-            places.note(columns.compute_tier, -1 - op, -columns.workspace_bytes[op])
-            self._room.release(columns.workspace_bytes[op])
-        for tensor in columns.writes[op]:
+    def _leave_places(self, step: ComputeStep) -> None:
+        """The compute is over: what it wrote is valid here and stale elsewhere."""
+        workspace = self._workspace_bytes[step.op]
+        if workspace:
+            self.places.note(self.columns.compute_tier, -1 - step.op, -workspace)
+            self._room.release(workspace)
+        for tensor in step.writes:
             self._valid[tensor] = 1
             for other in self._others:
                 other[tensor] = 0
-        if self.ended in self._at_end:
-            for waiter in self._at_end.pop(self.ended):
-                waiter.look_again()
-
-    def account(self) -> None:
-        """If the stream is idle now, account for why."""
-        if self.running is None:
-            self.waiting.look()

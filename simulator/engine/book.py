@@ -1,0 +1,278 @@
+"""What the issue order asks of each step: which earlier steps must have ended before it may take effect.
+
+Each step that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
+it, a detach). Shared steps overlap; an exclusive one waits for all earlier steps that name the tensor, and all later
+ones wait for it. Computes of one stream are in order anyway, so that two kinds of counters keep this order:
+
+- of each stream, how many computes have ended; a step that follows computes knows the number (1 is the first) of the
+  last one that it follows;
+- per tensor, how many of its *moves* (copies and detaches) have ended. An exclusive step with `n` moves issued before
+  it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
+  an exclusive step can begin before that has ended, a count is enough.
+
+Such counts follow from the issue order alone. That makes a fixed plan cheap to replay: its steps are counted once,
+and in each repeat (*lap*) every count is larger by what one lap adds. A count that refers to the lap before is not
+positive; in the first lap it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from simulator.engine.link import LinkQueue
+from simulator.engine.places import Computes, Detaching, Places, wait_for
+from simulator.engine.program import Columns
+from simulator.errors import PlanError
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
+
+if TYPE_CHECKING:
+    from simulator.engine.host import Host
+    from simulator.engine.stream import Stream
+
+NEVER = -(1 << 60)
+"""Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
+
+SEEN, WRITTEN = 1, 2
+"""What a compute has seen to for those behind it on the only stream, until the tensor moves again.
+
+SEEN: it is this compute's turn after earlier detaches, and the tensor is valid. WRITTEN: that, it is the turn of a
+write, the tensor has its place, and no other copy is valid.
+"""
+
+
+class ComputeStep:
+    """A compute.
+
+    Attributes
+    ----------
+    op, stream
+        What runs where.
+    turns
+        (tensor, moves that must have ended) pairs.
+    reads, writes
+        What it must find valid; what it must have a place for, and makes valid. Less what earlier computes see to.
+    is_free
+        Whether there is nothing to wait for, to take or to make valid.
+    """
+
+    __slots__ = ("is_free", "op", "reads", "stream", "turns", "writes")
+    kind: ClassVar[int] = COMPUTE
+
+    def __init__(self, op: int, stream: Stream) -> None:
+        self.op, self.stream = op, stream
+        self.turns: tuple[tuple[int, int], ...] = ()
+        self.reads: tuple[int, ...] = ()
+        self.writes: tuple[int, ...] = ()
+        self.is_free = False
+
+    def issue(self, host: Host) -> bool:
+        """Issue it, unless the queue is full."""
+        if not host.credit and not host.has_credit():
+            return False
+        host.credit -= 1
+        stream = self.stream
+        stream.queue.append((host.key, self, host.clock.now, host.lap))
+        if stream.running is None and len(stream.queue) == 1:
+            host.rounds.consider(stream, host.key)
+        return True
+
+
+class CopyStep:
+    """A copy.
+
+    Attributes
+    ----------
+    link, tensor
+        What moves where.
+    gate, gate_number
+        The stream of the last compute issued before, and that compute's number there.
+    moves
+        Moves of the tensor that must have ended.
+    writers
+        Computes issued before that write the tensor.
+    """
+
+    __slots__ = ("gate", "gate_number", "link", "moves", "tensor", "writers")
+    kind: ClassVar[int] = COPY
+
+    def __init__(self, link: LinkQueue, tensor: int, gate: tuple[Stream, int], moves: int, writers: Computes) -> None:
+        self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
+        self.gate, self.gate_number = gate
+
+    def issue(self, host: Host) -> bool:
+        """Issue it."""
+        self.link.issue(self, host.key, host.lap)
+        return True
+
+
+class DetachStep:
+    """A detach.
+
+    Attributes
+    ----------
+    tensor, tier
+        The place.
+    moves
+        Moves of the tensor that must have ended.
+    users
+        Computes issued before that use the tensor.
+    """
+
+    __slots__ = ("moves", "tensor", "tier", "users")
+    kind: ClassVar[int] = DETACH
+
+    def __init__(self, tensor: int, tier: int, moves: int, users: Computes) -> None:
+        self.tensor, self.tier, self.moves, self.users = tensor, tier, moves, users
+
+    def issue(self, host: Host) -> bool:
+        """Issue it."""
+        Detaching(host.places, self, host.key, host.lap).look_again()
+        return True
+
+
+class SyncStep:
+    """A sync; attributes as those of a detach."""
+
+    __slots__ = ("moves", "tensor", "users")
+    kind: ClassVar[int] = SYNC
+
+    def __init__(self, tensor: int, moves: int, users: Computes) -> None:
+        self.tensor, self.moves, self.users = tensor, moves, users
+
+    def issue(self, host: Host) -> bool:
+        """Go past it, or let the host look again when the next step that names the tensor ends."""
+        places, tensor = host.places, self.tensor
+        if wait_for(self.users, host.lap, host):
+            host.awaited = tensor
+            return False
+        moves = self.moves + host.lap * places.moves_per_lap[tensor]
+        if places.moves_ended[tensor] < moves:
+            host.awaited = tensor
+            places.wait_for_moves(tensor, moves, host.key, host)
+            return False
+        return True
+
+
+Step = ComputeStep | CopyStep | DetachStep | SyncStep
+
+
+class Book:
+    """Counts steps in issue order.
+
+    Parameters
+    ----------
+    places
+        The rank's places, with its streams.
+    columns
+        Its compiled graph.
+    routes
+        By source and target tier: the rank's link between them.
+    """
+
+    def __init__(self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue]) -> None:
+        tensors = len(columns.size_bytes)
+        self._places, self._columns, self._routes = places, columns, routes
+        self.compute_tier = columns.compute_tier
+        self._streams, self._alone = places.streams, len(places.streams) == 1
+        self._computes = [0] * len(self._streams)
+        self._last_use = [[NEVER] * tensors for _ in self._streams]
+        self._last_write = [[NEVER] * tensors for _ in self._streams]
+        self._moves, self._fence = [0] * tensors, [NEVER] * tensors
+        self._fresh = bytearray(tensors)
+        self._gate = self._steps = 0
+
+    def step(self, code: Code) -> Step:
+        """Count the next step."""
+        kind, a, b, _ = code
+        if kind == COMPUTE:
+            step: Step = self._compute(a, self._streams[b])
+        elif kind == COPY:
+            step = self._copy(code)
+        elif kind == DETACH:
+            step = DetachStep(a, b, self._moves[a], self._latest(self._last_use, a))
+            self._moves[a] = self._fence[a] = self._moves[a] + 1
+            self._fresh[a] = 0
+        else:
+            step = SyncStep(a, self._moves[a], self._latest(self._last_use, a))
+        self._steps += 1
+        return step
+
+    def _compute(self, op: int, stream: Stream) -> ComputeStep:
+        step = ComputeStep(op, stream)
+        self._gate = stream.number
+        number = self._computes[stream.number] = self._computes[stream.number] + 1
+        reads, writes, fresh = self._columns.reads[op], self._columns.writes[op], self._fresh
+        if reads or writes:
+            self._look_up(step, reads, writes)
+            last_use, last_write = self._last_use[stream.number], self._last_write[stream.number]
+            for tensor in reads:
+                last_use[tensor] = number
+                fresh[tensor] = fresh[tensor] or (SEEN if self._alone else 0)
+            for tensor in writes:
+                last_use[tensor] = last_write[tensor] = number
+                fresh[tensor] = WRITTEN if self._alone else 0
+        step.is_free = self._alone and not (step.reads or step.writes or self._columns.workspace_bytes[op])
+        return step
+
+    def _look_up(self, step: ComputeStep, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        """Note what the compute must see to itself, because no earlier one does."""
+        fresh, fence, moves, per_lap = self._fresh, self._fence, self._moves, self._places.moves_per_lap
+        step.reads = reads = tuple([t for t in reads if not fresh[t]])
+        step.writes = writes = tuple([t for t in writes if fresh[t] < WRITTEN])
+        turns = [(t, fence[t]) for t in reads if fence[t] > NEVER]
+        turns += [(t, moves[t]) for t in writes if moves[t] or per_lap[t]]
+        step.turns = tuple(turns)
+
+    def _copy(self, code: Code) -> CopyStep:
+        _, tensor, source, target = code
+        link = self._routes.get((source, target))
+        if link is None:
+            names = [tier.name for tier in self._places.tiers]
+            raise PlanError(
+                f"step {self._steps} (copy {names[source]} -> {names[target]})",
+                "a link joins the two tiers",
+                "none",
+                "copy along the links of the hardware profile, or add the link",
+            )
+        self._moves[tensor] += 1
+        if self._fresh[tensor] == WRITTEN:
+            self._fresh[tensor] = SEEN
+        writers = self._latest(self._last_write, tensor) if self._columns.written[tensor] else ()
+        gate = self._streams[self._gate], self._computes[self._gate]
+        return CopyStep(link, tensor, gate, self._fence[tensor], writers)
+
+    def _latest(self, last: list[list[int]], tensor: int) -> Computes:
+        """The compute that a list by stream and tensor names, for each stream that has one."""
+        if self._alone:
+            number = last[0][tensor]
+            return ((self._streams[0], number),) if number > NEVER else ()
+        found = [(stream, numbers[tensor]) for stream, numbers in zip(self._streams, last, strict=True)]
+        return tuple([(stream, number) for stream, number in found if number > NEVER])
+
+    def settled(self, tensor: int) -> bool:
+        """Whether all steps so far that name the tensor have ended."""
+        if self._places.moves_ended[tensor] < self._moves[tensor]:
+            return False
+        return all(stream.ended >= number for stream, number in self._latest(self._last_use, tensor))
+
+    def laps(self, codes: Iterable[Code]) -> list[Step]:
+        """Count the steps of a lap that is run many times."""
+        codes = list(codes)
+        for code in codes:
+            self.step(code)
+        self._begin_lap()
+        return [self.step(code) for code in codes]
+
+    def _begin_lap(self) -> None:
+        """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
+        places = self._places
+        for stream, computes in zip(self._streams, self._computes, strict=True):
+            stream.per_lap = computes
+            for last in (self._last_use[stream.number], self._last_write[stream.number]):
+                last[:] = [number - computes if number > NEVER else NEVER for number in last]
+        places.moves_per_lap = self._moves
+        self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
+        self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
+        self._fresh = bytearray(len(self._fresh))
+        self._steps = 0
