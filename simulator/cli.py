@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments
         Default: those of the process.
     """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -44,10 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _terminate(number: int, frame: object) -> NoReturn:
+    """End as after Ctrl-C, so that nothing is left half written."""
+    raise KeyboardInterrupt
+
+
 def _explained(error: Exception) -> int:
     """Say in one message what is wrong; a bug is raised again, for its traceback."""
     from simulator.errors import HosimError, InvariantError
 
+    if isinstance(error, OSError):
+        what = f"{error.filename}: " if error.filename else ""
+        click.echo(f"hosim: {what}the system lets hosim read and write, found {error.strerror or error}", err=True)
+        return _FAILED
     if isinstance(error, InvariantError) or not isinstance(error, HosimError):
         raise error
     click.echo(f"hosim: {error}", err=True)

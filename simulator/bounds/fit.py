@@ -123,7 +123,7 @@ def _total_shortfall(
     levers = [_raise_budget(tier, int(demand - elsewhere), int(budget_bytes))]
     below = [name for name, i in number.items() if i in within_reach and i != here]
     if below:
-        levers.append(f"raise the capacity of {below[0]} by {human(demand - room, 'B')}")
+        levers.insert(0, f"raise the capacity of {below[0]} by {human(demand - room, 'B')}")
     else:
         levers.append(f"add a tier that {tier} has a link to")
     return Shortfall(

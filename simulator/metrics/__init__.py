@@ -6,10 +6,11 @@ whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 
 from simulator.metrics.frames import memory_frame, residencies_frame, spans_frame, waits_frame
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
-from simulator.metrics.summary import summarise
+from simulator.metrics.summary import columns, summarise
 
 __all__ = [
     "Peak",
+    "columns",
     "memory_frame",
     "peak_breakdown",
     "peaks_bytes",

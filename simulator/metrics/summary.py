@@ -19,6 +19,16 @@ from simulator.trace import CAUSES, Trace
 Ints = NDArray[np.int64]
 
 
+def columns(hardware: Hardware) -> tuple[str, ...]:
+    """Name the columns that `summarise` gives for a machine."""
+    waits = (f"wait_{cause}_ns" for cause in CAUSES)
+    times = ("step_ns", "makespan_ns", "warmup_ns", "compute_ns", "stall_ns", *waits, "drain_ns", "transfer_ns")
+    peaks = (f"peak_{tier}_bytes" for tier in hardware.tier_names)
+    moved = (f"moved_{name}_bytes" for name in hardware.link_names)
+    shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
+    return ("status", *times, *shares)
+
+
 def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
     """Count one run.
 

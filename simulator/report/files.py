@@ -17,6 +17,9 @@ from simulator.errors import ConfigError
 from simulator.report import figures, html, perfetto
 from simulator.report.rows import Row
 
+_FILES = ("report.html", "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
+"""Names in the output folder that no row's folder may have."""
+
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
 
@@ -109,7 +112,7 @@ def replaced(out: Path) -> Iterator[Path]:
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:
-    """Choose a folder name for each row: its label, with a number where two would be the same.
+    """Choose a folder name for each row: its label, plain, with a number where it is taken.
 
     Parameters
     ----------
@@ -117,13 +120,15 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
         Row labels, all different.
     """
     chosen: dict[str, str] = {}
+    taken = set(_FILES)
     for label in labels:
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip("-.") or "row"
         name, number = plain, 1
-        while name.lower() in {other.lower() for other in chosen.values()}:
+        while name.lower() in taken:
             number += 1
             name = f"{plain}-{number}"
         chosen[label] = name
+        taken.add(name.lower())
     return chosen
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator import bounds, catalog, metrics, referee
-from simulator.errors import CapacityError, Shortfall
+from simulator.errors import CapacityError, ConfigError, Shortfall
+from simulator.plan import Plan
 from simulator.report.rows import fastest_ns, is_ok
 from simulator.run.case import Case, Policies, Policy, execute, prepare
 from simulator.run.results import Result, Results
@@ -66,7 +67,7 @@ def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progres
     graph, hardware, budget = case.graph, case.hardware, case.problem.budget_bytes
     progress(label, 0, 0)
     try:
-        plan = decide(case.problem)
+        plan = _decided(label, decide, case)
         referee.check_plan(graph, hardware, plan, case.pinned)
         trace = execute(case, plan, lambda done, total: progress(label, done, total))
     except CapacityError as error:
@@ -78,6 +79,15 @@ def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progres
     if plan.fixed is None and trace.status == "ok":
         referee.check_plan(graph, hardware, result.recorded, case.pinned)
     return result
+
+
+def _decided(label: str, decide: Policy, case: Case) -> Plan:
+    plan = decide(case.problem)
+    if not isinstance(plan, Plan):
+        raise ConfigError(
+            f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"
+        )
+    return plan
 
 
 def _infeasible(case: Case, label: str, report: Shortfall) -> Result:

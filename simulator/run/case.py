@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
+from functools import partial
+from pathlib import Path
 
 from simulator import engine, formats, metrics
 from simulator.builders import build
@@ -102,13 +104,31 @@ class Case:
         where = f"{self.loaded.scenario.name}, policies.{choice.row if place is None else place}"
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
-            return lambda problem: formats.plan_jsonl.read(path, problem.graph, problem.tiers)
+            return partial(_read_plan, path, choice.policy)
         if choice.policy not in POLICIES:
             do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl"
             raise ConfigError(where, "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, where)
         return lambda problem: entry.plan(problem, options)
+
+
+COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")
+"""Columns that only a table of several rows has."""
+
+
+def _read_plan(path: Path, name: str, problem: Problem) -> Plan:
+    """Read a plan and call it by its file, which is how people know it."""
+    return replace(formats.plan_jsonl.read(path, problem.graph, problem.tiers), policy=name)
+
+
+def _check_expectations(scenario: Scenario, hardware: Hardware) -> None:
+    known = (*metrics.columns(hardware), *COMPARED)
+    for number, one in enumerate(scenario.expect):
+        if one.column not in known:
+            where = f"{scenario.name}, expect.{number}.column"
+            must = "an expectation names a column of the summary"
+            raise ConfigError(where, must, repr(one.column), nearest(one.column, known))
 
 
 def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
@@ -123,6 +143,7 @@ def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     """
     graph = build(loaded.workload, loaded.workload_dir, formats.graph_jsonl.read)
     hardware, scenario = loaded.hardware, loaded.scenario
+    _check_expectations(scenario, hardware)
     homes = home_ids(scenario, graph, hardware)
     times = durations_ns(graph, hardware)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from simulator import catalog, formats, referee
@@ -41,6 +42,10 @@ def _document(document: object, path: Path) -> str:
     if isinstance(document, Scenario):
         case = prepare(catalog.resolve(path))
         rows = case.rows()
+        for choice in document.policies:
+            if choice.is_file:
+                plan = rows[choice.row](case.problem)
+                referee.check_plan(case.graph, case.hardware, plan, case.pinned)
         return f"scenario, {len(rows)} rows, {len(case.graph.ops):,} ops, {len(case.graph.tensors):,} tensors: ok"
     if isinstance(document, Hardware):
         return f"hardware, {len(document.tiers)} tiers, {len(document.links)} links: ok"
@@ -57,5 +62,5 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
         return f"{said}: well-formed; name its --scenario to check the steps too"
     case = prepare(catalog.resolve(scenario))
     plan = formats.plan_jsonl.read(path, case.graph, case.problem.tiers)
-    referee.check_plan(case.graph, case.hardware, plan)
+    referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.pinned)
     return f"{said}: ok for {case.loaded.scenario.name}"

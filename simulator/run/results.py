@@ -156,10 +156,12 @@ class Results(Mapping[str, Result]):
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per policy; times [ns], sizes [B]."""
+        """One row per policy; times [ns], sizes [B], whole numbers even where a row has none."""
         import pandas as pd  # noqa: PLC0415 - slow to import, and the table on the screen needs none
 
-        return pd.DataFrame([row.summary for row in self.values()]).set_index("policy")
+        frame = pd.DataFrame([row.summary for row in self.values()]).set_index("policy")
+        whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
+        return frame.astype(dict.fromkeys(whole, "Int64"))
 
     @cached_property
     def sentences(self) -> list[str]:

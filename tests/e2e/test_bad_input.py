@@ -59,7 +59,36 @@ def test_a_plan_that_reads_what_it_detached(hosim, scenario, tmp_path):
     chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
     scenario.write_text(scenario.read_text().replace("- static", "- mine.jsonl"))
     done = hosim("run", scenario, "--out", tmp_path / "out")
-    _refused(done, ["plan 'mine'", "step 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
+    _refused(done, ["plan 'mine.jsonl'", "step 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
+
+
+def test_check_finds_what_run_would_refuse(hosim, scenario):
+    chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
+    text = scenario.read_text()
+    scenario.write_text(text.replace("- static", "- mine.jsonl"))
+    done = hosim("check", scenario)
+    assert done.code == 1
+    assert "plan 'mine.jsonl', step 2" in done.err
+    scenario.write_text(text + "\nexpect:\n  - {row: static, column: stall, equals: 3}\n")
+    for command in ("check", "run"):
+        done = hosim(command, scenario)
+        assert (done.code, done.out) == (1, "")
+        assert "expect.0.column: an expectation names a column of the summary, found 'stall'" in done.err
+
+
+def test_what_the_system_refuses_is_one_message(hosim, scenario, tmp_path):
+    done = hosim("run", scenario, "--out", tmp_path / ("long" * 100))
+    assert done.code == 1
+    assert "File name too long" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_row_may_be_called_like_a_file_of_the_folder(hosim, scenario, tmp_path):
+    text = scenario.read_text().replace("- static", "- {policy: static, label: report.html}")
+    scenario.write_text(text)
+    assert hosim("run", scenario, "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert (tmp_path / "out" / "report.html-2" / "waits.csv").is_file()
 
 
 ARGUMENTS = {

@@ -44,7 +44,8 @@ def test_same_input_gives_the_same_bytes_under_any_hash_seed(scenario, tmp_path)
         assert trees[0][name] == trees[1][name], name
 
 
-def test_ctrl_c_while_writing_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     out = tmp_path / "out"
     command = [*HOSIM, "run", "tiny_train_910c", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -53,7 +54,7 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)  # a shell reports both as 130
     assert stderr.strip() == "hosim: stopped; nothing was written"

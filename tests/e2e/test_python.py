@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import simulator as hosim
+from simulator.errors import ConfigError
 from simulator.policies import resident
 
 
@@ -96,3 +97,14 @@ def test_progress_is_told(tmp_path):
     told = []
     hosim.run(chain.write(tmp_path), policies=["static"], progress=lambda *news: told.append(news))
     assert told[0] == ("static", 0, 0)
+
+
+def test_a_policy_that_returns_nothing_is_told_so(scenario):
+    with pytest.raises(ConfigError, match="policy 'mine': a policy returns a Plan, found None"):
+        hosim.run(scenario, policies={"mine": lambda problem: None})
+
+
+def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
+    table = hosim.run(scenario).summary
+    assert str(table["step_ns"].dtype) == "Int64"
+    assert table["step_ns"].isna().any()

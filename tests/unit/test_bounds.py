@@ -173,7 +173,7 @@ def test_what_is_needed_at_once_fits_in_all_tiers_together(budget: int, fits: bo
     else:
         assert found.tier == "hbm"
         assert found.gap_bytes == 1
-        assert found.levers[1] == "raise the capacity of ddr by 1 B"
+        assert found.levers[0] == "raise the capacity of ddr by 1 B"
 
 
 def test_without_a_tier_below_everything_needed_must_fit():
