@@ -36,14 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         error.show()
         code = _USAGE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("hosim: stopped; nothing was written", err=True)
-        code = _INTERRUPTED
+        code = _stopped()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _BROKEN_PIPE
     except Exception as error:
-        code = _explained(error)
+        code = _stopped() if isinstance(error.__cause__, KeyboardInterrupt) else _explained(error)  # pydantic wraps it
     sys.exit(code)
+
+
+def _stopped() -> int:
+    click.echo("hosim: stopped; nothing was written", err=True)
+    return _INTERRUPTED
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -105,9 +109,8 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
     settings = dict(catalog.setting(change) for change in changes)
     with _progress() as progress:
         results = run_scenario(scenario, set=settings, policies=policies or None, progress=progress)
-        if out is not None:
-            progress("writing the report", 0, 0)
-            results.write(out)
+    if out is not None:
+        results.write(out)
     _show(results)
     if out is not None:
         click.echo(f"\nReport: {out / 'report.html'}")

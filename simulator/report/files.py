@@ -6,9 +6,13 @@ import csv
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
+from threading import active_count
 from typing import Any
 
 import orjson
@@ -144,16 +148,46 @@ def write_rows(folder: Path, rows: Sequence[Row], story: html.Story) -> None:
     story
         What the report says besides them.
     """
-    pictures = {}
-    for label, name in folder_names([row.label for row in rows]).items():
-        row = next(row for row in rows if row.label == label)
-        if row.trace is None:
-            continue
-        (folder / name).mkdir(exist_ok=True)
-        perfetto.write(row, folder / name / "trace.perfetto.json.gz")
-        pictures[label] = figures.timeline(row).png()
-        (folder / name / "timeline.png").write_bytes(pictures[label])
+    names = folder_names([row.label for row in rows])
+    pages = [(row, folder / names[row.label]) for row in rows if row.trace is not None]
+    pictures = dict(zip((row.label for row, _ in pages), _written(pages), strict=True))
     (folder / "report.html").write_text(html.page(story, rows, pictures), encoding="utf-8")
+
+
+_Page = tuple[Row, Path]
+_inherited: list[_Page] = []
+"""What forked workers write: they inherit the rows, which are too large to send."""
+
+
+def _written(pages: list[_Page]) -> list[bytes]:
+    """Write each row's files and return their pictures, on all cores where the process can be forked safely."""
+    workers = min(len(pages), os.cpu_count() or 1)
+    if workers < 2 or "fork" not in get_all_start_methods() or active_count() > 1:
+        return [_write_row(*page) for page in pages]
+    _inherited[:] = pages
+    try:
+        with ProcessPoolExecutor(workers, get_context("fork"), _leave_signals) as pool:
+            return list(pool.map(_write_inherited, range(len(pages))))
+    finally:
+        _inherited.clear()
+
+
+def _leave_signals() -> None:
+    """Leave Ctrl-C to the parent, which then ends the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _write_inherited(number: int) -> bytes:
+    return _write_row(*_inherited[number])
+
+
+def _write_row(row: Row, folder: Path) -> bytes:
+    folder.mkdir(exist_ok=True)
+    perfetto.write(row, folder / "trace.perfetto.json.gz")
+    picture = figures.timeline(row).png()
+    (folder / "timeline.png").write_bytes(picture)
+    return picture
 
 
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
         time.sleep(0.002)
     process.send_signal(sent)
     stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode in (130, -signal.SIGINT)  # a shell reports both as 130
+    assert process.returncode in (130, -signal.SIGINT), stderr  # a shell reports both as 130
     assert stderr.strip() == "hosim: stopped; nothing was written"
     assert stdout == ""
     assert list(tmp_path.iterdir()) == []
