@@ -53,8 +53,9 @@ def measure(name: str, ops: int) -> dict[str, float]:
     done = sum(int((block["kind"] == 0).sum()) for block in trace.spans.blocks())
     if trace.status != "ok" or done != case.computes:
         raise SystemExit(f"{name}: only {done} of {case.computes} computes completed, status {trace.status}")
-    rate = case.steps / seconds
-    return {"ops": case.steps, "us_per_op": 1e6 / rate, "R": rate / reference, "bytes_per_op": grown / case.steps}
+    steps = sum(len(table) for table in trace.issued) or case.steps
+    rate = steps / seconds
+    return {"ops": steps, "us_per_op": 1e6 / rate, "R": rate / reference, "bytes_per_op": grown / steps}
 
 
 def fresh(name: str, ops: int, runs: int) -> dict[str, float]:
