@@ -28,6 +28,10 @@ class TensorKind(StrEnum):
     INPUT = "input"
 
 
+PHASES = ("", "forward", "backward", "update", "prefill", "decode")
+"""What an op may be part of; policies tell by it what is saved for backward."""
+
+
 class OpKind(StrEnum):
     """Where an op runs."""
 
@@ -301,6 +305,8 @@ class GraphBuilder:
         known = _OP_KINDS.get(kind)
         if known is None:
             raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
+        if more.get("phase", "") not in PHASES:
+            raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))

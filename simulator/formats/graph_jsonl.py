@@ -15,7 +15,7 @@ line     key                value                                               
 =======  =================  =====================================================================  ===========
 header   `name`             text for people                                                        file's name
 header   `steps`            how many times the ops run                                             1
-header   `outputs`          tensors that are still valid when a step ends                          none
+header   `outputs`          tensors that stay valid until the last op of a step                    none
 header   `tensors`, `ops`   how many lines follow of each, so that a cut file is noticed           not checked
 tensor   `tensor`           unique path name                                                       required
 tensor   `size_bytes`       size                                                                   required

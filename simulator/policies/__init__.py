@@ -119,7 +119,7 @@ POLICIES: dict[str, PolicyEntry] = {
             "offload_saved",
             offload_saved.plan,
             offload_saved.Options,
-            "everything saved for backward moves, whether it must or not",
+            "what is saved for backward and has the time to move does, whether it must or not",
         ),
         PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
     )

@@ -1,4 +1,4 @@
-"""`offload_saved`: the papers' manner. Everything saved for backward moves, whether it must or not."""
+"""`offload_saved`: the papers' manner. What is saved for backward moves, whether it must or not."""
 
 from __future__ import annotations
 

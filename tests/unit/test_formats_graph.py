@@ -12,7 +12,7 @@ from simulator import formats
 from simulator.builders import build
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.graph import Graph, GraphBuilder, OpKind, TensorKind
+from simulator.graph import PHASES, Graph, GraphBuilder, OpKind, TensorKind
 from simulator.workload import LlamaModel, Workload
 
 
@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> Graph:
                     "duration_ns": st.none() | st.integers(0, 2**50),
                     "op_class": text,
                     "dtype": text,
-                    "phase": text,
+                    "phase": st.sampled_from(PHASES),
                     "barrier": st.booleans(),
                 },
             )

@@ -182,3 +182,8 @@ def test_messages_name_the_line_of_the_file() -> None:
     builder.line = 9
     with pytest.raises(ConfigError, match=r"^g\.jsonl:9: tensor 'y': "):
         builder.tensor("y", 1)
+
+
+def test_a_phase_is_one_that_policies_know():
+    with pytest.raises(ConfigError, match=r"phase is one of forward, backward, .* found 'fwd'"):
+        GraphBuilder("g").op("f", phase="fwd")
