@@ -73,28 +73,28 @@ class Explainer:
         return self._transfer(transfer) if transfer else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
     def _transfer(self, transfer: Transfer) -> list[str]:
-        link = transfer.step.link
+        link = transfer[1].link
         head = link.queue[0]
         if head is transfer:
             return self._head(link)
-        copy = f"the copy of {self._name(transfer.step.tensor)} (step {transfer.key & ISSUE_MASK})"
-        sentence = f"{copy} is behind step {head.key & ISSUE_MASK} in its channel"
+        copy = f"the copy of {self._name(transfer[1].tensor)} (step {transfer[0] & ISSUE_MASK})"
+        sentence = f"{copy} is behind step {head[0] & ISSUE_MASK} in its channel"
         return [sentence, *self._head(link)] if self._once(sentence) else []
 
     def _head(self, link: LinkQueue) -> list[str]:
         head = link.queue[0]
-        tensor = head.step.tensor
+        tensor = head[1].tensor
         tiers = self._places.tiers
         what = (
             f"the copy of {self._name(tensor)} from {tiers[link.source].name} to {tiers[link.target].name} "
-            f"(step {head.key & ISSUE_MASK})"
+            f"(step {head[0] & ISSUE_MASK})"
         )
         if link.is_gated(head):
             sentence = f"{what} waits for the compute issued before it"
             return [sentence] if self._once(sentence) else []
         if link.lacks_tensor(head):
             sentence = f"{what} waits for its source"
-            return [sentence, *self._tensor(tensor, head.key)] if self._once(sentence) else []
+            return [sentence, *self._tensor(tensor, head[0])] if self._once(sentence) else []
         sentence = self._room(what, link.target, self._places.size_bytes[tensor])
         return [sentence] if self._once(sentence) else []
 

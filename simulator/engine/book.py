@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from simulator.engine.link import LinkQueue
-from simulator.engine.places import Computes, Detaching, Places, wait_for
+from simulator.engine.places import NEVER, Computes, Detaching, Places, wait_for
 from simulator.engine.program import Columns
 from simulator.errors import PlanError
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
@@ -29,9 +29,6 @@ from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 if TYPE_CHECKING:
     from simulator.engine.host import Host
     from simulator.engine.stream import Stream
-
-NEVER = -(1 << 60)
-"""Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
 
 SEEN, WRITTEN = 1, 2
 """What a compute has seen to for those behind it on the only stream, until the tensor moves again.
@@ -83,8 +80,8 @@ class CopyStep:
 
     Attributes
     ----------
-    link, tensor
-        What moves where.
+    link, tensor, alone_ns
+        What moves where; time of the transfer if nobody slows it down [ns].
     gate, gate_number
         The stream of the last compute issued before, and that compute's number there.
     moves
@@ -93,16 +90,17 @@ class CopyStep:
         Computes issued before that write the tensor.
     """
 
-    __slots__ = ("gate", "gate_number", "link", "moves", "tensor", "writers")
+    __slots__ = ("alone_ns", "gate", "gate_number", "link", "moves", "tensor", "writers")
     kind: ClassVar[int] = COPY
 
     def __init__(self, link: LinkQueue, tensor: int, gate: tuple[Stream, int], moves: int, writers: Computes) -> None:
         self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
         self.gate, self.gate_number = gate
+        self.alone_ns = link.transfer_ns(tensor)
 
     def issue(self, host: Host) -> bool:
         """Issue it."""
-        self.link.issue(self, host.key, host.lap)
+        self.link.append((host.key, self, host.lap, host.clock.now))
         return True
 
 
@@ -173,59 +171,87 @@ class Book:
     def __init__(self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue]) -> None:
         tensors = len(columns.size_bytes)
         self._places, self._columns, self._routes = places, columns, routes
-        self.compute_tier = columns.compute_tier
         self._streams, self._alone = places.streams, len(places.streams) == 1
         self._computes = [0] * len(self._streams)
         self._last_use = [[NEVER] * tensors for _ in self._streams]
         self._last_write = [[NEVER] * tensors for _ in self._streams]
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._fresh = bytearray(tensors)
+        self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
         self._gate = self._steps = 0
 
     def step(self, code: Code) -> Step:
         """Count the next step."""
-        kind, a, b, _ = code
+        kind, a, b, c = code
         if kind == COMPUTE:
-            step: Step = self._compute(a, self._streams[b])
+            step: Step = self._compute(a, b)
         elif kind == COPY:
-            step = self._copy(code)
+            step = self._copy(a, b, c)
         elif kind == DETACH:
-            step = DetachStep(a, b, self._moves[a], self._latest(self._last_use, a))
-            self._moves[a] = self._fence[a] = self._moves[a] + 1
-            self._fresh[a] = 0
+            step = self._detach(a, b)
         else:
             step = SyncStep(a, self._moves[a], self._latest(self._last_use, a))
         self._steps += 1
         return step
 
-    def _compute(self, op: int, stream: Stream) -> ComputeStep:
-        step = ComputeStep(op, stream)
-        self._gate = stream.number
-        number = self._computes[stream.number] = self._computes[stream.number] + 1
-        reads, writes, fresh = self._columns.reads[op], self._columns.writes[op], self._fresh
-        if reads or writes:
-            self._look_up(step, reads, writes)
-            last_use, last_write = self._last_use[stream.number], self._last_write[stream.number]
-            for tensor in reads:
-                last_use[tensor] = number
-                fresh[tensor] = fresh[tensor] or (SEEN if self._alone else 0)
-            for tensor in writes:
-                last_use[tensor] = last_write[tensor] = number
-                fresh[tensor] = WRITTEN if self._alone else 0
-        step.is_free = self._alone and not (step.reads or step.writes or self._columns.workspace_bytes[op])
+    def _compute(self, op: int, stream: int) -> ComputeStep:
+        self._gate = stream
+        try:
+            self._computes[stream] = number = self._computes[stream] + 1
+        except IndexError:
+            raise self._unknown_stream(stream) from None
+        reads, writes = self._columns.reads[op], self._columns.writes[op]
+        fresh, last_use, last_write = self._fresh, self._last_use[stream], self._last_write[stream]
+        is_plain = self._alone
+        for tensor in reads:
+            last_use[tensor] = number
+            if not fresh[tensor]:
+                is_plain = False
+        for tensor in writes:
+            last_use[tensor] = last_write[tensor] = number
+            if fresh[tensor] < WRITTEN:
+                is_plain = False
+        return self._plain_step(op) if is_plain else self._look_up(op, stream)
+
+    def _unknown_stream(self, number: int) -> PlanError:
+        return PlanError(
+            f"step {self._steps} (compute)",
+            f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}",
+            f"stream {number}",
+            "issue it on stream 0, or make a fixed plan",
+        )
+
+    def _plain_step(self, op: int) -> ComputeStep:
+        """A compute for which earlier ones have seen to everything but its workspace; the same one each time."""
+        step = self._plain[op]
+        if step is None:
+            step = self._plain[op] = ComputeStep(op, self._streams[0])
+            step.is_free = not self._columns.workspace_bytes[op]
         return step
 
-    def _look_up(self, step: ComputeStep, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Note what the compute must see to itself, because no earlier one does."""
+    def _look_up(self, op: int, stream: int) -> ComputeStep:
+        """A compute with what it must see to itself, because no earlier one does."""
+        step = ComputeStep(op, self._streams[stream])
         fresh, fence, moves, per_lap = self._fresh, self._fence, self._moves, self._places.moves_per_lap
-        step.reads = reads = tuple([t for t in reads if not fresh[t]])
-        step.writes = writes = tuple([t for t in writes if fresh[t] < WRITTEN])
+        step.reads = reads = tuple([t for t in self._columns.reads[op] if not fresh[t]])
+        step.writes = writes = tuple([t for t in self._columns.writes[op] if fresh[t] < WRITTEN])
         turns = [(t, fence[t]) for t in reads if fence[t] > NEVER]
         turns += [(t, moves[t]) for t in writes if moves[t] or per_lap[t]]
         step.turns = tuple(turns)
+        if self._alone:
+            for tensor in reads:
+                fresh[tensor] = SEEN
+            for tensor in writes:
+                fresh[tensor] = WRITTEN
+        return step
 
-    def _copy(self, code: Code) -> CopyStep:
-        _, tensor, source, target = code
+    def _detach(self, tensor: int, tier: int) -> DetachStep:
+        step = DetachStep(tensor, tier, self._moves[tensor], self._latest(self._last_use, tensor))
+        self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
+        self._fresh[tensor] = 0
+        return step
+
+    def _copy(self, tensor: int, source: int, target: int) -> CopyStep:
         link = self._routes.get((source, target))
         if link is None:
             names = [tier.name for tier in self._places.tiers]
@@ -271,7 +297,7 @@ class Book:
             stream.per_lap = computes
             for last in (self._last_use[stream.number], self._last_write[stream.number]):
                 last[:] = [number - computes if number > NEVER else NEVER for number in last]
-        places.moves_per_lap = self._moves
+        places.moves_per_lap[:] = self._moves
         self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
         self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
         self._fresh = bytearray(len(self._fresh))

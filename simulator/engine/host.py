@@ -10,13 +10,13 @@ from simpy.events import EventCallbacks
 
 from simulator.cost import ceil_div
 from simulator.engine.book import Book, Step
+from simulator.engine.issued import Issued
 from simulator.engine.rounds import RANK_SHIFT
 from simulator.errors import InvariantError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import Code, Plan, Steps
 
 if TYPE_CHECKING:
-    from simulator.engine.issued import Issued
     from simulator.engine.rank import Rank
     from simulator.engine.stream import Stream
 
@@ -33,8 +33,8 @@ class Host:
         Whose places, streams and links it issues to.
     plan
         What it issues.
-    view
-        What a reactive plan may look at.
+    book
+        Counts its steps; if the plan is reactive, also what it may look at.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Host:
         Streams whose wait depends on it.
     """
 
-    def __init__(self, rank: Rank, plan: Plan, view: Issued | None) -> None:
+    def __init__(self, rank: Rank, plan: Plan, book: Book) -> None:
         machine, costs = rank.machine, rank.machine.hardware.host
         self.places, self.rounds, self.clock = rank.places, machine.rounds, machine.rounds.clock
         self.key, self.lap, self.credit = rank.number << RANK_SHIFT, -1, 0
@@ -60,8 +60,7 @@ class Host:
         self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
         self._next_checkpoint = self.key
         self._room = QueueRoom(self)
-        rows = None if view is None else machine.recorder.issued[rank.number]
-        self._begin_lap, prices, self._launch = _program(plan, costs, rank.book, view, rows)
+        self._begin_lap, prices, self._launch = _program(plan, costs, book, machine.recorder.issued[rank.number])
         self._prices = prices if any(prices) else None
         self._laps = plan.repeats if plan.fixed is not None else 1
         self._steps: Iterator[Step] = iter(())
@@ -166,30 +165,23 @@ class QueueRoom:
 
 
 def _program(
-    plan: Plan, costs: HostCosts, book: Book, view: Issued | None, rows: list[int] | None
+    plan: Plan, costs: HostCosts, book: Book, rows: list[int]
 ) -> tuple[Callable[[], Iterator[Step]], tuple[int, ...], int]:
-    """What begins a lap, the cost of each kind of step, and the cost of the launch."""
-    steps = plan.steps
+    """What begins a lap, the price of each kind of step, and the cost of the launch."""
+    steps, reactive = plan.steps, costs.reactive
     if isinstance(steps, Steps):
-        prices = (costs.fixed.step_ns,) * 4
+        prices: tuple[int, ...] = (costs.fixed.step_ns,) * 4
         if plan.repeats == 1:
             return lambda: map(book.step, steps.codes()), prices, costs.fixed.launch_ns
         return book.laps(steps.codes()).__iter__, prices, costs.fixed.launch_ns
-    if view is None or rows is None:
+    if not isinstance(book, Issued):
         raise InvariantError("engine", "a reactive plan has a view", "none", "report this")
-    reactive = costs.reactive
-    prices = (
-        reactive.inspect_ns + reactive.compute_ns,
-        reactive.copy_ns,
-        reactive.detach_ns,
-        reactive.sync_ns,
-    )
-    return lambda: _decide(steps(view), view, book, rows), prices, 0
+    prices = (reactive.inspect_ns + reactive.compute_ns, reactive.copy_ns, reactive.detach_ns, reactive.sync_ns)
+    return lambda: _decide(steps(book), book, rows), prices, 0
 
 
-def _decide(codes: Iterator[Code], view: Issued, book: Book, rows: list[int]) -> Iterator[Step]:
-    """Check, count and record each step of a reactive plan; the next is asked for when this one was issued."""
-    for issue, code in enumerate(codes):
-        view.note(issue, code)
+def _decide(codes: Iterator[Code], book: Issued, rows: list[int]) -> Iterator[Step]:
+    """Count and record each step of a reactive plan; the next is asked for when this one was issued."""
+    for code in codes:
         yield book.step(code)
         rows += code

@@ -5,34 +5,37 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from simulator.engine.book import Book
+from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep
+from simulator.engine.link import LinkQueue
 from simulator.engine.places import Places
+from simulator.engine.program import Columns
 from simulator.errors import PlanError
 from simulator.graph import Graph
-from simulator.plan import COMPUTE, COPY, DETACH, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 
+Homes = tuple[int, ...]
 
-class Issued:
-    """Read-only for the plan; the host reports each step to it before issuing it.
+
+class Issued(Book):
+    """A book that also follows the places; read-only for the plan.
 
     Parameters
     ----------
-    places
-        The rank's places, for what has happened on the device.
-    book
-        The rank's count of issued steps.
+    places, columns, routes
+        See `Book`; places also for what has happened on the device.
     graph
-        For what ops read and write, and for names in messages.
+        For names in messages.
     home
         Tier id of each tensor at time 0, or -1.
     """
 
-    def __init__(self, places: Places, book: Book, graph: Graph, home: tuple[int, ...]) -> None:
-        self._places, self._book, self._graph = places, book, graph
-        self._compute_tier = book.compute_tier
+    def __init__(
+        self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue], graph: Graph, home: Homes
+    ) -> None:
+        super().__init__(places, columns, routes)
+        self._graph, self._compute_tier = graph, columns.compute_tier
         self._state = [bytearray(len(home)) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -41,64 +44,47 @@ class Issued:
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
-        return int(self._places.rounds.clock.now)
+        return self._places.rounds.clock.now
 
     def place(self, tensor: int, tier: int) -> str:
         """State of a place once all issued steps have acted: ``absent``, ``valid`` or ``stale``."""
         return _STATES[self._state[tier][tensor]]
-
-    def settled(self, tensor: int) -> bool:
-        """Whether every issued step that names the tensor has ended."""
-        return self._book.settled(tensor)
 
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
         instance = self._places.tiers[tier]
         return instance.capacity - instance.used
 
-    def note(self, issue: int, code: Code) -> None:
-        """Check and note a step."""
-        kind, a, b, c = code
-        if kind == COMPUTE:
-            self._compute(issue, a, b)
-        elif kind == COPY:
-            self._copy(issue, a, b, c)
-        elif kind == DETACH:
-            self._detach(issue, a, b)
-
-    def _compute(self, issue: int, op: int, stream: int) -> None:
-        if stream >= len(self._places.streams):
-            raise PlanError(
-                f"step {issue} (compute)",
-                f"a reactive plan uses compute streams 0 to {len(self._places.streams) - 1}",
-                f"stream {stream}",
-                "issue it on stream 0, or make a fixed plan",
-            )
+    def _look_up(self, op: int, stream: int) -> ComputeStep:
+        """Check and note what no earlier compute has seen to."""
+        step = super()._look_up(op, stream)
         here = self._state[self._compute_tier]
-        node = self._graph.ops[op]
-        for tensor in node.reads:
+        for tensor in step.reads:
             if here[tensor] != VALID:
-                self._refuse(issue, f"compute {node.name}", "what a compute reads is valid in the compute tier", tensor,
-                             self._compute_tier, "copy it in first")  # fmt: skip
-        for tensor in node.writes:
+                self._refuse(f"compute {self._graph.ops[op].name}", "what a compute reads is valid in the compute tier",
+                             tensor, self._compute_tier, "copy it in first")  # fmt: skip
+        for tensor in step.writes:
             for state in self._state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
             here[tensor] = VALID
+        return step
 
-    def _copy(self, issue: int, tensor: int, source: int, target: int) -> None:
+    def _copy(self, tensor: int, source: int, target: int) -> CopyStep:
         if self._state[source][tensor] != VALID:
-            self._refuse(issue, "copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
+            self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
-            self._refuse(issue, "copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
+            self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
         self._state[target][tensor] = VALID
+        return super()._copy(tensor, source, target)
 
-    def _detach(self, issue: int, tensor: int, tier: int) -> None:
+    def _detach(self, tensor: int, tier: int) -> DetachStep:
         if self._state[tier][tensor] == ABSENT:
-            self._refuse(issue, "detach", "a detached place is present", tensor, tier, "drop this detach")
+            self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
         self._state[tier][tensor] = ABSENT
+        return super()._detach(tensor, tier)
 
-    def _refuse(self, issue: int, what: str, must: str, tensor: int, tier: int, do: str) -> None:
+    def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
         found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
-        raise PlanError(f"step {issue} ({what})", must, found, do)
+        raise PlanError(f"step {self._steps} ({what})", must, found, do)

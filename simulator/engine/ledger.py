@@ -99,13 +99,14 @@ def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
     transfer = stream.places.first_transfer(tensor, before)
     if transfer is None:
         return ORDER, -1, -1
-    link = transfer.step.link
+    link = transfer[1].link
     _watch(link.watchers, stream)
-    if transfer in link.running:
-        return TRANSFER, link.number, tensor
-    if link.has_free_channel:
+    for channel in link.running:
+        if channel.transfer is transfer:
+            return TRANSFER, link.number, tensor
+    if link.free:
         return _walk_head(stream, link)
-    return TRANSFER, link.number, link.running[0].step.tensor
+    return TRANSFER, link.number, link.running[0].transfer[1].tensor
 
 
 def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
@@ -114,5 +115,5 @@ def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
     if link.is_gated(head):
         return ORDER, -1, -1
     if link.lacks_tensor(head):
-        return _walk_tensor(stream, head.step.tensor, head.key)
-    return CAPACITY, link.target, head.step.tensor
+        return _walk_tensor(stream, head[1].tensor, head[0])
+    return CAPACITY, link.target, head[1].tensor

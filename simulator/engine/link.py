@@ -1,10 +1,14 @@
-"""One rank's link: transfers in issue order on its channels."""
+"""One rank's link: transfers in issue order on its channels.
+
+A link that nobody else can slow down needs one event for a transfer, at its end. Its channels carry one transfer
+after another, so that one object for each channel serves as event, and as flow where bandwidth is shared.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import simpy
 
@@ -19,85 +23,65 @@ if TYPE_CHECKING:
     from simulator.engine.book import CopyStep
     from simulator.engine.stream import Stream
 
+Transfer = tuple[int, "CopyStep", int, int]
+"""A copy that was issued: key, step, lap, time of issue [ns]."""
 
-class Transfer(simpy.Event):
-    """A copy that was issued; as an event, its end (or that of its latency).
+
+class Channel(simpy.Event):
+    """One channel of a link; as an event, the end of its transfer (or of the transfer's latency).
 
     Attributes
     ----------
-    step, key, lap, issued_ns
-        What was issued, and when [ns].
-    channel, start_ns
-        Where and when it was started [ns].
+    link, number
+        Which channel this is.
+    transfer, start_ns
+        What is under way, and since when [ns].
     """
 
-    __slots__ = ("channel", "issued_ns", "key", "lap", "start_ns", "step")
+    __slots__ = ("link", "number", "start_ns", "transfer")
 
-    def __init__(self, step: CopyStep, key: int, lap: int, issued_ns: int) -> None:
-        self.step, self.key, self.lap, self.issued_ns = step, key, lap, issued_ns
-        self.channel: int
-        self.start_ns: int
-        self._ok = True
+    def __init__(self, link: LinkQueue, number: int) -> None:
+        super().__init__(link.clock)
+        self.link, self.number = link, number
+        self.transfer: Transfer
+        self.start_ns = -1
+        self.callbacks = [link.finish]
+        self._ok, self._value = True, None
 
     def end(self) -> None:
-        """Its bytes are across."""
-        link = self.step.link
-        link.end(self)
-        if link.queue:
-            link.offer(link.queue[0])
-
-
-class Service(Protocol):
-    """How a transfer that has a channel gets its bytes across."""
-
-    def begin(self, transfer: Transfer) -> None:
-        """Begin now; the link's `end` is called when it is over."""
-
-
-class Alone:
-    """Service on a channel whose rate nobody else changes: one event."""
-
-    def __init__(self, queue: LinkQueue, link: Link, size_bytes: list[int]) -> None:
-        self._clock, self._link, self._size_bytes = queue.clock, link, size_bytes
-        self._times: dict[int, int] = {}  # by size
-        self._callbacks = [queue.finish]
-
-    def begin(self, transfer: Transfer) -> None:
-        """Begin now."""
-        size = self._size_bytes[transfer.step.tensor]
-        time = self._times.get(size)
-        if time is None:
-            time = self._times[size] = transfer_ns(size, self._link)
-        transfer.callbacks = self._callbacks  # type: ignore[assignment]
-        self._clock.at(self._clock.now + time, transfer)
+        """The transfer's bytes are across."""
+        self.link.end(self)
+        if self.link.queue:
+            self.link.offer(self.link.queue[0])
 
 
 class Shared:
     """Service in a domain: latency first, then a flow whose rate depends on the others."""
 
-    def __init__(self, queue: LinkQueue, link: Link, size_bytes: list[int], path: Path) -> None:
-        self._queue, self._link, self._size_bytes = queue, link, size_bytes
-        self._callbacks = [self._join_late]
+    def __init__(self, queue: LinkQueue, link: Link, path: Path) -> None:
+        self._queue, self._link = queue, link
         self.path = path
         self.domain: Domain | None = None
+        for channel in queue.channels:
+            channel.callbacks = [self._join_late]
 
-    def begin(self, transfer: Transfer) -> None:
-        """Begin now."""
+    def begin(self, channel: Channel) -> None:
+        """Begin now; the channel's `end` is called when it is over."""
         if self._link.latency_ns:
-            transfer.callbacks = self._callbacks  # type: ignore[assignment]
-            self._queue.clock.at(self._queue.clock.now + self._link.latency_ns, transfer)
+            clock = self._queue.clock
+            clock.at(clock.now + self._link.latency_ns, channel)
         else:
-            self._join(transfer)
+            self._join(channel)
 
     def _join_late(self, event: simpy.Event) -> None:
         self._join(event)  # type: ignore[arg-type]
         self._queue.places.rounds.close()
 
-    def _join(self, transfer: Transfer) -> None:
-        size = self._size_bytes[transfer.step.tensor]
-        units = work(size, self.path.unit)
+    def _join(self, channel: Channel) -> None:
+        key, step = channel.transfer[:2]
+        size = self._queue.places.size_bytes[step.tensor]
         if self.domain is not None:
-            self.domain.join(self.path, rate_cap(size, self._link), units, transfer.key, transfer)
+            self.domain.join(self.path, rate_cap(size, self._link), work(size, self.path.unit), key, channel)
 
 
 class LinkQueue:
@@ -105,55 +89,71 @@ class LinkQueue:
 
     Parameters
     ----------
-    number
-        Id of the link.
+    number, link
+        The link and its id.
     ends
         Ids of the tiers that it joins: source and target.
-    channels
-        Transfers that can be under way at once.
     places
         The rank's places.
     spans
         Flat list that takes the rows of the trace.
     wait_for_end
         Whether a copy waits for the end, not the start, of the last compute issued before it.
+
+    Attributes
+    ----------
+    queue, running
+        Transfers that have not started; channels in use.
+    shared
+        How transfers share bandwidth; None if nobody can slow them down.
+    watchers
+        Streams whose wait depends on this link.
     """
 
     def __init__(
-        self, number: int, ends: tuple[int, int], channels: int, places: Places, spans: list[int], *, wait_for_end: bool
+        self, number: int, link: Link, ends: tuple[int, int], places: Places, spans: list[int], *, wait_for_end: bool
     ) -> None:
         self.number, self.places, self.clock = number, places, places.rounds.clock
         self.source, self.target = ends
         self.queue: deque[Transfer] = deque()
-        self.service: Service
+        self.channels = [Channel(self, i) for i in range(link.channels)]
+        self.free = list(range(link.channels))
+        self.running: list[Channel] = []
+        self.shared: Shared | None = None
         self.considered = False
         self.watchers: list[Stream] = []
-        self.running: list[Transfer] = []
+        self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
+        self._times_ns: dict[int, int] = {}
         self._rounds = places.rounds
-        self._free = list(range(channels))
-        self._spans = spans
-        self._wait_for_end = wait_for_end
         self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]
         self._held, self._room = places.held[self.target], places.tiers[self.target]
-        self._size_bytes, self._moves_ended, self._transfers = places.size_bytes, places.moves_ended, places.transfers
+        self._size_bytes, self._transfers = places.size_bytes, places.transfers
+        self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
 
-    def issue(self, step: CopyStep, key: int, lap: int) -> None:
-        """Take a copy into the queue."""
-        transfer = Transfer(step, key, lap, self.clock.now)
-        self._transfers[step.tensor].append(transfer)
+    def transfer_ns(self, tensor: int) -> int:
+        """Time of a transfer of the tensor alone [ns]."""
+        size = self._size_bytes[tensor]
+        if size not in self._times_ns:
+            self._times_ns[size] = transfer_ns(size, self._link)
+        return self._times_ns[size]
+
+    def append(self, transfer: Transfer) -> None:
+        """Take an issued transfer into the queue."""
+        self._transfers[transfer[1].tensor].append(transfer)
         queue = self.queue
         queue.append(transfer)
-        if len(queue) == 1 and self._free:
+        if self.free and len(queue) == 1:
             self.offer(transfer)
 
     def offer(self, head: Transfer) -> None:
         """Try the head in the present round; if it is not eligible yet, when it is."""
         if not self._waits_at_gate(head):
-            self._rounds.consider(self, head.key)
+            self._rounds.consider(self, head[0])
 
     def _waits_at_gate(self, head: Transfer) -> bool:
-        gate = head.step.gate
-        number = head.step.gate_number + head.lap * gate.per_lap
+        _, step, lap, _ = head
+        gate = step.gate
+        number = step.gate_number + lap * gate.per_lap
         if self._wait_for_end:
             if gate.ended < number:
                 gate.wait_for_end(number, self)
@@ -165,69 +165,69 @@ class LinkQueue:
 
     def look_again(self) -> None:
         """Try the head again."""
-        self._rounds.consider(self, self.queue[0].key)
-
-    @property
-    def has_free_channel(self) -> bool:
-        """Whether a channel is idle."""
-        return bool(self._free)
+        self._rounds.consider(self, self.queue[0][0])
 
     def is_gated(self, head: Transfer) -> bool:
         """Whether the last compute issued before the copy has not started (or ended) yet."""
-        gate = head.step.gate
-        return (gate.ended if self._wait_for_end else gate.started) < head.step.gate_number + head.lap * gate.per_lap
+        _, step, lap, _ = head
+        gate = step.gate
+        return (gate.ended if self._wait_for_end else gate.started) < step.gate_number + lap * gate.per_lap
 
     def lacks_tensor(self, head: Transfer) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
-        step, lap = head.step, head.lap
+        _, step, lap, _ = head
         tensor = step.tensor
         if not self._source_valid[tensor]:
             return True
-        if self._moves_ended[tensor] < step.moves + lap * self.places.moves_per_lap[tensor]:
+        if self._moves_ended[tensor] < step.moves + lap * self._moves_per_lap[tensor]:
             return True
         return bool(step.writers) and are_running(step.writers, lap)
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""
-        if not self.queue or not self._free:
+        if not self.queue or not self.free:
             return
         head = self.queue[0]
         if self.lacks_tensor(head):
             self._wait_for_tensor(head)
             return
-        tensor = head.step.tensor
+        step, tensor = head[1], head[1].tensor
         if not self._held[tensor]:
             size = self._size_bytes[tensor]
-            if size and not self._room.admit_copy(self, head.key, size):
+            if size and not self._room.admit_copy(self, head[0], size):
                 return
             self.places.hold(tensor, self.target)
-        self.queue.popleft()
-        head.channel, head.start_ns = heappop(self._free), self.clock.now
-        self.running.append(head)
+        channel = self.channels[heappop(self.free)]
+        channel.transfer, channel.start_ns = self.queue.popleft(), self.clock.now
+        self.running.append(channel)
         if self.watchers:
             self._wake_watchers()
-        self.service.begin(head)
-        if self._free and self.queue:
+        if self.shared is None:
+            self.clock.at(channel.start_ns + step.alone_ns, channel)
+        else:
+            self.shared.begin(channel)
+        if self.free and self.queue:
             self.offer(self.queue[0])
 
     def _wait_for_tensor(self, head: Transfer) -> None:
-        step, places = head.step, self.places
-        if not wait_for(step.writers, head.lap, self):
-            moves = step.moves + head.lap * places.moves_per_lap[step.tensor]
-            places.wait_for_moves(step.tensor, moves, head.key, self)
+        key, step, lap, _ = head
+        if not wait_for(step.writers, lap, self):
+            moves = step.moves + lap * self._moves_per_lap[step.tensor]
+            self.places.wait_for_moves(step.tensor, moves, key, self)
 
     def _wake_watchers(self) -> None:
         """Let the streams whose wait depends on this link account for it anew."""
         self._rounds.restless += self.watchers
         self.watchers.clear()
 
-    def end(self, transfer: Transfer) -> None:
+    def end(self, channel: Channel) -> None:
         """The transfer is over: its target is valid, its channel free."""
-        tensor, channel, places = transfer.step.tensor, transfer.channel, self.places
-        self.running.remove(transfer)
-        heappush(self._free, channel)
-        issue, now = transfer.key & ISSUE_MASK, self.clock.now
-        row = (places.rank, COPY, tensor, self.number, channel, issue, transfer.issued_ns, transfer.start_ns, now)
+        key, step, _, issued_ns = transfer = channel.transfer
+        tensor, number, places = step.tensor, channel.number, self.places
+        self.running.remove(channel)
+        heappush(self.free, number)
+        now = self.clock.now
+        row = (places.rank, COPY, tensor, self.number, number, key & ISSUE_MASK, issued_ns, channel.start_ns, now)
         self._spans += row
         self._valid[tensor] = 1
         transfers = self._transfers[tensor]
@@ -240,10 +240,10 @@ class LinkQueue:
             self._wake_watchers()
 
     def finish(self, event: simpy.Event) -> None:
-        """End the transfer whose event this is, and close the round: the next one may start."""
+        """End the transfer of the channel that this event is, and close the round: the next one may start."""
         self.end(event)  # type: ignore[arg-type]
         queue = self.queue
         if queue and not self._waits_at_gate(queue[0]):
-            self._rounds.close_with(self, queue[0].key)
+            self._rounds.close_with(self, queue[0][0])
         else:
             self._rounds.close()

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from simulator.engine.stream import Stream
 
 
+NEVER = -(1 << 60)
+"""Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
+
 Computes = tuple[tuple["Stream", int], ...]
 """Computes of some streams, each by its stream and its number there, counted from the begin of the lap."""
 
@@ -106,7 +109,7 @@ class Places:
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
         """The earliest transfer of the tensor that has not ended, among those issued before a step."""
         transfers = self.transfers[tensor]
-        if transfers and (before is None or transfers[0].key < before):
+        if transfers and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
 
@@ -141,21 +144,19 @@ def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
 class Detaching:
     """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
 
-    __slots__ = ("_key", "_lap", "_next_user", "_places", "_step")
+    __slots__ = ("_key", "_lap", "_places", "_step", "_users")
 
     def __init__(self, places: Places, step: DetachStep, key: int, lap: int) -> None:
         self._places, self._step, self._key, self._lap = places, step, key, lap
-        self._next_user = 0
+        self._users = iter(step.users)
 
     def look_again(self) -> None:
         """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
         step, lap = self._step, self._lap
-        while self._next_user < len(step.users):
-            stream, number = step.users[self._next_user]
-            self._next_user += 1
-            number += lap * stream.per_lap
-            if stream.ended < number:
-                stream.wait_for_end(number, self)
+        for stream, number in self._users:
+            due = number + lap * stream.per_lap
+            if stream.ended < due:
+                stream.wait_for_end(due, self)
                 return
         places, tensor = self._places, step.tensor
         moves = step.moves + lap * places.moves_per_lap[tensor]
@@ -167,9 +168,8 @@ class Detaching:
     def act(self) -> None:
         """Free the place."""
         places, tensor, tier = self._places, self._step.tensor, self._step.tier
-        held = places.held[tier]
-        if held[tensor]:
-            held[tensor] = places.valid[tier][tensor] = 0
+        if places.held[tier][tensor]:
+            places.held[tier][tensor] = places.valid[tier][tensor] = 0
             size = places.size_bytes[tensor]
             if size:
                 places.note(tier, tensor, -size)

@@ -10,7 +10,7 @@ from simulator.engine.book import Book
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
-from simulator.engine.link import Alone, LinkQueue, Shared
+from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Recorder
@@ -80,9 +80,11 @@ class Rank:
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
-        self.book = Book(self.places, columns, self._routes())
-        view = None if plan.fixed is not None else Issued(self.places, self.book, program.graph, plan.home)
-        self._host = Host(self, plan, view)
+        routes = self._routes()
+        if plan.fixed is not None:
+            self._host = Host(self, plan, Book(self.places, columns, routes))
+        else:
+            self._host = Host(self, plan, Issued(self.places, columns, routes, program.graph, plan.home))
         for stream in self.streams:
             stream.host = self._host
         self._contend()
@@ -98,18 +100,17 @@ class Rank:
         wait_for_end = machine.switches.copies_wait_for == "end"
         names = machine.hardware.tier_names
         ends = (names.index(link.source), names.index(link.target))
-        queue = LinkQueue(number, ends, link.channels, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
+        queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
-            queue.service = Alone(queue, link, self.columns.size_bytes)
             return queue
         unit = link.bandwidth_bytes_per_s
         own = (Resource(unit),) if link.sharing == "fair" else ()
         if unit == math.inf:
             unit = min((other.bandwidth for other in others), default=unit)
         path = Path(unit, own + others, even=link.sharing == "fifo" and unit == link.bandwidth_bytes_per_s)
-        queue.service = Shared(queue, link, self.columns.size_bytes, path)
-        self.flows.append(queue.service)
+        queue.shared = Shared(queue, link, path)
+        self.flows.append(queue.shared)
         return queue
 
     def _routes(self) -> dict[tuple[int, int], LinkQueue]:

@@ -8,6 +8,7 @@ the next round of the same instant.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,21 +53,28 @@ class Clock(simpy.Environment):
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
+    def start(self, generator: Generator[simpy.Event, None, None]) -> None:
+        """Start a process; what it raises, `run` raises."""
+        self.process(generator).callbacks.append(_raise)
+
     def leap(self, time_ns: int) -> None:
         """Move on to a time that no scheduled event comes before."""
         self._now = self.now = time_ns
 
     def run(self, until: None = None) -> None:  # type: ignore[override]
-        """Let event after event happen until none is left."""
+        """Let event after event happen until none is left; an event keeps its callbacks, to be used again."""
         events = self.events
         while events:
-            time_ns, _, _, event = heappop(events)
-            self._now = self.now = time_ns
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-            for callback in callbacks:
+            self.now, _, _, event = heappop(events)
+            self._now = self.now
+            for callback in event.callbacks:
                 callback(event)
-            if not event._ok:
-                raise event._value
+
+
+def _raise(process: simpy.Event) -> None:
+    """Pass on the exception of a process that failed."""
+    if isinstance(process.value, BaseException):
+        raise process.value
 
 
 class Head(Protocol):

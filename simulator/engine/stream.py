@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from simulator.engine.ledger import Waiting
-from simulator.engine.places import Places, Waiter
+from simulator.engine.places import NEVER, Places, Waiter
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Clock
 from simulator.plan import COMPUTE
@@ -84,9 +84,10 @@ class Stream:
         self._duration_ns, self._workspace_bytes = columns.duration_ns, columns.workspace_bytes
         tier = columns.compute_tier
         self._valid, self._held, self._room = places.valid[tier], places.held[tier], places.tiers[tier]
+        self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
         self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
         places.streams.append(self)
-        self._clock.process(self.run())
+        self._clock.start(self.run())
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -138,13 +139,12 @@ class Stream:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
         _, step, _, lap = self.queue[0]
         if step.turns:
-            moves_ended, per_lap = self.places.moves_ended, self.places.moves_per_lap
+            moves_ended, per_lap = self._moves_ended, self._moves_per_lap
             for tensor, count in step.turns:
                 if moves_ended[tensor] < count + lap * per_lap[tensor]:
                     return tensor
-        valid = self._valid
         for tensor in step.reads:
-            if not valid[tensor]:
+            if not self._valid[tensor]:
                 return tensor
         return self._lacks_other_stream(step.op) if self.columns.streams > 1 else -1
 
@@ -223,8 +223,8 @@ class Stream:
                 if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
                     other.wait_for_end(other.ended + 1, self)
                     return
-        count = dict(step.turns).get(tensor, 0) + lap * self.places.moves_per_lap[tensor]
-        self.places.wait_for_moves(tensor, count, issue, self)
+        count = dict(step.turns).get(tensor, NEVER)
+        self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], issue, self)
 
     def _take_places(self, step: ComputeStep, workspace: int) -> None:
         for tensor in step.writes:
