@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,6 +9,7 @@ from itertools import filterfalse
 from typing import Self, TypedDict, Unpack
 
 from simulator.errors import ConfigError
+from simulator.units import suggestion
 
 LARGEST = 2**62
 """No number of a graph, and no sum of sizes or of durations, is larger: they fit 64-bit columns."""
@@ -176,14 +176,6 @@ class Graph:
                         "mark it persistent, or set steps to 1",
                     )
         return replace(self, steps=steps)
-
-
-def suggestion(name: object, known: Iterable[str]) -> str:
-    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
-    text = str(name)
-    near = [k for k in known if k[:2] == text[:2] or k[-2:] == text[-2:]][:10_000]
-    close = difflib.get_close_matches(text, near, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 class OpFields(TypedDict, total=False):

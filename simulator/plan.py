@@ -23,6 +23,9 @@ COMPUTE, COPY, DETACH, SYNC = range(4)
 NOWHERE = -1
 """Home of a tensor that does not exist at time 0."""
 
+FREE = NOWHERE - 1
+"""Home of a tensor whose place a scenario leaves to the policy; a plan has none."""
+
 Code = tuple[int, int, int, int]
 """A step in numbers: kind, and its three operands (unused ones are 0)."""
 

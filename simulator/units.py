@@ -105,6 +105,14 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)
 
 
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
+    text = str(name)
+    near = [k for k in known if k[:2] == text[:2] or k[-2:] == text[-2:]][:10_000]
+    close = difflib.get_close_matches(text, near, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
 @cache
 def _registry() -> Any:
     import pint  # noqa: PLC0415 - only when a document is read: most of the start-up time otherwise

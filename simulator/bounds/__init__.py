@@ -1,7 +1,7 @@
 """What no plan can beat, and what no plan can fit."""
 
 from simulator.bounds.fit import infeasible
-from simulator.bounds.idle import FREE
 from simulator.bounds.step_time import Bound, bound
+from simulator.plan import FREE
 
 __all__ = ["FREE", "Bound", "bound", "infeasible"]

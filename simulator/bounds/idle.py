@@ -11,10 +11,7 @@ import numpy as np
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
-from simulator.plan import NOWHERE
-
-FREE = NOWHERE - 1
-"""Home of a tensor whose home the policy chooses."""
+from simulator.plan import FREE, NOWHERE
 
 
 class Idle:

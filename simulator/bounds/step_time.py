@@ -42,11 +42,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.bounds.idle import FREE, Idle, reached
+from simulator.bounds.idle import Idle, reached
 from simulator.cost import ceil_div, transfer_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
-from simulator.plan import NOWHERE
+from simulator.plan import FREE, NOWHERE
 
 _NS_PER_S = 10**9
 

@@ -20,7 +20,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from simulator.errors import ConfigError
-from simulator.graph import LARGEST, suggestion
+from simulator.graph import LARGEST
+from simulator.units import suggestion
 
 _IN_WORDS: dict[type, str] = {
     int: "a whole number from 0 to 2**62",

@@ -42,8 +42,9 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
-from simulator.graph import Graph, suggestion
+from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
+from simulator.units import suggestion
 
 SCHEMA = "hosim-plan/1"
 

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from simulator.document import Part
 from simulator.errors import ConfigError
-from simulator.plan import Plan
+from simulator.plan import FREE, Plan
 from simulator.policies import lookahead, offload_saved, reactive, resident, static
-from simulator.policies.problem import FREE, Problem, Replay
+from simulator.policies.problem import Problem, Replay
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
 

@@ -18,10 +18,7 @@ from simulator.errors import ConfigError
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
 from simulator.lifetime import Lifetimes
-from simulator.plan import NOWHERE, Plan
-
-FREE = NOWHERE - 1
-"""Home of a tensor whose place is left to the policy."""
+from simulator.plan import FREE, NOWHERE, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from simulator.errors import ConfigError
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies import POLICIES
-from simulator.policies.problem import FREE, Problem, Replay
+from simulator.policies.problem import Problem, Replay
 from simulator.scenario import PolicyChoice, Scenario
 from simulator.trace import CAUSES, Trace
 from simulator.units import nearest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
-from simulator.plan import COMPUTE, DETACH
-from simulator.policies.problem import FREE, Problem
+from simulator.plan import COMPUTE, DETACH, FREE
+from simulator.policies.problem import Problem
 from simulator.units import human
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
-from simulator.policies.problem import FREE, Problem
+from simulator.plan import FREE
+from simulator.policies.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.plan import Plan
-from simulator.policies.problem import FREE, Problem
+from simulator.plan import FREE, Plan
+from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.select import Selection
 from simulator.policies.writer import Writer
