@@ -12,9 +12,9 @@ from simulator.cost import durations_ns
 from simulator.graph import Graph, GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
-from simulator.plan import Plan, Steps
+from simulator.plan import FREE, Plan, Steps
 from simulator.policies import POLICIES
-from simulator.policies.problem import FREE, Problem
+from simulator.policies.problem import Problem
 from simulator.trace import Trace
 
 LAYERS = 8
