@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
 
 from simulator.document import Document, Part
 from simulator.units import FieldError
@@ -43,6 +43,33 @@ class LlamaModel(Part):
         return self
 
 
+class ResidencyAcceptanceModel(Part):
+    """The dimensions of the step on which the open-source HyperOffload planner was measured.
+
+    Attributes
+    ----------
+    layers, hidden, heads, ffn
+        Of a plain decoder: as many key and value heads as heads, and two linears without a gate.
+    """
+
+    family: Literal["residency_acceptance"]
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Count
+
+
+def _family(model: object) -> object:
+    return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
+
+
+Model = Annotated[
+    Annotated[LlamaModel, Tag("llama")] | Annotated[ResidencyAcceptanceModel, Tag("residency_acceptance")],
+    Discriminator(_family),
+]
+"""The dimensions of a model of one of the families; the first family where none is named."""
+
+
 class Parallel(Part):
     """How the model is spread over devices; the one-device slice reads the data axis and the ZeRO stage only.
 
@@ -75,6 +102,11 @@ class Dtypes(Part):
     optimizer_bytes_per_parameter: Count = 12
     logits_copies_fp32: Annotated[int, Field(ge=0, strict=True)] = 2
 
+    @property
+    def element_bytes(self) -> int:
+        """Size of an element of `compute` [B]."""
+        return 4 if self.compute == "fp32" else 2
+
 
 class Workload(Document):
     """What runs: a training step of a model, or a graph from a file.
@@ -85,18 +117,22 @@ class Workload(Document):
         The model and how it is run; ``batch`` is per device.
     graph
         Instead of a model: a ``hosim-graph/1`` file, relative to this document.
+    outputs
+        Whether what the graph puts out is ``kept`` until the step ends (in any tier), or ``freed`` after its last use,
+        as if nobody needed it.
     steps
         How many times the step runs, one after another.
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
-    model: LlamaModel | None = None
+    model: Model | None = None
     phase: Literal["train"] = "train"
     batch: Count = 1
     sequence: Count = 2048
     dtypes: Dtypes = Dtypes()
     parallel: Parallel = Parallel()
     graph: str | None = None
+    outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
 
     @model_validator(mode="after")

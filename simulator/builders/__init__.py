@@ -8,14 +8,19 @@ no formats.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from simulator.builders import llama
+from simulator.builders import llama, residency_acceptance
 from simulator.errors import ConfigError
 from simulator.graph import Graph
 from simulator.workload import Workload
 
-MODELS = {"llama": llama.build}
+MODELS: dict[str, Callable[[Workload, Any], Graph]] = {
+    "llama": llama.build,
+    "residency_acceptance": residency_acceptance.build,
+}
 """Model family -> builder."""
 
 
@@ -45,6 +50,11 @@ def build(
     ConfigError
         If the graph file is wrong, or it has inputs that a second step would not find.
     """
+    graph = _build(workload, base_dir, read_graph)
+    return graph if workload.outputs == "kept" else replace(graph, outputs=())
+
+
+def _build(workload: Workload, base_dir: Path | None, read_graph: Callable[[Path], Graph] | None) -> Graph:
     if workload.model is not None:
         return MODELS[workload.model.family](workload, workload.model)
     if workload.graph is None or read_graph is None:

@@ -39,7 +39,6 @@ from simulator.builders.naming import blocks
 from simulator.graph import Graph, GraphBuilder, OpFields
 from simulator.workload import LlamaModel, Workload
 
-_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _FP32_BYTES = 4
 _ID_BYTES = 4
 
@@ -64,7 +63,7 @@ class _Tape:
         self.graph = GraphBuilder(workload.name, f"workload {workload.name}")
         self.tokens = workload.batch * workload.sequence
         self.dtype = workload.dtypes.compute
-        self.element_bytes = _ELEMENT_BYTES[self.dtype]
+        self.element_bytes = workload.dtypes.element_bytes
         self.block, self.phase = "", "forward"
         self.parameters: dict[str, int] = {}
         self._graded: set[str] = set()

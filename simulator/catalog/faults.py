@@ -99,10 +99,17 @@ def _fault(item: Mapping[str, Any], data: Any, schema: dict[str, Any]) -> Fault:
     if kind == "missing":
         return Fault(path, f"the key {item['loc'][-1]!r} is needed here", "none", "add it")
     if kind == "extra_forbidden":
-        key, parent = str(path[-1]), path[:-1]
-        keys = _keys(schema, parent)
+        key, keys = str(path[-1]), _keys(schema, item["loc"][:-1])
         return Fault(path, "only known keys stand here", repr(key), nearest(key, keys))
     said = context.get("error")
+    if kind == "union_tag_invalid":
+        known = tuple(str(context["expected_tags"]).replace("'", "").split(", "))
+        return Fault(
+            (*path, "family"),
+            f"one of {', '.join(known)} is needed",
+            repr(context["tag"]),
+            nearest(context["tag"], known),
+        )
     if isinstance(said, FieldError):
         return Fault((*path, *said.at), said.must, said.found, said.do)
     must, do = _rule(kind, context, item)
@@ -159,22 +166,25 @@ def _path(loc: Sequence[str | int], data: Any) -> Path:
     return tuple(path)
 
 
-def _keys(schema: dict[str, Any], path: Path) -> tuple[str, ...]:
+def _keys(schema: dict[str, Any], loc: Sequence[str | int]) -> tuple[str, ...]:
+    """The keys that may stand at pydantic's location, whose tags choose the branches of unions."""
     node = _resolve(schema, schema)
-    for part in path:
+    for part in loc:
+        branches = [_resolve(branch, schema) for branch in node.get("oneOf", ())]
+        tagged = (b for b in branches if b["properties"]["family"]["const"] == part)
         others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties"), node.get("items")]
-        inner = next((n for n in (node.get("properties", {}).get(part), *others) if isinstance(n, dict)), {})
-        node = _resolve(inner, schema)
+        inner = (n for n in (node.get("properties", {}).get(part), *tagged, *others) if isinstance(n, dict))
+        node = _resolve(next(inner, {}), schema)
     return tuple(node.get("properties", {}))
 
 
 def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Follow references, and of alternatives take the one with keys."""
+    """Follow references, and of alternatives take the one with keys or with branches."""
     if "$ref" in node:
         return _resolve(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
     for branch in node.get("anyOf", ()):
         found = _resolve(branch, schema)
-        if "properties" in found:
+        if "properties" in found or "oneOf" in found:
             return found
     return node
 

@@ -138,3 +138,24 @@ def test_a_document_of_another_kind(folder):
         "job.yaml:1: a hardware document says what it is, found schema 'hosim/workload/1'; "
         "use a hardware document, whose first line is 'schema: hosim/hardware/1'"
     )
+
+
+MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hiden: 8, heads: 2, ffn: 4}\nassumed: {model: x}\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (
+            "residency_acceptance",
+            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, heads, ffn (did you mean 'hidden'?)",
+        ),
+        (
+            "lama",
+            "toy.yaml:3, model.family: one of llama, residency_acceptance is needed, found 'lama'; use one of llama, residency_acceptance (did you mean 'llama'?)",
+        ),
+    ],
+)
+def test_keys_of_a_model_are_those_of_its_family(folder, family, message):
+    Path("toy.yaml").write_text(MODEL % family)
+    assert refusal(catalog.load, "toy.yaml", "workload") == message

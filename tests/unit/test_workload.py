@@ -47,3 +47,13 @@ def test_heads_divide():
 def test_counts_are_whole_numbers_from_1(layers):
     with pytest.raises(ValidationError, match="layers"):
         Workload.model_validate({"name": "toy", "model": MODEL | {"layers": layers}})
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(ValidationError, match="family"):
+        Workload.model_validate({"name": "toy", "model": MODEL | {"family": "gpt"}})
+
+
+def test_keys_of_another_family_are_refused():
+    with pytest.raises(ValidationError, match="kv_heads"):
+        Workload.model_validate({"name": "toy", "model": MODEL | {"family": "residency_acceptance"}})
