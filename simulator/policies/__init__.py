@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
-from simulator.policies import lookahead, offload_saved, reactive, resident, static
+from simulator.policies import lookahead, offload_saved, reactive, resident, static, upstream_greedy
 from simulator.policies.problem import Problem, Replay
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
@@ -120,6 +120,12 @@ POLICIES: dict[str, PolicyEntry] = {
             offload_saved.plan,
             offload_saved.Options,
             "what is saved for backward and has the time to move does, whether it must or not",
+        ),
+        PolicyEntry(
+            "upstream_greedy",
+            upstream_greedy.plan,
+            upstream_greedy.Options,
+            "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
         ),
         PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
     )

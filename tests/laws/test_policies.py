@@ -32,6 +32,8 @@ OPTIONS = [
     ("offload_saved", {}),
     ("offload_saved", {"barrier_before_backward": False}),
     ("offload_saved", {"synchronous": True}),
+    ("upstream_greedy", {}),
+    ("upstream_greedy", {"limit": "5 B", "lead": 2}),
     ("static", {}),
     ("static", {"alpha": 0.0}),
     ("static", {"alpha": 5.0}),
