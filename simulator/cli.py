@@ -217,7 +217,7 @@ def _policies() -> list[tuple[str, str, str]]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
 def check(files: tuple[str, ...], scenario: str | None) -> int:
-    """Read and validate documents (.yaml), graphs and plans (.jsonl); nothing runs.
+    """Read and validate documents (.yaml), graphs and plans (.jsonl), traces (.json); nothing runs.
 
     \b
     Examples:

@@ -33,7 +33,8 @@ class PolicyChoice(Part):
     Attributes
     ----------
     policy
-        Name of the policy, or of a ``hosim-plan/1`` file (a value that ends in ``.jsonl`` or ``.jsonl.gz``).
+        Name of the policy, or of a ``hosim-plan/1`` file (a value that ends in ``.jsonl`` or ``.jsonl.gz``), or of a
+        ``residency-trace/1`` whose schedule is replayed (``.json``).
     label
         Name of the row; default: the policy's name, or the stem of the plan's file.
     options
@@ -47,12 +48,12 @@ class PolicyChoice(Part):
     @property
     def row(self) -> str:
         """Name of the row."""
-        return self.label or (PurePath(self.policy).name.split(".jsonl")[0] if self.is_file else self.policy)
+        return self.label or (PurePath(self.policy).name.split(".json")[0] if self.is_file else self.policy)
 
     @property
     def is_file(self) -> bool:
         """Whether the policy is a plan from a file."""
-        return self.policy.endswith((".jsonl", ".jsonl.gz"))
+        return self.policy.endswith((".jsonl", ".jsonl.gz", ".json"))
 
     @model_validator(mode="before")
     @classmethod

@@ -116,7 +116,9 @@ class Workload(Document):
     model, phase, batch, sequence, dtypes, parallel
         The model and how it is run; ``batch`` is per device.
     graph
-        Instead of a model: a ``hosim-graph/1`` file, relative to this document.
+        Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
+    views
+        Whether in a recorded trace an op that only makes a view of a tensor ``reads`` it, or ``writes`` it too.
     outputs
         Whether what the graph puts out is ``kept`` until the step ends (in any tier), or ``freed`` after its last use,
         as if nobody needed it.
@@ -132,6 +134,7 @@ class Workload(Document):
     dtypes: Dtypes = Dtypes()
     parallel: Parallel = Parallel()
     graph: str | None = None
+    views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
 

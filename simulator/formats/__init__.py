@@ -9,17 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simulator.errors import ConfigError
-from simulator.formats import graph_jsonl, jsonl, plan_jsonl
+from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
+from simulator.formats.residency_json import Views
+from simulator.graph import Graph
+from simulator.plan import Plan
 
 FORMATS: dict[str, Callable[[Path], str]] = {
     graph_jsonl.SCHEMA: graph_jsonl.describe,
     plan_jsonl.SCHEMA: plan_jsonl.describe,
+    residency_json.SCHEMA: residency_json.describe,
 }
 """Schema -> a function that reads and checks a whole file and says in one line what is in it."""
 
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
+"""How the names of such files end."""
+
+
 def sniff(path: Path) -> str | None:
-    """Name the schema in a file's first line, known or not; None if its first line is no JSON object with one.
+    """Name the schema in a file's first line (of a ``.json`` file: in the whole), known or not; None if there is none.
 
     Raises
     ------
@@ -43,3 +51,44 @@ def check(path: Path) -> str:
         do = "correct the header, or choose another file"
         raise ConfigError(f"{path}:1", must, repr(found) if found else "none", do)
     return FORMATS[found](path)
+
+
+def read_graph(path: Path, views: Views = "reads") -> Graph:
+    """Read a graph of any format that holds one.
+
+    Parameters
+    ----------
+    path
+        The file.
+    views
+        How ops that only make a view count, in formats that record them (see `residency_json`).
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong.
+    """
+    if sniff(path) == residency_json.SCHEMA:
+        return residency_json.read(path, views)
+    return graph_jsonl.read(path)
+
+
+def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
+    """Read a plan of any format that holds one.
+
+    Parameters
+    ----------
+    path
+        The file.
+    graph
+        What it is for.
+    tiers
+        The tiers of the machine, by id.
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong, or for another graph or machine.
+    """
+    reader = residency_json.read_plan if sniff(path) == residency_json.SCHEMA else plan_jsonl.read
+    return reader(path, graph, tiers)

@@ -201,6 +201,8 @@ def _bad_json(path: Path, number: int, text: bytes, error: orjson.JSONDecodeErro
 def schema(path: Path) -> str | None:
     """Name the schema in the first line of a file; None if that is no JSON object with one.
 
+    A file whose name ends in ``.json`` is one object, on however many lines.
+
     Raises
     ------
     ConfigError
@@ -208,7 +210,7 @@ def schema(path: Path) -> str | None:
     """
     try:
         with _open(path) as file:
-            record = orjson.loads(file.readline(2**24))
+            record = orjson.loads(file.read() if path.suffix == ".json" else file.readline(2**24))
     except (orjson.JSONDecodeError, gzip.BadGzipFile, EOFError, zlib.error):
         return None
     except OSError as error:

@@ -106,7 +106,7 @@ class Case:
             path = self.loaded.paths[f"plan {choice.row}"]
             return partial(_read_plan, path, choice.policy)
         if choice.policy not in POLICIES:
-            do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl"
+            do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl or .json"
             raise ConfigError(where, "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, where)
@@ -119,7 +119,7 @@ COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")
 
 def _read_plan(path: Path, name: str, problem: Problem) -> Plan:
     """Read a plan and call it by its file, which is how people know it."""
-    return replace(formats.plan_jsonl.read(path, problem.graph, problem.tiers), policy=name)
+    return replace(formats.read_plan(path, problem.graph, problem.tiers), policy=name)
 
 
 def _check_expectations(scenario: Scenario, hardware: Hardware) -> None:
@@ -141,7 +141,8 @@ def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     is_changed
         Whether the machine was changed for this run.
     """
-    graph = build(loaded.workload, loaded.workload_dir, formats.graph_jsonl.read)
+    reader = partial(formats.read_graph, views=loaded.workload.views)
+    graph = build(loaded.workload, loaded.workload_dir, reader)
     hardware, scenario = loaded.hardware, loaded.scenario
     _check_expectations(scenario, hardware)
     homes = home_ids(scenario, graph, hardware)

@@ -28,7 +28,7 @@ def describe(file: str, scenario: str | None = None) -> str:
     HosimError
         If anything is wrong.
     """
-    if file.endswith((".jsonl", ".jsonl.gz")):
+    if file.endswith(formats.SUFFIXES):
         return _steps_or_graph(Path(file), scenario)
     if Path(file).suffix or "/" in file:
         return _document(catalog.load(Path(file)).document, Path(file))
@@ -56,11 +56,12 @@ def _document(document: object, path: Path) -> str:
 
 def _steps_or_graph(path: Path, scenario: str | None) -> str:
     said = formats.check(path)
-    if formats.sniff(path) != formats.plan_jsonl.SCHEMA:
+    schema = formats.sniff(path)
+    if schema == formats.graph_jsonl.SCHEMA or (scenario is None and schema != formats.plan_jsonl.SCHEMA):
         return f"{said}: ok"
     if scenario is None:
         return f"{said}: well-formed; name its --scenario to check the steps too"
     case = prepare(catalog.resolve(scenario))
-    plan = formats.plan_jsonl.read(path, case.graph, case.problem.tiers)
+    plan = formats.read_plan(path, case.graph, case.problem.tiers)
     referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.pinned)
     return f"{said}: ok for {case.loaded.scenario.name}"

@@ -79,4 +79,4 @@ def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:
 
 
 def _graph_name(path: Path) -> str:
-    return "graph.jsonl.gz" if path.name.endswith(".gz") else "graph.jsonl"
+    return f"graph.json{path.name.rpartition('.json')[2]}"

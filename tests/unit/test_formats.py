@@ -141,7 +141,7 @@ def test_sniff_needs_a_file(tmp_path: Path) -> None:
 
 
 def test_check_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"schemas hosim-graph/1, hosim-plan/1, found 'other/7'"):
+    with pytest.raises(ConfigError, match=r"schemas hosim-graph/1, hosim-plan/1, residency-trace/1, found 'other/7'"):
         formats.check(written(tmp_path / "f", '{"schema":"other/7"}\n'))
-    with pytest.raises(ConfigError, match=r"hosim-plan/1, found none"):
+    with pytest.raises(ConfigError, match=r"hosim-plan/1, residency-trace/1, found none"):
         formats.check(written(tmp_path / "f", "name: x\n"))
