@@ -77,11 +77,8 @@ class Stretch(NamedTuple):
 
 
 def idle_stretches(graph: Graph, found: Lifetimes, inputs: set[int]) -> Iterable[Stretch]:
-    """Yield the stretches of each tensor, in order.
-
-    An output is not needed after its last use: a host that runs ahead gives it up as soon as that has ended.
-    """
-    n = len(graph.ops)
+    """Yield the stretches of each tensor, in order; an output is needed until the last op has ended."""
+    n, outputs = len(graph.ops), set(graph.outputs)
     for t, tensor in enumerate(graph.tensors):
         uses = found.uses[t]
         if t in inputs and uses and t in graph.ops[uses[0]].reads:
@@ -90,7 +87,7 @@ def idle_stretches(graph: Graph, found: Lifetimes, inputs: set[int]) -> Iterable
             if before > after + 1 and t in graph.ops[before].reads:
                 yield Stretch(t, after + 1, before - 1, is_read=True, from_start=after < 0)
         last = uses[-1] if uses else -1
-        if last < n - 1 and tensor.persistent:
+        if last < n - 1 and (tensor.persistent or t in outputs):
             yield Stretch(t, last + 1, n - 1, is_read=False, from_start=last < 0)
 
 

@@ -114,7 +114,7 @@ class DetachStep:
     moves
         Moves of the tensor that must have ended.
     users
-        Computes issued before that use the tensor.
+        Computes issued before that use the tensor; all, where an output's only valid copy is given up.
     """
 
     __slots__ = ("moves", "tensor", "tier", "users")
@@ -246,7 +246,8 @@ class Book:
         return step
 
     def _detach(self, tensor: int, tier: int) -> DetachStep:
-        step = DetachStep(tensor, tier, self._moves[tensor], self._latest(self._last_use, tensor))
+        users = self._issued() if self._parts_with_output(tensor) else self._latest(self._last_use, tensor)
+        step = DetachStep(tensor, tier, self._moves[tensor], users)
         self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
         self._fresh[tensor] = 0
         return step
@@ -275,6 +276,14 @@ class Book:
             return ((self._streams[0], number),) if number > NEVER else ()
         found = [(stream, numbers[tensor]) for stream, numbers in zip(self._streams, last, strict=True)]
         return tuple([(stream, number) for stream, number in found if number > NEVER])
+
+    def _issued(self) -> Computes:
+        """The last compute issued on each stream."""
+        return tuple(zip(self._streams, self._computes, strict=True))
+
+    def _parts_with_output(self, tensor: int) -> bool:
+        """Whether the next step, a detach, gives up the only valid copy of an output."""
+        return self._steps in self._columns.parting
 
     def settled(self, tensor: int) -> bool:
         """Whether all steps so far that name the tensor have ended."""

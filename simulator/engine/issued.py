@@ -8,7 +8,7 @@ from __future__ import annotations
 from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import Places
-from simulator.engine.program import Columns
+from simulator.engine.program import Columns, outputs
 from simulator.errors import PlanError
 from simulator.graph import Graph
 
@@ -35,7 +35,7 @@ class Issued(Book):
         self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue], graph: Graph, home: Homes
     ) -> None:
         super().__init__(places, columns, routes)
-        self._graph, self._compute_tier = graph, columns.compute_tier
+        self._graph, self._compute_tier, self._outputs = graph, columns.compute_tier, outputs(graph)
         self._state = [bytearray(len(home)) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -83,6 +83,9 @@ class Issued(Book):
             self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
         self._state[tier][tensor] = ABSENT
         return super()._detach(tensor, tier)
+
+    def _parts_with_output(self, tensor: int) -> bool:
+        return tensor in self._outputs and all(state[tensor] != VALID for state in self._state)
 
     def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.graph import Graph
-from simulator.plan import COMPUTE, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,14 @@ class Columns:
         How many compute streams the plan uses.
     compute_tier
         Id of the tier that kernels work in.
+    parting
+        Positions, in a fixed plan, of the detaches that give up the only valid copy of an output.
     """
 
     __slots__ = (
         "compute_tier",
         "duration_ns",
+        "parting",
         "reads",
         "size_bytes",
         "streams",
@@ -72,6 +75,7 @@ class Columns:
             for tensor in op.writes:
                 self.written[tensor] = 1
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
+        self.parting = _parting(graph, plan, compute_tier)
 
 
 def _streams(plan: Plan) -> int:
@@ -91,3 +95,27 @@ def _tracked(plan: Plan, compute_tier: int, streams: int) -> bytearray:
         if kind != COMPUTE:
             flags[tensor] = 1
     return flags
+
+
+def _parting(graph: Graph, plan: Plan, compute_tier: int) -> frozenset[int]:
+    """Find the detaches that give up the only valid copy of an output."""
+    valid = {t: {plan.home[t]} - {NOWHERE} for t in outputs(graph)}
+    if not valid or plan.fixed is None:
+        return frozenset()
+    found = []
+    for at, (kind, a, b, c) in enumerate(plan.fixed.codes()):
+        if kind == COMPUTE:
+            for tensor in valid.keys() & graph.ops[a].writes:
+                valid[tensor] = {compute_tier}
+        elif a in valid and kind == COPY:
+            valid[a].add(c)
+        elif a in valid and kind == DETACH and b in valid[a]:
+            valid[a].remove(b)
+            if not valid[a]:
+                found.append(at)
+    return frozenset(found)
+
+
+def outputs(graph: Graph) -> frozenset[int]:
+    """What a step puts out, beside what is persistent."""
+    return frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)

@@ -147,6 +147,44 @@ def check_ends_as_it_began(facts: Facts, held: Held) -> None:
         raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
 
 
+def check_outputs(facts: Facts, held: Held) -> None:
+    """Check that the only valid copy of an output stays until the last compute issued before its detach has ended."""
+    issued = {at: i for i, at in enumerate(held.detaches.tolist())}
+    parting = np.array([issued[at] for at in _parting(facts) if at in issued], np.int64)
+    at = np.arange(len(facts.kind))
+    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, at, NONE)) if len(at) else at
+    detaches, gone = held.detaches[parting], held.detached[parting]
+    last = facts.end[before[detaches]]
+    facts.check_steps(
+        detaches,
+        (before[detaches] == NONE) | (gone >= last),
+        "an output stays until the last compute issued before its last detach has ended",
+        ("detached at ns", facts.times(gone)),
+        ("that compute ends at ns", facts.times(last)),
+    )
+
+
+def _parting(facts: Facts) -> list[int]:
+    """Detaches that leave no valid copy of an output."""
+    valid = {t: {facts.plan.home[t]} - {NOWHERE} for t in facts.graph.outputs if not facts.graph.tensors[t].persistent}
+    found: list[int] = []
+    if not valid:
+        return found
+    columns = (facts.kind.tolist(), facts.a.tolist(), facts.b.tolist(), facts.c.tolist())
+    for at, (kind, a, b, c) in enumerate(zip(*columns, strict=True)):
+        if kind == COMPUTE:
+            for t in facts.graph.ops[a].writes:
+                if t in valid:
+                    valid[t] = {facts.compute_tier}
+        elif a in valid and kind == COPY:
+            valid[a].add(c)
+        elif a in valid and kind == DETACH and b in valid[a]:
+            valid[a].remove(b)
+            if not valid[a]:
+                found.append(at)
+    return found
+
+
 def check_there(facts: Facts, held: Held) -> None:
     """Check that what a compute uses, and both ends of a copy, are held from its start to its end."""
     stretches = Intervals(held.place, held.taken, held.freed, facts.stride)

@@ -92,6 +92,7 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
     time_laws.check_bandwidth(facts)
     held = place_laws.check_held(facts)
     place_laws.check_ends_as_it_began(facts, held)
+    place_laws.check_outputs(facts, held)
     place_laws.check_there(facts, held)
     place_laws.check_taken_at_start(facts, held)
     place_laws.check_workspace(facts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 
@@ -151,6 +153,22 @@ def test_6_death_is_a_detach_and_nothing_is_freed_by_itself():
     h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: ->, 10 ns")
     t = play(h, g, "compute f; compute g")
     assert t.residencies.whole()["delta_bytes"].tolist() == [40]
+
+
+@pytest.mark.parametrize("is_reactive", [False, True])
+def test_6_an_output_stays_until_the_last_op_before_its_detach_has_ended(is_reactive):
+    h = machine()
+    g = replace(graph("a 40, b 10", "f: -> a, 10 ns", "g: -> b, 60 ns"), outputs=(0,))
+
+    def freed(text):
+        what = (lambda view: steps(g, h, text).codes()) if is_reactive else text
+        r = play(h, g, what).residencies.whole()
+        rows = zip(*(r[c].tolist() for c in ("time_ns", "tier", "tensor", "delta_bytes")), strict=True)
+        return [f"{time} {g.tensors[t].name} {h.tier_names[tier]}" for time, tier, t, delta in rows if delta < 0]
+
+    assert freed("compute f; compute g; detach a hbm; detach b hbm") == ["70 a hbm", "70 b hbm"]
+    stored = "compute f; copy a hbm ddr; detach a hbm; compute g; detach b hbm; detach a ddr"
+    assert freed(stored) == ["50 a hbm", "70 b hbm", "70 a ddr"], "a copy elsewhere is enough"
 
 
 def test_8_computes_go_before_copies_and_a_large_request_is_never_overtaken():

@@ -514,6 +514,19 @@ def test_outputs_are_given_up_last():
     )
 
 
+def test_an_output_stays_until_the_last_op_before_its_detach_has_ended():
+    g = replace(graph("a 4", "f: -> a, 10 ns", "g: ->, 5 ns"), outputs=(0,))
+    plan = plan_of("compute f; compute g; detach a hbm", g, {})
+
+    def rows(freed: int) -> Rows:
+        spans = [[0, COMPUTE, F, 0, 0, 0, 0, 0, 10], [0, COMPUTE, G, 0, 0, 1, 0, 10, 15]]
+        return Rows(spans, [], [[0, 0, HBM, 0, 4], [freed, 0, HBM, 0, -4]])
+
+    judge(rows(15), plan, g=g)
+    with pytest.raises(InvariantError, match=r"an output stays until the last compute .* detached at ns 10"):
+        judge(rows(10), plan, g=g)
+
+
 def test_a_record_of_several_steps_comes_home_between_them():
     g = replace(GRAPH, steps=2)
     check_plan(g, MACHINE, plan_of(TEXT, g, repeats=2))
