@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
-from simulator.policies import lookahead, offload_saved, reactive, resident, static, upstream_greedy
+from simulator.policies import lookahead, offload_saved, optimal, reactive, resident, static, upstream_greedy
 from simulator.policies.problem import Problem, Replay
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
@@ -128,6 +128,7 @@ POLICIES: dict[str, PolicyEntry] = {
             "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
         ),
         PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
+        PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),
     )
 }
 """The policies by name, in the order in which they are listed."""

@@ -13,14 +13,22 @@ def words(text):
 
 
 def test_policies_are_named_with_a_line_each():
-    assert list(POLICIES) == ["resident", "reactive", "lookahead", "offload_saved", "upstream_greedy", "static"]
+    assert list(POLICIES) == [
+        "resident",
+        "reactive",
+        "lookahead",
+        "offload_saved",
+        "upstream_greedy",
+        "static",
+        "optimal",
+    ]
     assert all(entry.summary and entry.name == name for name, entry in POLICIES.items())
 
 
 def test_unknown_policy_is_answered_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'static'") as caught:
         choose("statik")
-    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, static" in str(caught.value)
+    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, static, optimal" in str(caught.value)
     assert choose("static") is POLICIES["static"]
 
 

@@ -1,0 +1,66 @@
+"""What the integer program describes; it refuses all else rather than be wrong about it."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.errors import ConfigError
+from simulator.policies.problem import Problem
+
+
+def check_scope(problem: Problem, most_ops: int) -> None:
+    """Refuse what the program does not describe.
+
+    Raises
+    ------
+    ConfigError
+        If the graph is too large or runs several steps; or copies may slow each other down; or tensors go to several
+        tiers; or the host's own time matters.
+    """
+    ops, steps = len(problem.graph.ops), problem.graph.steps
+    if ops > most_ops:
+        raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
+    if steps != 1:
+        raise _error("a graph runs one step", f"{steps} steps", "set steps to 1")
+    host = problem.hardware.host
+    if host.fixed.step_ns or host.queue_depth < ops:
+        found = f"{host.fixed.step_ns} ns a step and a queue of {host.queue_depth}"
+        raise _error("a fixed plan's steps cost nothing, and all ops can be issued ahead", found, "change the host")
+    _check_tiers(problem)
+
+
+def _check_tiers(problem: Problem) -> None:
+    moving = [t for t in range(len(problem.sizes)) if problem.away(t)]
+    tiers = {problem.away(t)[0] for t in moving}
+    if len(tiers) > 1:
+        names = ", ".join(problem.tiers[tier] for tier in sorted(tiers))
+        raise _error("all that moves goes to one tier", names, "give all tensors the same home below")
+    for away in tiers:
+        here = problem.compute_tier
+        for hop in ((here, away), (away, here)):
+            _check_link(problem, hop)
+        _check_capacity(problem, away)
+
+
+def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
+    names = f"{problem.tiers[hop[0]]} to {problem.tiers[hop[1]]}"
+    if hop not in problem.links:
+        raise _error("a link joins the tiers directly", f"none from {names}", "add one")
+    link = problem.links[hop]
+    if link.channels > 1:
+        raise _error("a link serves one copy at a time", f"{link.channels} channels from {names}", "set channels to 1")
+    name = next(n for n, other in problem.hardware.links.items() if other is link)
+    for bus_name, bus in problem.hardware.buses.items():
+        if name in bus.links and bus.bandwidth_bytes_per_s < math.inf:
+            raise _error("no bus slows copies down", f"bus {bus_name!r} over {name!r}", "take it off the machine")
+
+
+def _check_capacity(problem: Problem, away: int) -> None:
+    demand, room = sum(problem.sizes), problem.capacities[away]
+    if demand > room:
+        found = f"{demand:,} B of tensors and {room:,} B of room"
+        raise _error(f"{problem.tiers[away]} has room for all tensors", found, "raise its capacity")
+
+
+def _error(must: str, found: str, do: str) -> ConfigError:
+    return ConfigError("policy 'optimal'", must, found, do)

@@ -1,0 +1,140 @@
+"""How far a policy is from the optimum, over a fixed family of 200 random small problems.
+
+    python tests/bench/optimum.py                 `static` against the optima that are stored
+    python tests/bench/optimum.py --solve 120     solve again first, two minutes a member at most, and store
+
+The optima are stored beside this file because they take long, and because they are facts: the step of the best plan
+that `optimal` found [ns], and what no plan of its space beats [ns]. Where the two differ the member is not proved, and
+the true gap lies between the gap to the one and to the other; the distribution is given for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from families import MEMBERS, member
+
+from simulator.errors import CapacityError
+from simulator.policies import POLICIES
+from simulator.policies.optimal.improve import TOLERANCE, Search
+
+STORE = Path(__file__).with_name("optima.json")
+AIM = {"median": 0.01, "p95": 0.05}
+
+
+def solve(number: int, time_limit_s: float) -> dict[str, int | None]:
+    """The optimum of one member."""
+    search = Search(member(number)[1], time_limit_s)
+    try:
+        search.run()
+    except CapacityError:
+        return {"member": number, "step_ns": None, "least_ns": None}
+    return {"member": number, "step_ns": search.step_ns, "least_ns": search.least_ns}
+
+
+def measure(number: int, policy: str) -> dict[str, float | int | str | None]:
+    """The step of the policy's plan for one member, and the time that planning took."""
+    shape, problem = member(number)
+    start = time.perf_counter()
+    try:
+        found = problem.replay(POLICIES[policy].plan(problem))
+    except CapacityError:
+        return {"member": number, "shape": shape, "step_ns": None, "plan_s": time.perf_counter() - start}
+    step_ns = found.step_ns if found.status == "ok" else None
+    return {"member": number, "shape": shape, "step_ns": step_ns, "plan_s": time.perf_counter() - start}
+
+
+def merged(old: dict[str, int | None] | None, new: dict[str, int | None]) -> dict[str, int | None]:
+    """The better of two solutions: both are valid."""
+    if old is None or old["step_ns"] is None or new["step_ns"] is None:
+        return new
+    step, least = min(old["step_ns"], new["step_ns"]), max(old["least_ns"] or 0, new["least_ns"] or 0)
+    return {"member": new["member"], "step_ns": step, "least_ns": least}
+
+
+def is_proved(optimum: dict[str, int | None]) -> bool:
+    """Whether the step and what no plan beats are one, as far as the solver can tell."""
+    step, least = optimum["step_ns"], optimum["least_ns"]
+    return step is None or least is None or step <= least * (1 + 2 * TOLERANCE) + 1
+
+
+def quantile(sorted_gaps: list[float], share: float) -> float:
+    """The smallest gap that at least this share of the members does not exceed."""
+    return sorted_gaps[min(len(sorted_gaps) - 1, max(0, -int(-share * len(sorted_gaps) // 1) - 1))]
+
+
+def distribution(gaps: list[float]) -> dict[str, float]:
+    """Median, 95th percentile, worst, and the share of members without a gap."""
+    ordered = sorted(gaps)
+    zero = sum(gap <= 2 * TOLERANCE for gap in ordered) / len(ordered)
+    return {"median": quantile(ordered, 0.5), "p95": quantile(ordered, 0.95), "worst": ordered[-1], "optimal": zero}
+
+
+def compare(optima: list[dict], rows: list[dict]) -> dict:
+    """Distributions of the gap, and the members with the largest."""
+    both = [(o, r) for o, r in zip(optima, rows, strict=True) if o["step_ns"] is not None]
+    fits = [(o, r) for o, r in both if r["step_ns"] is not None]
+    best = [(r["step_ns"] / o["step_ns"] - 1, r["member"], r["shape"]) for o, r in fits]
+    return {
+        "members": len(optima),
+        "infeasible": len(optima) - len(both),
+        "no_plan": [r["member"] for o, r in both if r["step_ns"] is None],
+        "proved": sum(is_proved(o) for o, _ in both) / len(both),
+        "to_best_known": distribution([gap for gap, *_ in best]),
+        "to_least": distribution([r["step_ns"] / o["least_ns"] - 1 for o, r in fits]),
+        "by_shape": {s: distribution([g for g, _, shape in best if shape == s]) for s in sorted({b[2] for b in best})},
+        "worst": [{"member": m, "shape": s, "gap": g} for g, m, s in sorted(best, reverse=True)[:8]],
+        "plan_s": sum(r["plan_s"] for r in rows),
+        "aim": AIM,
+    }
+
+
+def tell(policy: str, found: dict) -> None:
+    """Print the result for people."""
+    print(f"{policy} on {found['members']} members, {found['infeasible']} of them infeasible, ", end="")
+    print(f"{found['proved']:.1%} of the optima proved; without a plan: {found['no_plan'] or 'none'}")
+    print(f"{'gap':<24} {'median':>8} {'p95':>8} {'worst':>8} {'optimal':>8}")
+    rows = {"to the best known plan": found["to_best_known"], "to what none beats": found["to_least"]}
+    for name, row in {**rows, **{f"  {s}": row for s, row in found["by_shape"].items()}}.items():
+        print(f"{name:<24} {row['median']:>8.2%} {row['p95']:>8.2%} {row['worst']:>8.2%} {row['optimal']:>8.0%}")
+    print(f"aim: median at most {AIM['median']:.0%}, 95th percentile at most {AIM['p95']:.0%}")
+    print("largest gaps: " + ", ".join(f"{w['member']} ({w['shape']}) {w['gap']:.1%}" for w in found["worst"]))
+    print(f"planning took {found['plan_s']:.1f} s in all")
+
+
+def main() -> None:
+    """Compare, after solving again if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="static", help="whose gap (default: static)")
+    parser.add_argument("--solve", type=float, help="solve again, so many seconds for a member at most, and store")
+    parser.add_argument("--only-unproved", action="store_true", help="solve only what is not proved yet")
+    parser.add_argument("--members", type=int, default=MEMBERS, help="only the first so many")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    numbers = range(options.members)
+    stored = {o["member"]: o for o in json.loads(STORE.read_text())} if STORE.exists() else {}
+    with ProcessPoolExecutor(2) as pool:
+        if options.solve:
+            asked = [n for n in numbers if not (options.only_unproved and n in stored and is_proved(stored[n]))]
+            for new in pool.map(partial(solve, time_limit_s=options.solve), asked):
+                stored[new["member"]] = merged(stored.get(new["member"]), new)
+                lines = ",\n".join(json.dumps(stored[n]) for n in sorted(stored))
+                STORE.write_text(f"[\n{lines}\n]\n")
+        rows = list(pool.map(partial(measure, policy=options.policy), numbers, chunksize=4))
+    found = compare([stored[n] for n in numbers], rows)
+    if options.json:
+        print(json.dumps({"policy": options.policy, **found}, indent=1))
+    else:
+        tell(options.policy, found)
+
+
+if __name__ == "__main__":
+    main()
