@@ -15,6 +15,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import COMPUTE, COPY, DETACH, Plan, Steps
 from simulator.policies import FREE, Problem, Replay
+from simulator.trace import CAUSES
 
 HBM, DDR = 0, 1
 
@@ -66,8 +67,8 @@ def replay(given: Problem, plan: Plan) -> Replay:
     trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
     row = metrics.summarise(given.graph, given.hardware, trace, None)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
-    waits = {column: value for column, value in row.items() if column.startswith("wait_")}
-    return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits)
+    waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
+    return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace)
 
 
 def tell(given: Problem, plan: Plan) -> list[str]:

@@ -2,16 +2,17 @@
 
 A *pinned* tensor has its home in the compute tier and never leaves it. A tensor may *move* if its home is left free
 or lies in another tier. *Away* is where a tensor that may move goes: its own home if that is another tier, else
-the tiers that links join to the compute tier both ways, the fastest round trip first.
+every tier that links join to the compute tier both ways, directly or over others, the fastest round trip first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
+from math import isfinite
 
 from simulator.cost import transfer_ns
 from simulator.errors import ConfigError
@@ -19,6 +20,8 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
 from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
+from simulator.scenario import Switches
+from simulator.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Replay:
         Tier name -> peak memory [B].
     wait_ns
         Cause -> how long the compute stream waited for it [ns].
+    trace
+        Everything that happened, if it was kept.
     """
 
     status: str
@@ -42,6 +47,7 @@ class Replay:
     step_ns: int
     peak_bytes: Mapping[str, int]
     wait_ns: Mapping[str, int]
+    trace: Trace | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class Problem:
         Of the graph's tensors.
     replay
         Tries a plan.
+    switches
+        Readings of the machine that are a choice.
     """
 
     graph: Graph
@@ -71,6 +79,7 @@ class Problem:
     durations_ns: list[int]
     lifetimes: Lifetimes
     replay: Callable[[Plan], Replay]
+    switches: Switches = field(default_factory=Switches)
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:
@@ -121,14 +130,23 @@ class Problem:
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
-        """Tiers joined to the compute tier both ways, by the time of a round trip of the largest tensor."""
+        """Tiers with a way from the compute tier and back, by the time of a round trip of the largest tensor."""
         here, size = self.compute_tier, max(self.sizes, default=0)
-        trips = {
-            tier: transfer_ns(size, self.links[here, tier]) + transfer_ns(size, self.links[tier, here])
-            for tier in range(len(self.tiers))
-            if (here, tier) in self.links and (tier, here) in self.links
-        }
+        trips: dict[int, int] = {}
+        for tier in range(len(self.tiers)):
+            if tier != here and self._leads(here, tier) and self._leads(tier, here):
+                hops = (*pairwise(self.path(here, tier)), *pairwise(self.path(tier, here)))
+                trips[tier] = sum(transfer_ns(size, self.links[hop]) for hop in hops)
         return tuple(sorted(trips, key=lambda tier: (trips[tier], tier)))
+
+    def _leads(self, source: int, target: int) -> bool:
+        seen, frontier = {source}, [source]
+        while frontier:
+            tier = frontier.pop()
+            new = {end for start, end in self.links if start == tier} - seen
+            seen |= new
+            frontier += new
+        return target in seen
 
     def away(self, tensor: int) -> tuple[int, ...]:
         """Tiers that the tensor may go to, the best first; none for a pinned tensor."""
@@ -164,6 +182,32 @@ class Problem:
             hops = pairwise(path)
             found = self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
         return found
+
+    def channel(self, hop: tuple[int, int]) -> object:
+        """What serves the copies of a hop in turn; hops that share it have the same."""
+        return hop
+
+    def servers(self, hop: tuple[int, int]) -> int:
+        """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""
+        link = self.links[hop]
+        return link.channels if link.sharing == "servers" else 1
+
+    def crowded_ns(self, tensor: int, hop: tuple[int, int]) -> int:
+        """Time of a copy of the tensor over one link while all other links on its buses are busy [ns]."""
+        return int(self.copy_ns(tensor, *hop) * self._crowding[hop])
+
+    @cached_property
+    def _crowding(self) -> dict[tuple[int, int], float]:
+        """For each hop, how much longer its copies take if all links on its buses are busy."""
+        rates = {name: link.bandwidth_bytes_per_s for name, link in self.hardware.links.items()}
+        factor = dict.fromkeys(rates, 1.0)
+        for bus in self.hardware.buses.values():
+            wanted = sum(rates[name] for name in bus.links)
+            for name in bus.links:
+                if isfinite(wanted):
+                    factor[name] = max(factor[name], wanted / bus.bandwidth_bytes_per_s)
+        names = {id(link): name for name, link in self.hardware.links.items()}
+        return {hop: factor[names[id(link)]] for hop, link in self.links.items()}
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Tiers of the fastest way from one tier to another, both ends included.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import Plan
-from simulator.policies.problem import Problem
+from simulator.policies.problem import Problem, Replay
+
+Candidate = TypeVar("Candidate")
 
 
-class Best:
-    """The fastest plan so far.
+class Best(Generic[Candidate]):
+    """The fastest plan so far, with whatever a policy wants to know of it later.
 
     Parameters
     ----------
@@ -25,33 +27,59 @@ class Best:
         Step time of the fastest plan, and the least that a policy has predicted [ns].
     replays
         How many plans were replayed.
+    replay, candidate
+        What happened under the fastest plan, and what was offered with it.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._plan: Plan | None = None
+        self.candidate: Candidate | None = None
         self._least: CapacityError | None = None
         self.step_ns: int | float = math.inf
         self.predicted_ns: int | float = math.inf
         self.replays = 0
+        self.replay: Replay | None = None
 
     def refuse(self, error: CapacityError) -> None:
         """Note that a plan does not fit."""
         if self._least is None or error.report.gap_bytes < self._least.report.gap_bytes:
             self._least = error
 
-    def offer(self, plan: Plan) -> None:
-        """Replay a plan and keep it if it is faster than all before."""
+    def offer(self, plan: Plan, candidate: Candidate | None = None) -> bool:
+        """Replay a plan and keep it if it is faster than all before; say whether it is.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+        candidate
+            What `chosen` returns if this plan wins.
+        """
         self.replays += 1
         try:
             replay = self._problem.replay(plan)
         except CapacityError as error:
             self.refuse(error)
-            return
+            return False
         capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
         fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
-        if replay.status == "ok" and fits and replay.step_ns < self.step_ns:
-            self.step_ns, self._plan = replay.step_ns, plan
+        if replay.status != "ok" or not fits or replay.step_ns >= self.step_ns:
+            return False
+        self.step_ns, self._plan, self.candidate, self.replay = replay.step_ns, plan, candidate, replay
+        return True
+
+    def chosen(self) -> Candidate:
+        """Return the candidate of the fastest plan.
+
+        Raises
+        ------
+        CapacityError
+            If none fits: that of the least demand.
+        """
+        if self.candidate is None:
+            raise self._nothing_fits()
+        return self.candidate
 
     def plan(self) -> Plan:
         """Return the fastest plan.
@@ -61,11 +89,14 @@ class Best:
         CapacityError
             If none fits: that of the least demand.
         """
-        if self._plan is not None:
-            return self._plan
+        if self._plan is None:
+            raise self._nothing_fits()
+        return self._plan
+
+    def _nothing_fits(self) -> CapacityError | InvariantError:
         if self._least is not None:
-            raise self._least
-        raise InvariantError(
+            return self._least
+        return InvariantError(
             "search for a plan", "a plan that fits in issue order completes", "one that does not", "report this"
         )
 
@@ -92,7 +123,8 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     chosen = tuple(values[0] for values in options)
     if all(len(values) == 1 for values in options):
         return make(*chosen)
-    best, tried, winner = Best(problem), set(), chosen
+    best: Best[Plan] = Best(problem)
+    tried, winner = set(), chosen
     for position, values in enumerate(options):
         for value in values:
             candidate = (*chosen[:position], value, *chosen[position + 1 :])

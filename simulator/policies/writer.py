@@ -83,10 +83,18 @@ class Writer:
         """Copy the tensor into the compute tier, from where it is valid and nearest."""
         self._move(tensor, self._here)
 
-    def back_up(self, tensor: int) -> None:
-        """Copy the tensor out, unless it is valid in another tier already."""
+    def back_up(self, tensor: int, tier: int | None = None) -> None:
+        """Copy the tensor out, unless it is valid in another tier already.
+
+        Parameters
+        ----------
+        tensor
+            What to copy.
+        tier
+            Where to; default: the best tier that has room.
+        """
         if not self._is_away(tensor):
-            self._move(tensor, self._room_away(tensor))
+            self._move(tensor, self._room_away(tensor) if tier is None else tier)
 
     def store(self, tensor: int) -> None:
         """Copy the tensor out, unless it is valid in another tier already, and free its place in the compute tier."""

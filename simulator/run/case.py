@@ -149,7 +149,9 @@ def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     times = durations_ns(graph, hardware)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    problem = Problem(graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(case, plan))
+    problem = Problem(
+        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(case, plan), scenario.switches
+    )
     case = Case(loaded, problem, is_changed)
     return case
 
@@ -173,7 +175,7 @@ def _trial(case: Case, plan: Plan) -> Replay:
     found = metrics.summarise(case.problem.graph, case.problem.hardware, trace, None)
     peaks = {tier: found[f"peak_{tier}_bytes"] for tier in case.problem.tiers}
     waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
-    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits)
+    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace)
 
 
 def home_ids(scenario: Scenario, graph: Graph, hardware: Hardware) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def test_synchronous_offload_hides_nothing():
     plan = POLICIES["offload_saved"].plan(p, {"synchronous": True})
     done = replay(p, plan)
     assert done.step_ns == 80 + 4 * 10
-    assert done.wait_ns["wait_transfer_ns"] == 40
+    assert done.wait_ns["transfer"] == 40
 
 
 def test_the_barrier_makes_backward_wait_for_the_last_copy_out():

@@ -10,9 +10,35 @@ from simulator.errors import CapacityError
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static.analyse import analyse
 from simulator.policies.static.insert import insert
-from simulator.policies.static.predict import predict
-from simulator.policies.static.refine import refine
-from simulator.policies.static.select import select
+from simulator.policies.static.refine import Knobs, refine
+from simulator.policies.static.score import Scorer, Weights
+from simulator.policies.static.select import ranked
+from simulator.policies.static.select import select as select_pass
+from simulator.policies.static.timeline import predict
+from simulator.policies.static.write import write
+
+
+def select(p, found, limit, **weights):
+    """The selection with some weights changed."""
+    return select_pass(p, found, limit, ranked(p, found, Scorer(p, Weights(**weights))))
+
+
+def on_demand(p, found, selection):
+    """The selection with each copy in right before its use: the augmented graph, and the model's timeline."""
+    augmented = insert(p, found, selection)
+    return augmented, predict(p, write(p, augmented), free_copies_in=True)
+
+
+def placed(p, found, selection, **knobs):
+    """Where the copies in are issued: tensor name -> op name."""
+    augmented, timeline = on_demand(p, found, selection)
+    refined = refine(p, found, augmented, timeline, Knobs(**{"alpha": 0.1, **knobs}))
+    refined.check()
+    return {
+        p.graph.tensors[one.tensor].name: p.graph.ops[one.position].name
+        for one in refined.cache_ops
+        if one.role == "prefetch"
+    }
 
 
 def names(p, gaps):
@@ -30,7 +56,6 @@ def test_analyse_finds_gaps_in_time_and_prices_the_copies():
     assert (gap.after, gap.before, gap.wraps, gap.returns) == (1, 7, False, True)
     assert (gap.lead_ns, gap.out_ns, gap.in_ns, gap.exposed_ns) == (50, 10, 20, 0)
     assert gap_of(p, "a2").exposed_ns == 20
-    assert gap.worth == 10 * (50 - 30) / 30
     assert names(p, analyse(p).candidates) == ["a0", "a1", "a2"]
 
 
@@ -80,7 +105,8 @@ def test_select_gives_back_what_turned_out_needless():
     """s is worth more and goes first, but is not enough; l, which must follow, would have been."""
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns, workspace 10", "c: s l ->")
     p = problem(g)
-    assert gap_of(p, "s").worth > gap_of(p, "l").worth
+    score = Scorer(p, Weights())
+    assert score(gap_of(p, "s")).total > score(gap_of(p, "l")).total
     assert names(p, select(p, analyse(p), 22).gaps) == ["l"]
 
 
@@ -101,8 +127,7 @@ def test_predict_lets_an_op_wait_for_the_room_of_a_store():
     """f2 needs room that a0 leaves when its copy, from 10 to 60 ns, has ended."""
     p = problem(train(3), budget=27, hardware=machine(d2h={"bandwidth": "0.2 GB/s"}))
     found = analyse(p)
-    plan = insert(p, found, select(p, found, 27), {})
-    timeline = predict(p, plan, free_copies_in=True)
+    _, timeline = on_demand(p, found, select(p, found, 27))
     assert timeline.start_ns[:4] == (0, 10, 60, 70)
     assert timeline.freed_ns[1, 1] == 60
 
@@ -113,19 +138,15 @@ def test_refine_ends_each_copy_just_before_its_use_and_before_the_next_copy():
     found = analyse(p)
     selection = select(p, found, int(found.live_bytes.max()) - 45)
     assert names(p, selection.gaps) == ["a0", "a1", "a2"]
-    timeline = predict(p, insert(p, found, selection, {}), free_copies_in=True)
-    placed = refine(p, found, selection, timeline, alpha=0.1, slack_ns=0)
-    assert [p.graph.ops[placed[g]].name for g in selection.gaps] == ["b1", "b2", "b4"]
+    assert placed(p, found, selection) == {"a0": "b1", "a1": "b2", "a2": "b4"}
 
 
 def test_refine_waits_for_the_use_where_residency_costs_more_than_stall():
     p = problem(train(8), budget=80)
     found = analyse(p)
     selection = select(p, found, 76)
-    timeline = predict(p, insert(p, found, selection, {}), free_copies_in=True)
-    (gap,) = selection.gaps
-    assert refine(p, found, selection, timeline, alpha=0.1, slack_ns=10)[gap] == gap.before - 1
-    assert refine(p, found, selection, timeline, alpha=8.0, slack_ns=10)[gap] == gap.before
+    assert placed(p, found, selection, slack_ns=10) == {"a0": "b1"}
+    assert placed(p, found, selection, slack_ns=10, alpha=8.0) == {"a0": "b0"}
 
 
 def test_refine_comes_no_earlier_than_there_is_room():
@@ -133,10 +154,7 @@ def test_refine_comes_no_earlier_than_there_is_room():
     p = problem(train(8), budget=76)
     found = analyse(p)
     selection = select(p, found, 76)
-    timeline = predict(p, insert(p, found, selection, {}), free_copies_in=True)
-    (gap,) = selection.gaps
-    placed = refine(p, found, selection, timeline, alpha=0.1, slack_ns=10**6)[gap]
-    assert p.graph.ops[placed].name == "b5"
+    assert placed(p, found, selection, slack_ns=10**6) == {"a0": "b5"}
 
 
 @pytest.mark.parametrize("name", ["static", "lookahead", "offload_saved"])

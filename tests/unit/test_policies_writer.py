@@ -123,7 +123,7 @@ def test_a_path_over_two_links_leaves_nothing_in_between():
     document["links"]["read"] = {"source": "ssd", "target": "ddr", "bandwidth": "1 GB/s"}
     document["links"]["write"] = {"source": "ddr", "target": "ssd", "bandwidth": "1 GB/s"}
     p = problem(graph("w 5 persistent", "f: w -> w, 1 ns"), homes={"w": 2}, hardware=Hardware.model_validate(document))
-    assert p.neighbours == (1,)
+    assert p.neighbours == (1, 2)
     assert p.copy_ns(0, 2, HBM) == 10
     w = Writer(p, "mine")
     w.fetch(0)

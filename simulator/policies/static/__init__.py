@@ -2,12 +2,11 @@
 
 Passes, each a pure function with a typed hand-over::
 
-    analyse   lifetimes in time          -> Analysis    idle gaps that a tensor could spend away
-    select    what leaves                -> Selection   gaps, so that live bytes fit a limit
-    insert    cache operators            -> Plan        a copy out after, and a copy in before, each gap
-    predict   the compiler's own model   -> Timeline    when each op starts and each room is free
-    refine    Algorithm 1                -> Positions   the cheapest position of each copy in
-    validate  replay                     -> Plan        the fastest of a few that really fit
+    analyse   lifetimes in time         -> Analysis    idle gaps that a tensor could spend away
+    select    what leaves               -> Selection    gaps, so that live bytes fit a limit
+    insert    cache operators           -> Augmented    the graph with a Store, Detach and Prefetch for each gap
+    refine    Algorithm 1               -> Augmented    each cache operator at its cheapest position
+    validate  replay                    -> Candidate    the fastest of a few that really fit
 
 All are near-linear in ops and gaps: ranges of live bytes change in `profile`, compute time is a prefix sum, and the
 copies of a channel are laid out backwards from their deadlines instead of trying positions.
@@ -23,11 +22,15 @@ from simulator.document import Part
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import analyse
-from simulator.policies.static.validate import best_plan
+from simulator.policies.static.score import Scorer, Weights
+from simulator.policies.static.select import ranked
+from simulator.policies.static.validate import Candidate, Validator
+
+__all__ = ["Options", "Weights", "compiled", "plan"]
 
 
 class Options(Part):
-    """Weights of the cost; the defaults serve every scenario.
+    """Weights of the costs; the defaults serve every scenario.
 
     Attributes
     ----------
@@ -36,10 +39,16 @@ class Options(Part):
         nanosecond. A copy in is issued ahead of its use if its share of the budget, times alpha, is below 1.
     tries
         How many candidates are replayed at most.
+    improve
+        How many replays single changes may take on a small graph.
+    weights
+        How much each term of the score counts by which gaps are chosen.
     """
 
     alpha: Annotated[float, Field(ge=0)] = Field(0.1, description="cost of residency against stall")
     tries: Annotated[int, Field(ge=1)] = Field(6, description="candidates replayed at most")
+    improve: Annotated[int, Field(ge=0)] = Field(150, description="replays for single changes on a small graph")
+    weights: Weights = Field(Weights(), description="weights of the score's terms")
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -57,4 +66,11 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan was found that fits; the report tells the least demand reached.
     """
-    return best_plan(problem, analyse(problem), options.alpha, options.tries)
+    return compiled(problem, options).plan
+
+
+def compiled(problem: Problem, options: Options) -> Candidate:
+    """Compile a plan, and keep what led to it."""
+    analysis = analyse(problem)
+    order = ranked(problem, analysis, Scorer(problem, options.weights))
+    return Validator(problem, analysis, order, options.alpha, options.tries).run(options.improve)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.graph import TensorKind
 from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
 from simulator.plan import FREE
 from simulator.policies.problem import Problem
@@ -32,7 +33,8 @@ class Idle:
     lead_ns, trail_ns
         Idle time before the next use, and, if the gap wraps, after the last one [ns].
     out_ns, in_ns
-        Times of the copies out (0 if what is away is valid still) and in (0 if there is none) [ns].
+        Times of the copies out (0 if what is away is valid still, or if the next use only writes) and in (0 if there
+        is none) [ns].
     away
         Tier that it goes to.
     """
@@ -56,11 +58,17 @@ class Idle:
             return max(0, self.in_ns - self.lead_ns) + max(0, self.out_ns - self.trail_ns)
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
 
-    @property
-    def worth(self) -> float:
-        """Room times time that is gained, per time of link that is taken [B]."""
-        gained_ns = self.lead_ns + self.trail_ns - self.out_ns - self.in_ns
-        return self.size_bytes * gained_ns / max(1, self.out_ns + self.in_ns)
+    def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
+        """First and last op of each stretch during which the tensor is away.
+
+        Parameters
+        ----------
+        ops
+            How many ops a step has.
+        """
+        if self.wraps:
+            return (0, self.before - 1), (self.after + 1, ops - 1)
+        return ((self.after + 1, self.before - 1),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +111,23 @@ def analyse(problem: Problem) -> Analysis:
     return Analysis(live, tuple(forced), tuple(candidates), tuple(unused))
 
 
+def lives_away_if_it_moves(problem: Problem, tensor: int) -> bool:
+    """Whether a weight that moves at all gets a home away, so that it is detached and never stored.
+
+    So does every weight and expert that no op writes and whose home is free, unless the copy in before its first use
+    would be exposed at the beginning of each step.
+    """
+    about, first = problem.graph.tensors[tensor], problem.lifetimes.first_use[tensor]
+    if about.kind not in (TensorKind.WEIGHT, TensorKind.EXPERT) or problem.homes[tensor] != FREE:
+        return False
+    if problem.lifetimes.writes[tensor] or not problem.starts_with[tensor] or first == NEVER:
+        return False
+    return problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]
+
+
 def _inner(problem: Problem) -> Iterator[Idle]:
     """Gaps between two uses in a step."""
-    clock, lifetimes = problem.clock, problem.lifetimes
-    reads = [frozenset(op.reads) for op in problem.graph.ops]
+    clock, lifetimes, ops = problem.clock, problem.lifetimes, problem.graph.ops
     for gap in idle_gaps(problem.graph, lifetimes):
         tensor, after, before, wraps = gap
         if wraps or problem.pinned(tensor):
@@ -114,7 +135,9 @@ def _inner(problem: Problem) -> Iterator[Idle]:
         lives_away = problem.starts_with[tensor] and problem.homes[tensor] != FREE
         writes = lifetimes.writes[tensor]
         clean = lives_away and (not writes or writes[0] > after)
-        yield _idle(problem, gap, gap.idle_ns(clock), 0, goes_out=not clean, returns=tensor in reads[before])
+        clean = clean or lives_away_if_it_moves(problem, tensor)
+        is_read = tensor in ops[before].reads
+        yield _idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
 
 
 def _outputs(problem: Problem) -> Iterator[Idle]:
@@ -124,7 +147,7 @@ def _outputs(problem: Problem) -> Iterator[Idle]:
         last = problem.lifetimes.last_use[tensor]
         if not problem.graph.tensors[tensor].persistent and not problem.pinned(tensor) and last < ops - 1:
             lead_ns = clock[-1] - clock[last + 1]
-            yield _idle(problem, Gap(tensor, last, ops), lead_ns, 0, goes_out=True, returns=False)
+            yield _idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
@@ -135,15 +158,14 @@ def _around(problem: Problem, tensor: int) -> Idle:
     return _idle(
         problem,
         Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
-        clock[first],
-        clock[-1] - clock[last + 1] if stays else 0,
+        (clock[first], clock[-1] - clock[last + 1] if stays else 0),
         goes_out=stays and lifetimes.first_write[tensor] != NEVER,
         returns=tensor in problem.graph.ops[first].reads,
     )
 
 
-def _idle(problem: Problem, gap: Gap, lead_ns: int, trail_ns: int, *, goes_out: bool, returns: bool) -> Idle:
+def _idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
     here, away = problem.compute_tier, problem.away(gap.tensor)[0]
     out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out else 0
     in_ns = problem.copy_ns(gap.tensor, away, here) if returns else 0
-    return Idle(*gap, returns, problem.sizes[gap.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
+    return Idle(*gap, returns, problem.sizes[gap.tensor], *times_ns, out_ns, in_ns, away)

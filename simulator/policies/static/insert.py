@@ -1,23 +1,23 @@
-"""Third pass: turn chosen gaps and positions into cache operators between the ops."""
+"""Third pass: turn chosen gaps into cache operators with windows.
+
+Each begins at the point that is best for memory: a copy out right after the last use, a copy in right before the next.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
-from simulator.plan import FREE, Plan
+from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.augmented import Augmented, CacheOp, Role, issue_order
 from simulator.policies.static.select import Selection
-from simulator.policies.writer import Writer
-
-Positions = Mapping[Idle, int]
-"""Gap -> the op before which its copy in is issued."""
+from simulator.policies.static.tiers import assign
 
 
-def insert(
-    problem: Problem, analysis: Analysis, selection: Selection, positions: Positions, notes: tuple[str, ...] = ()
-) -> Plan:
-    """Write the plan: each gap begins with a copy out right after its last use and ends with a copy in.
+def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
+    """Add the cache operators of the chosen gaps to the graph.
 
     Parameters
     ----------
@@ -25,35 +25,82 @@ def insert(
         What the plan is for.
     analysis, selection
         What leaves.
-    positions
-        Where the copies in are issued; right before the use for gaps that are not in it.
-    notes
-        What the plan says about itself.
-
-    Raises
-    ------
-    CapacityError
-        If a tier holds more than its capacity in issue order.
     """
-    homes = {gap.tensor: gap.away for gap in selection.gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
+    gaps = assign(problem, selection.gaps)
+    homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     homes.update((tensor, problem.away(tensor)[0]) for tensor in analysis.idle_homes)
-    writer = Writer(problem, "static", homes)
-    leave: dict[int, list[Idle]] = {}
-    come: dict[int, list[Idle]] = {}
-    last_gap: dict[int, int] = {}
-    for gap in selection.gaps:
-        leave.setdefault(gap.after, []).append(gap)
+    inserter = _Inserter(problem, homes)
+    nodes = [one for trip, gap in enumerate(gaps) for one in inserter.nodes(trip, gap)]
+    nodes.sort(key=issue_order)
+    return Augmented(problem.graph, problem.tiers, problem.compute_tier, homes, gaps, tuple(nodes))
+
+
+class _Inserter:
+    """Makes the cache operators, gap by gap in the order of their last uses."""
+
+    def __init__(self, problem: Problem, homes: Mapping[int, int]) -> None:
+        self._problem, self._ops = problem, len(problem.graph.ops)
+        self._fence = problem.fences
+        self._wall = _walls(problem)
+        self._stored: dict[int, int] = {}
+        for tensor, home in enumerate(problem.homes):
+            if problem.starts_with[tensor] and homes.get(tensor, home) not in (FREE, problem.compute_tier):
+                self._stored[tensor] = NOWHERE
+
+    def nodes(self, trip: int, gap: Idle) -> list[CacheOp]:
+        """Cache operators of one gap."""
+        found = []
+        leaves = not gap.wraps or self._problem.graph.tensors[gap.tensor].persistent
+        is_needed = gap.wraps or gap.returns or gap.before == self._ops
+        if leaves and is_needed and self._is_dirty(gap):
+            found.append(self._store(trip, gap))
+        if leaves:
+            found.append(self._detach(trip, gap))
         if gap.returns:
-            come.setdefault(positions.get(gap, gap.before), []).append(gap)
-        last_gap[gap.tensor] = max(last_gap.get(gap.tensor, -1), gap.after)
-    persistent = [t.persistent for t in problem.graph.tensors]
-    for op in range(len(problem.graph.ops)):
-        for gap in sorted(come.get(op, ()), key=lambda g: (g.before, g.tensor)):
-            writer.fetch(gap.tensor)
-            if last_gap[gap.tensor] < gap.before:
-                writer.forget(gap.tensor)
-        writer.compute(op)
-        for gap in leave.get(op, ()):
-            if persistent[gap.tensor] or not gap.wraps:
-                writer.store(gap.tensor)
-    return writer.finish(notes)
+            found.append(self._prefetch(trip, gap))
+        return found
+
+    def _is_dirty(self, gap: Idle) -> bool:
+        """Whether no valid copy is away; notes that one is from now on."""
+        version = self._last_write(gap)
+        if self._stored.get(gap.tensor, NOWHERE - 1) == version:
+            return False
+        self._stored[gap.tensor] = version
+        return True
+
+    def _last_write(self, gap: Idle) -> int:
+        """The last op before the gap that wrote the tensor, or `NOWHERE`."""
+        writes = self._problem.lifetimes.writes[gap.tensor]
+        after = bisect_right(writes, gap.after)
+        return writes[after - 1] if after else NOWHERE
+
+    def _store(self, trip: int, gap: Idle) -> CacheOp:
+        here, away, point = self._problem.compute_tier, gap.away, gap.after + 1
+        writer = self._last_write(gap)
+        first = max(writer + 1, self._fence[min(point, self._ops)])
+        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
+        alone_ns = self._problem.copy_ns(gap.tensor, here, away)
+        where = (gap.tensor, here, away, gap.size_bytes, alone_ns)
+        return CacheOp(Role.STORE, trip, *where, writer, NOWHERE, first, last, point)
+
+    def _detach(self, trip: int, gap: Idle) -> CacheOp:
+        point = gap.after + 1
+        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
+        where = (gap.tensor, self._problem.compute_tier, NOWHERE, gap.size_bytes, 0)
+        return CacheOp(Role.DETACH, trip, *where, gap.after, NOWHERE, point, last, point)
+
+    def _prefetch(self, trip: int, gap: Idle) -> CacheOp:
+        here, before = self._problem.compute_tier, gap.before
+        earliest = 0 if gap.wraps else gap.after + 1
+        first = max(earliest, self._fence[before])
+        where = (gap.tensor, gap.away, here, gap.size_bytes, gap.in_ns)
+        return CacheOp(Role.PREFETCH, trip, *where, NOWHERE, before, first, before, before)
+
+
+def _walls(problem: Problem) -> list[int]:
+    """For each program point the last one to which a cache operator may move from there: no barrier is crossed."""
+    ops = problem.graph.ops
+    walls = [len(ops)] * (len(ops) + 1)
+    for point in range(len(ops) - 1, -1, -1):
+        walls[point] = point if ops[point].barrier else walls[point + 1]
+    return walls

@@ -1,4 +1,4 @@
-"""Fourth pass: where each copy in is issued. Algorithm 1 of HyperOffload, with time, channels and room.
+"""Fourth pass: where each cache operator is issued. Algorithm 1 of HyperOffload, with time, channels and room.
 
 The cost of a position is ``max(0, C_trans - C_overlap) + alpha * residency``: what the copy lasts beyond the
 compute time that it overlaps, and the share of the budget that it holds, over the time it holds it before its use.
@@ -7,77 +7,149 @@ Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and fro
 it (or the use itself where residency costs more than stall): it is found by bisection, and no position is tried.
 
 Channel occupancy comes in by going backwards over the deadlines: a copy must end before its use and before the next
-copy of its link begins. Room comes in by the live bytes that the predicted stores really leave. No copy is moved
-across a barrier.
+copy of its channel begins, so that what would overlap is staggered. Room comes in by the live bytes that the stores
+really leave. Stores go the other way, forwards: a channel that is free takes the store whose room is given up first,
+also before its last reader has run, once its last writer has.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle
-from simulator.policies.static.predict import Timeline
-from simulator.policies.static.select import Selection
+from simulator.policies.static.analyse import Analysis
+from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.timeline import Timeline
 
 
-def refine(
-    problem: Problem,
-    analysis: Analysis,
-    selection: Selection,
-    timeline: Timeline,
-    alpha: float,
-    slack_ns: int,
-) -> dict[Idle, int]:
-    """Find the cheapest position of each copy in.
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What a candidate is made with.
 
-    Parameters
+    Attributes
     ----------
-    problem, analysis, selection
-        What leaves.
-    timeline
-        Predicted starts of the ops, and when rooms are free.
     alpha
         Weight of residency.
     slack_ns
-        How much before its use a copy should have ended [ns].
-
-    Returns
-    -------
-    dict
-        Gap -> the op before which its copy in is issued.
+        How much before its use a copy in should have ended [ns].
+    early_stores
+        Whether a store may be issued before the last reader has run.
     """
-    starts, budget, here = timeline.start_ns, problem.budget_bytes, problem.compute_tier
+
+    alpha: float
+    slack_ns: int = 0
+    early_stores: bool = False
+
+
+def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs) -> Augmented:
+    """Move each cache operator to its cheapest position, and note the cost there.
+
+    Parameters
+    ----------
+    problem, analysis
+        What the plan is for.
+    augmented
+        The graph with its cache operators.
+    timeline
+        Starts of the ops, and when rooms are free.
+    knobs
+        See `Knobs`.
+    """
+    changed: dict[CacheOp, CacheOp] = {}
+    if knobs.early_stores:
+        stores = [one for one in augmented.cache_ops if one.role is Role.STORE]
+        changed.update(_forwards(problem, stores, timeline))
+    changed.update(_backwards(problem, analysis, augmented, timeline, knobs))
+    return augmented.moved(changed)
+
+
+def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline) -> dict[CacheOp, CacheOp]:
+    """Let each channel take, whenever it is free, the store whose room is given up first."""
+    by_channel: dict[object, list[CacheOp]] = {}
+    for one in stores:
+        by_channel.setdefault(problem.channel(_first_hop(problem, one)), []).append(one)
+    found: dict[CacheOp, CacheOp] = {}
+    for mine in by_channel.values():
+        _serve(problem, mine, timeline, found)
+    return found
+
+
+def _serve(problem: Problem, stores: list[CacheOp], timeline: Timeline, found: dict[CacheOp, CacheOp]) -> None:
+    gates = timeline.gate_ns
+    arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
+    ready: list[tuple[int, int, int, CacheOp]] = []
+    servers = [0] * problem.servers(_first_hop(problem, stores[0]))
+    heapify(servers)
+    starts, durations = timeline.start_ns, problem.durations_ns
+    while arrivals or ready:
+        while arrivals and (not ready or _written_ns(arrivals[-1], starts, durations) <= servers[0]):
+            one = arrivals.pop()
+            heappush(ready, (one.position, one.tensor, one.trip, one))
+        _, _, _, one = heappop(ready)
+        begin = max(servers[0], _written_ns(one, starts, durations))
+        heapreplace(servers, begin + problem.crowded_ns(one.tensor, _first_hop(problem, one)))
+        point = min(max(one.first, bisect_right(gates, begin) - 1), one.position)
+        if point != one.position:
+            found[one] = one._replace(position=point)
+
+
+def _written_ns(one: CacheOp, starts: tuple[int, ...], durations: list[int]) -> int:
+    return starts[one.after] + durations[one.after] if one.after >= 0 else starts[one.first]
+
+
+def _backwards(
+    problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs
+) -> dict[CacheOp, CacheOp]:
+    """Let each copy in end just before its use, and before the next copy of its channel begins."""
+    starts, gates, budget = timeline.start_ns, timeline.gate_ns, problem.budget_bytes
     profile = Profile(analysis.live_bytes)
-    earliest = {gap: _leave(profile, gap, timeline) for gap in selection.gaps}
-    next_begin: dict[int, int] = {}
-    positions: dict[Idle, int] = {}
-    for gap in sorted(earliest, key=lambda g: (-g.before, g.tensor)):
-        if not gap.returns:
-            continue
-        link = problem.path(gap.away, here)[-2]
-        due = starts[gap.before] - slack_ns
-        begin = min(due, next_begin.get(link, due)) - gap.in_ns
-        position = gap.before
-        if alpha * gap.size_bytes < budget:
-            feasible = max(earliest[gap], problem.fences[gap.before])
-            position = min(max(bisect_right(starts, begin), feasible), gap.before)
-            position = profile.last_above(position, gap.before - 1, budget - gap.size_bytes) + 1
-        profile.add(position, gap.before - 1, gap.size_bytes)
-        next_begin[link] = max(begin, starts[position - 1] if position else 0)
-        positions[gap] = position
-    return positions
+    earliest = _leave(profile, augmented, timeline)
+    free_until: dict[object, list[int]] = {}
+    found: dict[CacheOp, CacheOp] = {}
+    prefetches = [one for one in augmented.cache_ops if one.role is Role.PREFETCH]
+    for one in sorted(prefetches, key=lambda one: (-one.before, one.tensor)):
+        hop = problem.path(one.source, one.target)[-2:]
+        took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + problem.crowded_ns(one.tensor, hop)
+        due = starts[one.before] - knobs.slack_ns
+        servers = free_until.setdefault(problem.channel(hop), [-due] * problem.servers(hop))
+        begin = min(due, -servers[0]) - took
+        position = one.before
+        if knobs.alpha * one.size_bytes < budget:
+            feasible = max(earliest[one.trip], one.first)
+            position = min(max(bisect_right(gates, begin) - 1, feasible), one.before)
+            position = profile.last_above(position, one.before - 1, budget - one.size_bytes) + 1
+        profile.add(position, one.before - 1, one.size_bytes)
+        begin = max(begin, gates[position])
+        heapreplace(servers, -begin)
+        lead = max(0, starts[one.before] - gates[position])
+        stall, residency = max(0, took - lead), round(knobs.alpha * lead * one.size_bytes / budget)
+        found[one] = one._replace(position=position, stall_ns=stall, residency_ns=residency)
+    return found
 
 
-def _leave(profile: Profile, gap: Idle, timeline: Timeline) -> int:
-    """Take the gap's tensor out of the profile while it is really away; return the first position to copy it in."""
+def _first_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
+    source, target = problem.path(one.source, one.target)[:2]
+    return source, target
+
+
+def _leave(profile: Profile, augmented: Augmented, timeline: Timeline) -> list[int]:
+    """Take what is really away out of the profile; return the first position of each trip's copy in."""
     starts, ops = timeline.start_ns, len(timeline.start_ns) - 1
-    freed = timeline.freed_ns.get((gap.tensor, gap.after), 0)
-    gone = max(gap.after + 1, bisect_left(starts, freed, gap.after + 1, ops))
-    if gap.wraps:
-        profile.add(0, gap.before - 1, -gap.size_bytes)
-        profile.add(gone, ops - 1, -gap.size_bytes)
-        return 0
-    profile.add(gone, gap.before - 1, -gap.size_bytes)
-    return min(gone, gap.before)
+    earliest = []
+    for gap, chain in zip(augmented.gaps, augmented.chains, strict=True):
+        detach, gone = chain.get(Role.DETACH), ops
+        if detach:
+            freed = timeline.freed_ns.get((gap.tensor, detach.position - 1), 0)
+            gone = max(detach.position, bisect_left(starts, freed, detach.position, ops))
+        if gap.wraps:
+            profile.add(0, gap.before - 1, -gap.size_bytes)
+            profile.add(gone, ops - 1, -gap.size_bytes)
+            earliest.append(0)
+        else:
+            profile.add(gone, gap.before - 1, -gap.size_bytes)
+            earliest.append(min(gone, gap.before))
+    return earliest

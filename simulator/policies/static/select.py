@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, Idle, lives_away_if_it_moves
+from simulator.policies.static.score import Score
+
+
+class Decision(StrEnum):
+    """What becomes of a gap; what can be computed again will be a third answer here."""
+
+    KEEP = "keep"
+    MOVE = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision about one gap, with its reason.
+
+    Attributes
+    ----------
+    gap
+        The gap.
+    decision
+        Keep or move.
+    score
+        See `Score`.
+    reason
+        Why, as a phrase.
+    """
+
+    gap: Idle
+    decision: Decision
+    score: Score
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +56,37 @@ class Selection:
         By op: what is live in the compute tier then, if each copy in comes right before its use [B].
     excess_bytes
         By how much the largest of these exceeds the limit [B]; 0 if all fit.
+    limit_bytes
+        What live bytes had to fit [B].
+    given_back
+        Gaps that were taken, and turned out needless once others were.
     """
 
     gaps: tuple[Idle, ...]
     live_bytes: NDArray[np.int64]
     excess_bytes: int
+    limit_bytes: int | float
+    given_back: frozenset[Idle] = frozenset()
 
 
-def select(problem: Problem, analysis: Analysis, limit_bytes: int | float) -> Selection:
-    """Choose gaps by worth until live bytes fit the limit everywhere, then give back those that turn out needless.
+Rank = Callable[[Idle], Score]
+"""Scores a gap."""
 
-    Gaps that hide their own copies come first; among them the one that frees the most room over time per time of link
-    that it takes. A gap is only taken if it helps somewhere. One sort, and a few range operations per gap.
+
+def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
+    """Sort the candidates: those that the rules by kind do not mind first, then by score; ties by tensor and op."""
+    scored = [(gap, score(gap)) for gap in analysis.candidates]
+    scored.sort(key=lambda pair: (bool(pair[1].last_resort), -pair[1].total, pair[0].tensor, pair[0].after))
+    return scored
+
+
+def select(
+    problem: Problem, analysis: Analysis, limit_bytes: int | float, order: Iterable[tuple[Idle, Score]]
+) -> Selection:
+    """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
+
+    A gap is only taken if it helps somewhere. One sort, and a few range operations per gap. A weight that is detached
+    and never stored lives away, so that its gap over the step boundary is taken with the first of its others.
 
     Parameters
     ----------
@@ -46,48 +96,95 @@ def select(problem: Problem, analysis: Analysis, limit_bytes: int | float) -> Se
         Its idle gaps.
     limit_bytes
         What live bytes shall not exceed [B].
+    order
+        The candidates, as `ranked` sorts them.
     """
-    profile, ops = Profile(analysis.live_bytes), len(problem.graph.ops)
+    ops = len(problem.graph.ops)
+    profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    taken = _take(profile, analysis.candidates, limit_bytes, ops)
-    chosen = list(analysis.forced)
+    taken = _take(problem, profile, [gap for gap, _ in order], limit_bytes)
+    chosen, given_back = list(analysis.forced), []
+    away = _homes_away(problem, taken)
     for gap in reversed(taken):
-        if _peak(profile, gap, ops) + gap.size_bytes <= limit_bytes:
+        if not (gap.wraps and away.get(gap.tensor)) and _peak(profile, gap, ops) + gap.size_bytes <= limit_bytes:
             _add(profile, gap, gap.size_bytes, ops)
+            given_back.append(gap)
+            if gap.tensor in away:
+                away[gap.tensor] -= 1
         else:
             chosen.append(gap)
     chosen.sort(key=lambda g: (g.after, g.tensor, g.before))
     values = profile.values()
     excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
-    return Selection(tuple(chosen), values, int(excess))
+    return Selection(tuple(chosen), values, int(excess), limit_bytes, frozenset(given_back))
 
 
-def _take(profile: Profile, candidates: Iterable[Idle], limit_bytes: int | float, ops: int) -> list[Idle]:
-    taken: list[Idle] = []
-    ranked = sorted(candidates, key=lambda g: (g.exposed_ns > 0, -g.worth, g.tensor, g.after))
+def explain(
+    problem: Problem, selection: Selection, order: Iterable[tuple[Idle, Score]], forced: Iterable[tuple[Idle, Score]]
+) -> list[Choice]:
+    """Say of every gap why it is spent away or not, best score first.
+
+    Parameters
+    ----------
+    problem
+        What was planned for.
+    selection
+        What leaves.
+    order, forced
+        The candidates, and the gaps that the homes force, with their scores.
+    """
+    chosen, ops = frozenset(selection.gaps), len(problem.graph.ops)
+    profile = Profile(selection.live_bytes)
+    found = [Choice(gap, Decision.MOVE, score, "its home is in another tier") for gap, score in forced]
+    for gap, score in order:
+        if gap in chosen:
+            reason = f"without it the budget is exceeded{'; a last resort' if score.last_resort else ''}"
+            found.append(Choice(gap, Decision.MOVE, score, reason))
+            continue
+        if gap in selection.given_back:
+            reason = "taken at first, then needless"
+        elif _peak(profile, gap, ops) + gap.size_bytes <= selection.limit_bytes:
+            reason = "there is room for it while it idles"
+        else:
+            reason = score.last_resort or "others with a better score made the room"
+        found.append(Choice(gap, Decision.KEEP, score, reason))
+    return found
+
+
+def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
+    """For each weight that may not be stored, how many of its gaps within the step were taken."""
+    found: dict[int, int] = {}
+    for gap in taken:
+        if not gap.wraps and lives_away_if_it_moves(problem, gap.tensor):
+            found[gap.tensor] = found.get(gap.tensor, 0) + 1
+    return found
+
+
+def _take(problem: Problem, profile: Profile, candidates: list[Idle], limit_bytes: int | float) -> list[Idle]:
+    ops = len(problem.graph.ops)
+    around = {gap.tensor: gap for gap in candidates if gap.wraps}
+    taken: dict[Idle, None] = {}
     over = profile.peak(0, ops - 1) > limit_bytes
-    for count, gap in enumerate(ranked):
+    for count, gap in enumerate(candidates):
         if not over:
             break
-        if _peak(profile, gap, ops) > limit_bytes:
-            _add(profile, gap, -gap.size_bytes, ops)
-            taken.append(gap)
-            over = count % 8 != 7 or profile.peak(0, ops - 1) > limit_bytes
-    return taken
-
-
-def _ranges(gap: Idle, ops: int) -> tuple[tuple[int, int], ...]:
-    """Ops during which the tensor is away."""
-    if gap.wraps:
-        return (0, gap.before - 1), (gap.after + 1, ops - 1)
-    return ((gap.after + 1, gap.before - 1),)
+        if gap in taken or _peak(profile, gap, ops) <= limit_bytes:
+            continue
+        group = [gap]
+        if not gap.wraps and around.get(gap.tensor, gap) not in taken and lives_away_if_it_moves(problem, gap.tensor):
+            group.insert(0, around[gap.tensor])
+        for member in group:
+            _add(profile, member, -member.size_bytes, ops)
+            taken[member] = None
+        over = count % 8 != 7 or profile.peak(0, ops - 1) > limit_bytes
+    return list(taken)
 
 
 def _add(profile: Profile, gap: Idle, delta_bytes: int, ops: int) -> None:
-    for first, last in _ranges(gap, ops):
+    for first, last in gap.ranges(ops):
         profile.add(first, last, delta_bytes)
 
 
 def _peak(profile: Profile, gap: Idle, ops: int) -> int:
-    return max(profile.peak(first, last) for first, last in _ranges(gap, ops))
+    return max(profile.peak(first, last) for first, last in gap.ranges(ops))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from simulator.bounds import bound
 from simulator.errors import CapacityError
-from simulator.plan import Plan
+from simulator.plan import NOWHERE, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
-from simulator.policies.static.analyse import Analysis
+from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.augmented import Augmented
+from simulator.policies.static.improve import Improver
 from simulator.policies.static.insert import insert
-from simulator.policies.static.predict import predict
-from simulator.policies.static.refine import refine
+from simulator.policies.static.refine import Knobs, refine
+from simulator.policies.static.score import Score
 from simulator.policies.static.select import Selection, select
+from simulator.policies.static.timeline import Timeline, observe, predict
+from simulator.policies.static.write import write
 
 RESERVES = (0, 1, 4, 16)
 """Room kept for copies in under way, in units of the largest tensor that moves."""
@@ -23,81 +29,166 @@ SLACKS = (0, 1, 4, 16)
 GOOD_ENOUGH = 1.001
 """The search ends within 0.1 % of what the stores alone force."""
 
+CORRECTIONS = 2
+"""How often positions are chosen anew by what a replay shows."""
 
-def best_plan(problem: Problem, analysis: Analysis, alpha: float, tries: int) -> Plan:
-    """Try several limits and slacks and return the plan whose replay is fastest.
+SMALL = 128
+"""Ops of a run up to which single changes are tried."""
 
-    The search ends at a plan that is as fast as the stores alone force it to be (copies in that take no time): a lower
-    limit only adds stores. A candidate that is predicted to be no faster than one that was replayed is left out.
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with how it came about.
+
+    Attributes
+    ----------
+    selection, augmented, plan
+        What leaves, where the cache operators are, and the steps.
+    timeline
+        What its positions were chosen by.
+    """
+
+    selection: Selection
+    augmented: Augmented
+    plan: Plan
+    timeline: Timeline | None = None
+
+
+class Validator:
+    """Tries candidates and keeps the best.
 
     Parameters
     ----------
     problem, analysis
         What to plan for.
+    order
+        The candidates of the selection, best first.
     alpha
         Weight of residency.
     tries
         How many candidates are replayed at most.
 
-    Raises
-    ------
-    CapacityError
-        If none fits: that of the least demand.
+    Attributes
+    ----------
+    best
+        The fastest so far.
     """
-    best = Best(problem)
-    for selection in _selections(problem, analysis):
+
+    def __init__(
+        self, problem: Problem, analysis: Analysis, order: list[tuple[Idle, Score]], alpha: float, tries: int
+    ) -> None:
+        self._problem, self._analysis, self._order = problem, analysis, order
+        self._alpha, self._tries = alpha, tries
+        self.best: Best[Candidate] = Best(problem)
+        homes = [home if there else NOWHERE for home, there in zip(problem.homes, problem.starts_with, strict=True)]
+        limit = bound(problem.graph, problem.hardware, problem.durations_ns, homes, problem.budget_bytes)
+        self._bound_ns = limit.ns
+
+    def run(self, improve: int = 0) -> Candidate:
+        """Try several limits, slacks and ways to store, and return the candidate whose replay is fastest.
+
+        The search ends at a plan that is as fast as the stores alone force it to be (copies in that take no time): a
+        lower limit only adds stores. A candidate that is predicted to be no faster than one that was replayed is left
+        out. If the winner does not do as predicted, positions are chosen anew by what its replay shows.
+
+        Parameters
+        ----------
+        improve
+            How many replays single changes may take, if the graph is small.
+
+        Raises
+        ------
+        CapacityError
+            If none fits: that of the least demand.
+        """
+        for selection in self._selections():
+            on_demand = self._write(selection, insert(self._problem, self._analysis, selection))
+            if on_demand is None:
+                continue
+            if not selection.gaps:
+                return on_demand
+            if self._place(on_demand):
+                break
+        self._correct()
+        self._improve(improve)
+        return self.best.chosen()
+
+    def _selections(self) -> Iterator[Selection]:
+        """What leaves under the whole budget, and under less if that can be met."""
+        budget = self._problem.budget_bytes
+        first = last = select(self._problem, self._analysis, budget, self._order)
+        yield first
+        unit = max((g.size_bytes for g in first.gaps), default=0)
+        for reserve in RESERVES[1:]:
+            selection = select(self._problem, self._analysis, budget - reserve * unit, self._order)
+            if selection.excess_bytes == 0 and selection.gaps != last.gaps:
+                last = selection
+                yield selection
+
+    def _place(self, on_demand: Candidate) -> bool:
+        """Place the cache operators of one selection in several ways; say whether there is no more to gain."""
+        problem, selection = self._problem, on_demand.selection
+        timeline = predict(problem, on_demand.plan, free_copies_in=True)
+        enough_ns = max(timeline.step_ns, problem.clock[-1]) * GOOD_ENOUGH
+        unit_ns, seen = max(g.in_ns for g in selection.gaps), None
+        for slack in SLACKS:
+            for early in (False, True):
+                if self.best.replays >= self._tries or self.best.step_ns <= enough_ns or self._is_enough():
+                    return True
+                knobs = Knobs(self._alpha, slack * unit_ns, early_stores=early)
+                augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
+                if augmented.cache_ops != seen:
+                    seen = augmented.cache_ops
+                    self._offer(selection, augmented, timeline)
+        return self.best.step_ns <= enough_ns
+
+    def _offer(self, selection: Selection, augmented: Augmented, timeline: Timeline) -> None:
+        """Replay a candidate if it is predicted to be better than all before."""
+        candidate = self._write(selection, augmented, timeline)
+        if candidate is None:
+            return
+        predicted_ns = predict(self._problem, candidate.plan).step_ns
+        if predicted_ns < self.best.predicted_ns:
+            self.best.predicted_ns = predicted_ns
+            self.best.offer(candidate.plan, candidate)
+
+    def _write(self, selection: Selection, augmented: Augmented, timeline: Timeline | None = None) -> Candidate | None:
+        moved = sum(gap.size_bytes for gap in selection.gaps)
+        notes = (f"{len(selection.gaps)} gaps are spent away, {moved:,} B in all",) if selection.gaps else ()
         try:
-            on_demand = insert(problem, analysis, selection, {})
+            return Candidate(selection, augmented, write(self._problem, augmented, notes), timeline)
         except CapacityError as error:
-            best.refuse(error)
-            continue
-        if not selection.gaps:
-            return on_demand
-        if _try_slacks(problem, analysis, (selection, on_demand), (alpha, tries), best):
-            break
-    return best.plan()
+            self.best.refuse(error)
+            return None
 
+    def _correct(self) -> None:
+        """If ops wait for transfers, choose positions by what the replay shows instead of by the model."""
+        for _ in range(CORRECTIONS):
+            best, replay = self.best.candidate, self.best.replay
+            if best is None or replay is None or replay.trace is None or self._is_enough():
+                return
+            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self.best.replays >= self._tries:
+                return
+            timeline = observe(self._problem, best.plan, replay.trace)
+            knobs = Knobs(self._alpha, max(g.in_ns for g in best.selection.gaps))
+            augmented = refine(self._problem, self._analysis, best.augmented, timeline, knobs)
+            candidate = self._write(best.selection, augmented, timeline)
+            if candidate is None or not self.best.offer(candidate.plan, candidate):
+                return
 
-def _selections(problem: Problem, analysis: Analysis) -> Iterator[Selection]:
-    """What leaves under the whole budget, and under less if that can be met."""
-    first = last = select(problem, analysis, problem.budget_bytes)
-    yield first
-    unit = max((g.size_bytes for g in first.gaps), default=0)
-    for reserve in RESERVES[1:]:
-        selection = select(problem, analysis, problem.budget_bytes - reserve * unit)
-        if selection.excess_bytes == 0 and selection.gaps != last.gaps:
-            last = selection
-            yield selection
+    def _is_enough(self) -> bool:
+        return self.best.step_ns <= self._bound_ns
 
-
-def _try_slacks(
-    problem: Problem,
-    analysis: Analysis,
-    chosen: tuple[Selection, Plan],
-    knobs: tuple[float, int],
-    best: Best,
-) -> bool:
-    """Place the copies in of one selection with several slacks; say whether there is no more to gain."""
-    selection, on_demand = chosen
-    alpha, tries = knobs
-    timeline = predict(problem, on_demand, free_copies_in=True)
-    unit_ns, moved = max(g.in_ns for g in selection.gaps), sum(g.size_bytes for g in selection.gaps)
-    note = f"{len(selection.gaps)} gaps are spent away, {moved:,} B in all"
-    seen = None
-    for slack in SLACKS:
-        if best.replays >= tries or best.step_ns <= timeline.step_ns * GOOD_ENOUGH:
-            return True
-        positions = refine(problem, analysis, selection, timeline, alpha, slack * unit_ns)
-        if positions == seen:
-            continue
-        seen = positions
-        try:
-            plan = insert(problem, analysis, selection, positions, (note,))
-        except CapacityError as error:
-            best.refuse(error)
-            continue
-        predicted_ns = predict(problem, plan).step_ns
-        if predicted_ns < best.predicted_ns:
-            best.predicted_ns = predicted_ns
-            best.offer(plan)
-    return best.step_ns <= timeline.step_ns * GOOD_ENOUGH
+    def _improve(self, replays: int) -> None:
+        """On a small graph, go on with single changes."""
+        start = self.best.candidate
+        problem = self._problem
+        if start is None or self._is_enough() or len(problem.graph.ops) * problem.graph.steps > SMALL:
+            return
+        gaps = start.selection.gaps
+        found = Improver(problem, self._analysis, replays, self._bound_ns).run(gaps, start.augmented)
+        if found is not None and found.cost[0] < self.best.step_ns:
+            selection = replace(start.selection, gaps=found.gaps)
+            candidate = self._write(selection, found.augmented)
+            if candidate is not None:
+                self.best.offer(candidate.plan, candidate)

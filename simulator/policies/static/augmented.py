@@ -1,0 +1,231 @@
+"""The augmented graph: the ops, and between them the cache operators that move tensors.
+
+A *program point* ``p`` lies before op ``p``; the last one is the end of the step. A cache operator has a window of
+points at which it may be issued, and the one that was chosen. For each trip away there is a chain
+
+    producer -> Store -> Detach -> Prefetch -> consumer
+
+of which a trip has what it needs: a tensor that is valid away is not stored again, what is not read again is not
+prefetched, and in a trip over the step boundary the Prefetch comes first. A Store is a copy out; the Detach frees the
+place in the compute tier once the copy and all earlier users have ended. Deaths are no cache operators: the writer
+places them from lifetimes alone. No window reaches across a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from simulator.errors import PlanError
+from simulator.graph import Graph
+from simulator.plan import NOWHERE
+from simulator.policies.static.analyse import Idle
+
+
+class Role(StrEnum):
+    """What a cache operator does."""
+
+    STORE = "store"
+    DETACH = "detach"
+    PREFETCH = "prefetch"
+
+
+class CacheOp(NamedTuple):
+    """A cache operator.
+
+    Attributes
+    ----------
+    role
+        What it does.
+    trip
+        Which trip it belongs to: a number that its Store, Detach and Prefetch share.
+    tensor, source, target
+        What is moved, from which tier to which (ids); the target of a Detach is `NOWHERE`.
+    size_bytes, alone_ns
+        How much [B], and how long the copy takes if it has its links for itself [ns].
+    after, before
+        The op that must have run before, and the op that needs it, or `NOWHERE`.
+    first, last
+        The window of program points, both included.
+    position
+        The point that was chosen.
+    stall_ns, residency_ns
+        The cost terms of Algorithm 1 at that point: what the copy lasts beyond the compute that it overlaps, and what
+        it costs to hold the room meanwhile.
+    """
+
+    role: Role
+    trip: int
+    tensor: int
+    source: int
+    target: int
+    size_bytes: int
+    alone_ns: int
+    after: int
+    before: int
+    first: int
+    last: int
+    position: int
+    stall_ns: int = 0
+    residency_ns: int = 0
+
+
+_TURN = {Role.STORE: 0, Role.DETACH: 1, Role.PREFETCH: 2}
+
+
+def issue_order(one: CacheOp) -> tuple[int, bool, int, int, int]:
+    """Sort key: by point; there what leaves goes first, by its last use, and what comes by its next."""
+    comes = one.role is Role.PREFETCH
+    return one.position, comes, one.before if comes else one.after, one.tensor, _TURN[one.role]
+
+
+class Edge(NamedTuple):
+    """A dependency between two nodes, by name; `wraps` if it leads into the next step."""
+
+    source: str
+    target: str
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """Ops and cache operators.
+
+    Attributes
+    ----------
+    graph
+        The ops.
+    tiers
+        Tier names; ids index them.
+    compute_tier
+        Id of the compute tier.
+    homes
+        Tensor -> tier for tensors whose home the planner chose away from the compute tier.
+    gaps
+        The gap of each trip.
+    cache_ops
+        The cache operators in the order of their issue.
+    """
+
+    graph: Graph
+    tiers: tuple[str, ...]
+    compute_tier: int
+    homes: Mapping[int, int]
+    gaps: tuple[Idle, ...]
+    cache_ops: tuple[CacheOp, ...]
+
+    def moved(self, changed: Mapping[CacheOp, CacheOp]) -> Augmented:
+        """Return the same graph with some cache operators replaced.
+
+        Parameters
+        ----------
+        changed
+            Old -> new.
+        """
+        new = sorted((changed.get(one, one) for one in self.cache_ops), key=issue_order)
+        return Augmented(self.graph, self.tiers, self.compute_tier, self.homes, self.gaps, tuple(new))
+
+    @cached_property
+    def chains(self) -> tuple[dict[Role, CacheOp], ...]:
+        """For each trip its cache operators by role."""
+        found: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.gaps)
+        for one in self.cache_ops:
+            found[one.trip][one.role] = one
+        return found
+
+    def name(self, one: CacheOp) -> str:
+        """Name a cache operator: ``store L00/ctx #3``."""
+        return f"{one.role} {self.graph.tensors[one.tensor].name} #{one.trip}"
+
+    def point(self, position: int) -> str:
+        """Name a program point."""
+        ops = self.graph.ops
+        return f"before {ops[position].name}" if position < len(ops) else "at the end of the step"
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield the dependencies of the cache operators, trip by trip."""
+        ops = self.graph.ops
+        for chain in self.chains:
+            order = [chain[role] for role in Role if role in chain]
+            for one in order:
+                if one.after >= 0:
+                    yield Edge(ops[one.after].name, self.name(one))
+                if 0 <= one.before < len(ops):
+                    yield Edge(self.name(one), ops[one.before].name)
+            for one, other in pairwise(order):
+                yield Edge(self.name(one), self.name(other), wraps=other.position < one.position)
+
+    def check(self) -> None:
+        """Check what every augmented graph keeps to.
+
+        Each operator lies in its window, the window between producer and consumer and within barriers; the operators
+        of a trip follow one another; and no op reads a tensor while it is away.
+
+        Raises
+        ------
+        PlanError
+            Which operator breaks which rule.
+        """
+        barriers = _barriers(self.graph)
+        for one in self.cache_ops:
+            self._check_window(one, barriers)
+        for chain in self.chains:
+            self._check_chain(chain)
+        self._check_presence()
+
+    def _check_window(self, one: CacheOp, barriers: list[int]) -> None:
+        end = len(self.graph.ops)
+        if not 0 <= one.first <= one.position <= one.last <= end:
+            found = f"point {one.position} in the window {one.first} to {one.last} of {end + 1}"
+            raise self._broken(one, "a cache operator is issued in its window", found)
+        if one.after >= one.first and one.after != NOWHERE:
+            found = f"it may come {self.point(one.first)}"
+            raise self._broken(one, f"it follows {self.graph.ops[one.after].name!r}", found)
+        if NOWHERE < one.before < one.last:
+            found = f"it may come {self.point(one.last)}"
+            raise self._broken(one, f"it precedes {self.graph.ops[one.before].name!r}", found)
+        if barriers[one.first] != barriers[one.last]:
+            raise self._broken(one, "no window crosses a barrier", f"points {one.first} to {one.last}")
+
+    def _check_chain(self, chain: Mapping[Role, CacheOp]) -> None:
+        store, detach, prefetch = (chain.get(role) for role in (Role.STORE, Role.DETACH, Role.PREFETCH))
+        if store and not detach:
+            raise self._broken(store, "what is stored is detached", "no detach")
+        if store and detach and store.position > detach.position:
+            raise self._broken(detach, "a detach follows its store", f"it {self.point(detach.position)}")
+        wraps = detach and prefetch and prefetch.before <= detach.after
+        if detach and prefetch and not wraps and detach.position > prefetch.position:
+            raise self._broken(prefetch, "a prefetch follows its detach", f"it {self.point(prefetch.position)}")
+
+    def _check_presence(self) -> None:
+        away = set(self.homes)
+        waiting = list(reversed(self.cache_ops))
+        for op in range(len(self.graph.ops) + 1):
+            while waiting and waiting[-1].position == op:
+                one = waiting.pop()
+                if one.role is Role.PREFETCH:
+                    away.discard(one.tensor)
+                elif one.role is Role.DETACH:
+                    away.add(one.tensor)
+            if op < len(self.graph.ops):
+                for tensor in away.intersection(self.graph.ops[op].reads):
+                    name = self.graph.tensors[tensor].name
+                    must = "what an op reads is in the compute tier"
+                    where = f"augmented graph, op {self.graph.ops[op].name!r}"
+                    raise PlanError(where, must, f"{name!r} away", "add its prefetch before the op")
+                away.difference_update(self.graph.ops[op].writes)
+
+    def _broken(self, one: CacheOp, must: str, found: str) -> PlanError:
+        return PlanError(f"augmented graph, {self.name(one)}", must, found, "correct its position or its window")
+
+
+def _barriers(graph: Graph) -> list[int]:
+    """For each program point, how many barriers come before it."""
+    counts = [0]
+    for op in graph.ops:
+        counts.append(counts[-1] + op.barrier)
+    return counts

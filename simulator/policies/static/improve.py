@@ -1,0 +1,215 @@
+"""An extra pass for small graphs: local improvement by replays.
+
+Where a replay costs a millisecond the compiler can afford to try changes one by one: another position of a cache
+operator, one gap less, one more, one instead of another. A change stays if the replayed step is shorter, or as long
+with its ops starting earlier in sum. After a round without gain the search goes on from a neighbour of the best plan
+(changes drawn with a fixed seed), until its replays are used up or the bound is met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from simulator.errors import CapacityError
+from simulator.plan import COMPUTE, Plan
+from simulator.policies.problem import Problem, Replay
+from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.insert import insert
+from simulator.policies.static.select import Selection
+from simulator.policies.static.write import write
+
+Place = tuple[Idle, Role]
+"""Which cache operator, whatever else is chosen."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A set of gaps with positions.
+
+    Attributes
+    ----------
+    gaps
+        What leaves.
+    points
+        Program points of cache operators that are not at their default.
+    """
+
+    gaps: frozenset[Idle]
+    points: Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state that was replayed.
+
+    Attributes
+    ----------
+    state, augmented, plan, replay
+        What it is, and what came of it.
+    cost
+        Length of the step, and the sum of the starts of its ops [ns].
+    """
+
+    state: State
+    augmented: Augmented
+    plan: Plan
+    replay: Replay
+    cost: tuple[int, int]
+
+    @property
+    def gaps(self) -> tuple[Idle, ...]:
+        """What leaves, in order."""
+        return tuple(sorted(self.state.gaps, key=_key))
+
+
+class Improver:
+    """Local search over states.
+
+    Parameters
+    ----------
+    problem, analysis
+        What to plan for.
+    replays
+        How many replays it may use.
+    enough_ns
+        A step this short cannot be beaten [ns].
+    """
+
+    def __init__(self, problem: Problem, analysis: Analysis, replays: int, enough_ns: int) -> None:
+        self._problem, self._analysis, self._enough_ns = problem, analysis, enough_ns
+        self.left = replays
+        self._seen: dict[tuple[object, ...], Found | None] = {}
+        self._random = Random(0)
+
+    def run(self, gaps: tuple[Idle, ...], augmented: Augmented) -> Found | None:
+        """Improve a plan; None if nothing better was found.
+
+        Parameters
+        ----------
+        gaps
+            The gaps that it spends away, as the analysis knows them.
+        augmented
+            Its cache operators.
+        """
+        state = State(frozenset(gaps), {_place(gaps, one): one.position for one in augmented.cache_ops})
+        start = best = self._try(state)
+        if start is None:
+            return None
+        before = -1
+        while self.left > 0 and best.cost[0] > self._enough_ns and len(self._seen) > before:
+            before = len(self._seen)
+            found = self._climb(start)
+            if found.cost < best.cost:
+                best = found
+            start = self._kick(best)
+        return best
+
+    def _climb(self, start: Found) -> Found:
+        """Take changes that help until none does."""
+        best, improved = start, True
+        while improved and self.left > 0 and best.cost[0] > self._enough_ns:
+            improved = False
+            changes = list(self._neighbours(best))
+            self._random.shuffle(changes)
+            for state in changes:
+                found = self._try(state)
+                if found is not None and found.cost < best.cost:
+                    best, improved = found, True
+                    break
+                if self.left <= 0:
+                    break
+        return best
+
+    def _kick(self, best: Found) -> Found:
+        """A neighbour's neighbour, to start again from."""
+        found = best
+        for _ in range(3):
+            changes = list(self._neighbours(found))
+            if not changes:
+                return best
+            other = self._try(self._random.choice(changes))
+            found = other or found
+        return found
+
+    def _neighbours(self, found: Found) -> Iterator[State]:
+        """States that one change leads to."""
+        state = found.state
+        order = sorted(state.gaps, key=_key)
+        for one in found.augmented.cache_ops:
+            place = _place(found.gaps, one)
+            for point in _points(one):
+                yield State(state.gaps, {**state.points, place: point})
+        movable = [gap for gap in order if gap not in self._analysis.forced]
+        others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
+        for gap in movable:
+            yield State(state.gaps - {gap}, state.points)
+            for other in others:
+                yield State(state.gaps - {gap} | {other}, state.points)
+        for other in others:
+            yield State(state.gaps | {other}, state.points)
+
+    def _try(self, state: State) -> Found | None:
+        """Replay a state, unless it cannot fit or was tried before."""
+        gaps = tuple(sorted(state.gaps, key=_key))
+        augmented = insert(self._problem, self._analysis, Selection(gaps, self._analysis.live_bytes, 0, 0))
+        augmented = _placed(augmented, gaps, state.points)
+        key = tuple((one.tensor, one.role, one.position) for one in augmented.cache_ops)
+        if key in self._seen:
+            return self._seen[key]
+        self._seen[key] = None
+        try:
+            plan = write(self._problem, augmented)
+            self.left -= 1
+            replay = self._problem.replay(plan)
+        except CapacityError:
+            return None
+        if replay.status != "ok":
+            return None
+        found = self._seen[key] = Found(state, augmented, plan, replay, (replay.step_ns, _starts_ns(replay)))
+        return found
+
+
+def _key(gap: Idle) -> tuple[int, int, int]:
+    return gap.after, gap.tensor, gap.before
+
+
+def _place(gaps: tuple[Idle, ...], one: CacheOp) -> Place:
+    return gaps[one.trip], one.role
+
+
+def _placed(augmented: Augmented, gaps: tuple[Idle, ...], points: Mapping[Place, int]) -> Augmented:
+    """Put the cache operators where the state wants them, as far as windows and chains allow."""
+    changed = {}
+    for gap, own, chain in zip(gaps, augmented.gaps, augmented.chains, strict=True):
+        earliest = 0
+        for role in Role:
+            one = chain.get(role)
+            if one is None:
+                continue
+            point = max(points.get((gap, role), one.position), 0 if own.wraps and role is Role.PREFETCH else earliest)
+            point = min(max(point, one.first), one.last)
+            earliest = point
+            if point != one.position:
+                changed[one] = one._replace(position=point)
+    return augmented.moved(changed)
+
+
+def _points(one: CacheOp) -> list[int]:
+    """Other points of the window, the nearest first; a detach stays where it is."""
+    if one.role is Role.DETACH:
+        return []
+    window = [p for p in range(one.first, one.last + 1) if p != one.position]
+    window.sort(key=lambda p: abs(p - one.position))
+    return window
+
+
+def _starts_ns(replay: Replay) -> int:
+    """Sum of the starts of all computes [ns]."""
+    if replay.trace is None:
+        return 0
+    return sum(int(np.sum(b["start_ns"][b["kind"] == COMPUTE])) for b in replay.trace.spans.blocks())

@@ -1,0 +1,130 @@
+"""Why one gap is spent away rather than another: a score whose terms are named, weighted and kept for the reader.
+
+A term is the binary logarithm of a quantity, so that terms add up, no unit matters, and a weight of 1 on size, idle
+time and bandwidth ranks by *room times time gained, per time of link taken*. The rules by kind come first: what they
+call a last resort is only taken if the budget cannot be met otherwise.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.graph import TensorKind
+from simulator.policies.problem import Problem
+from simulator.policies.static.analyse import Idle
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Weights(Part):
+    """How much each term of the score counts; the defaults serve every scenario.
+
+    Attributes
+    ----------
+    size
+        Of the room that is gained.
+    idle
+        Of the idle time that is left after the copies.
+    frequency
+        Against tensors that are used often.
+    recompute
+        For tensors that would be dear to compute again.
+    bandwidth
+        Against the time that the copies take of the links.
+    dirty
+        Against what must be stored before it may leave.
+    exposed
+        Against copies that last longer than the idle time.
+    """
+
+    size: Weight = Field(1.0, description="weight of the room that is gained")
+    idle: Weight = Field(1.0, description="weight of the idle time left after the copies")
+    frequency: Weight = Field(0.0625, description="weight against tensors that are used often")
+    recompute: Weight = Field(1.0, description="weight for tensors that are dear to compute again")
+    bandwidth: Weight = Field(1.0, description="weight against the time that the copies take of the links")
+    dirty: Weight = Field(0.0625, description="weight against what must be stored before it may leave")
+    exposed: Weight = Field(64.0, description="weight against copies that last longer than the idle time")
+
+
+TERMS = tuple(Weights.model_fields)
+"""The terms of a score, in order."""
+
+
+class Score(NamedTuple):
+    """The score of a gap: the higher, the rather is it spent away.
+
+    Attributes
+    ----------
+    total
+        Sum of the terms.
+    terms
+        What each of `TERMS` adds, its weight included.
+    last_resort
+        Why the rules by kind would rather keep the tensor; empty if they do not mind.
+    """
+
+    total: float
+    terms: tuple[float, ...]
+    last_resort: str = ""
+
+
+class Scorer:
+    """Scores the gaps of one problem.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    weights
+        See `Weights`.
+    """
+
+    def __init__(self, problem: Problem, weights: Weights) -> None:
+        self._uses, self._tensors = problem.lifetimes.uses, problem.graph.tensors
+        self._weights = tuple(getattr(weights, term) for term in TERMS)
+        self._update_is_short = _update_is_short(problem)
+
+    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
+        """Score a gap.
+
+        Parameters
+        ----------
+        gap
+            The gap.
+        recompute_ns
+            What computing the tensor again would take [ns]; 0 while nothing can be computed again.
+        """
+        taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
+        gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns)
+        values = (
+            log2(1 + gap.size_bytes),
+            log2(1 + gained_ns),
+            -log2(len(self._uses[gap.tensor])),
+            log2(1 + recompute_ns),
+            -log2(1 + taken_ns),
+            -float(gap.out_ns > 0),
+            -log2(1 + exposed_ns) if exposed_ns else 0.0,
+        )
+        terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
+        return Score(sum(terms), terms, self._last_resort(gap))
+
+    def _last_resort(self, gap: Idle) -> str:
+        about = self._tensors[gap.tensor]
+        if about.kind is TensorKind.ACTIVATION and not about.persistent and gap.exposed_ns:
+            return "short-lived: it would be away for less time than its copies take"
+        if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
+            return "optimizer state: the update is shorter than its copies"
+        return ""
+
+
+def _update_is_short(problem: Problem) -> bool:
+    """Whether storing all optimizer state that may move takes longer than the update that changes it."""
+    ops, here = problem.graph.ops, problem.compute_tier
+    update_ns = sum(ns for op, ns in zip(ops, problem.durations_ns, strict=True) if op.phase == "update")
+    states = (t for t, about in enumerate(problem.graph.tensors) if about.kind is TensorKind.OPTIMIZER_STATE)
+    moving = [t for t in states if not problem.pinned(t) and problem.lifetimes.uses[t]]
+    return update_ns < sum(problem.copy_ns(t, here, problem.away(t)[0]) for t in moving)
