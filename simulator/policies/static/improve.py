@@ -97,9 +97,10 @@ class Improver:
             Its cache operators.
         """
         state = State(frozenset(gaps), {_place(gaps, one): one.position for one in augmented.cache_ops})
-        start = best = self._try(state)
+        start = self._try(state)
         if start is None:
             return None
+        best = start
         before = -1
         while self.left > 0 and best.cost[0] > self._enough_ns and len(self._seen) > before:
             before = len(self._seen)

@@ -112,7 +112,7 @@ def _backwards(
     found: dict[CacheOp, CacheOp] = {}
     prefetches = [one for one in augmented.cache_ops if one.role is Role.PREFETCH]
     for one in sorted(prefetches, key=lambda one: (-one.before, one.tensor)):
-        hop = problem.path(one.source, one.target)[-2:]
+        hop = _last_hop(problem, one)
         took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + problem.crowded_ns(one.tensor, hop)
         due = starts[one.before] - knobs.slack_ns
         servers = free_until.setdefault(problem.channel(hop), [-due] * problem.servers(hop))
@@ -133,6 +133,11 @@ def _backwards(
 
 def _first_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
     source, target = problem.path(one.source, one.target)[:2]
+    return source, target
+
+
+def _last_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
+    source, target = problem.path(one.source, one.target)[-2:]
     return source, target
 
 

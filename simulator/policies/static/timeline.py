@@ -72,17 +72,21 @@ def observe(problem: Problem, plan: Plan, trace: Trace) -> Timeline:
     ends_at = dict(zip(issue.tolist(), end.tolist(), strict=True))
     computes = spans["end_ns"][~last & (spans["kind"] == COMPUTE)]
     lost = _Lost(trace, int(computes.max(initial=0)))
-    starts, freed, used_until, op = [], {}, {}, -1
+    starts: list[int] = []
+    freed: dict[tuple[int, int], int] = {}
+    used_until: dict[int, int] = {}
+    op = -1
     for at, (kind, a, b, _) in enumerate(steps.codes() if steps is not None else ()):
         if kind == COMPUTE:
             op = a
             starts.append(lost.without(starts_at[at]))
-            used_until.update(dict.fromkeys((*problem.graph.ops[a].reads, *problem.graph.ops[a].writes), ends_at[at]))
+            for tensor in (*problem.graph.ops[a].reads, *problem.graph.ops[a].writes):
+                used_until[tensor] = ends_at[at]
         elif kind == COPY:
             used_until[a] = max(used_until.get(a, 0), ends_at[at])
         elif b == problem.compute_tier:
             freed[a, op] = lost.without(used_until.get(a, 0))
-    start_ns = (*starts, lost.without(int(np.max(end, initial=0))))
+    start_ns = (*starts, lost.without(int(end.max(initial=0))))
     return Timeline(start_ns, gates_ns(problem, start_ns), freed)
 
 
@@ -99,7 +103,8 @@ class _Lost:
 
     def without(self, time_ns: int) -> int:
         """The moment, counted from the beginning of the step, without the waits before it [ns]."""
-        return max(0, time_ns - self._origin_ns - self._total[bisect_right(self._ends, time_ns)])
+        lost = self._total[bisect_right(self._ends, time_ns)]
+        return max(0, time_ns - self._origin_ns - int(lost))
 
 
 def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Timeline:
