@@ -151,18 +151,11 @@ class Writer:
         if self._last_named is not None:
             self.sync(self._last_named)
 
-    def finish(self, notes: tuple[str, ...] = (), *, fits_as_issued: bool = True) -> Plan:
+    def finish(self, notes: tuple[str, ...] = ()) -> Plan:
         """End the step and return the plan.
 
         Persistent tensors that live elsewhere go home first, then those that live in the compute tier come back,
         and at last the outputs are released.
-
-        Parameters
-        ----------
-        notes
-            What the plan says about itself.
-        fits_as_issued
-            Whether the room must suffice in issue order, which is enough for a plan that never blocks, but not needed.
 
         Raises
         ------
@@ -179,7 +172,7 @@ class Writer:
         for tensor, about in enumerate(self.problem.graph.tensors):
             if not about.persistent:
                 self.release(tensor)
-        for tier, capacity in enumerate(self.problem.capacities if fits_as_issued else ()):
+        for tier, capacity in enumerate(self.problem.capacities):
             if self.peak_bytes[tier] > capacity:
                 raise CapacityError(self._shortfall(tier))
         p = self.problem

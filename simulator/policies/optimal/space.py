@@ -127,7 +127,7 @@ def find_space(problem: Problem) -> Space:
             space.at_home_bytes += size
         else:
             space.taken_bytes[uses[0]] += size
-        if not problem.graph.tensors[tensor].persistent:
+        if tensor in set(problem.lifetimes.dead_after[uses[-1]]):
             space.freed_bytes[uses[-1]] += size
         if free:
             _Finder(problem, space, tensor).find(uses)
@@ -142,7 +142,7 @@ def _add_unused(problem: Problem, space: Space, tensor: int) -> None:
         space.idle_homes.append(tensor)
         return
     space.at_home_bytes += problem.sizes[tensor]
-    if problem.graph.tensors[tensor].persistent:
+    if problem.graph.tensors[tensor].persistent or tensor in problem.graph.outputs:
         space.start_bytes += problem.sizes[tensor]
 
 
@@ -180,9 +180,11 @@ class _Finder:
                 space.freed_bytes[after] += self._size
                 space.taken_bytes[before] += self._size
         self._pass(uses[-1])
-        if exists and problem.graph.tensors[tensor].persistent:
+        if problem.graph.tensors[tensor].persistent:
             out = self._copy_out() if self._version >= 0 else None
             self._add(uses[-1], len(problem.graph.ops), self._home, out, returns=False)
+        elif tensor in problem.graph.outputs and self._size and uses[-1] < len(problem.graph.ops) - 1:
+            self._add(uses[-1], len(problem.graph.ops), space.new_choice(), self._copy_out(), returns=False)
 
     def _pass(self, op: int) -> None:
         """Begin a new version if the op writes the tensor."""

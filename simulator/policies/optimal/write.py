@@ -12,8 +12,8 @@ from simulator.policies.writer import Writer
 def write(problem: Problem, space: Space, decisions: Decisions, notes: tuple[str, ...] = ()) -> Plan:
     """Write the plan of one step.
 
-    At each point, after the op: copies out, then the rooms that are given up, then copies in. What waits for room
-    while the plan runs may exceed the budget in issue order; the replay judges that.
+    At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
+    issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
     """
     taken = decisions.taken
     chosen = {tensor: problem.away(tensor)[0] for tensor in space.idle_homes}
@@ -41,7 +41,7 @@ def write(problem: Problem, space: Space, decisions: Decisions, notes: tuple[str
         for g, at in decisions.ins:
             if at == op:
                 _copy(writer, space.gaps[g].tensor, out=False)
-    return writer.finish(notes, fits_as_issued=False)
+    return writer.finish(notes)
 
 
 def _copy(writer: Writer, tensor: int, *, out: bool) -> None:
