@@ -72,7 +72,7 @@ def of_validation(error: ValidationError, data: Any, model: type[BaseModel]) -> 
     misspelt = {_path(item["loc"], data) for item in items if item["type"] == "extra_forbidden"}
     faults: dict[Path, Fault] = {}
     for item in items:
-        if item["type"] == "missing" and _is_misspelt(item, misspelt, data):
+        if (item["type"] == "missing" and _is_misspelt(item, misspelt, data)) or _is_counted_wrong(item):
             continue
         fault = _fault(item, data, schema)
         known = faults.get(fault.path)
@@ -143,6 +143,11 @@ def _is_misspelt(item: Mapping[str, Any], extra: set[Path], data: Any) -> bool:
     parent = _path(item["loc"], data)
     others = [str(path[-1]) for path in extra if path[:-1] == parent]
     return closest(str(item["loc"][-1]), others) is not None
+
+
+def _is_counted_wrong(item: Mapping[str, Any]) -> bool:
+    """Whether a list is called too short only because entries in it are wrong, which is told already."""
+    return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 
 def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tuple[str, str]:

@@ -45,6 +45,17 @@ class Loaded:
     workload_dir: Path
     paths: dict[str, Path] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
+    _entries: dict[str, Entry[Any]] = field(default_factory=dict, repr=False)
+
+    def place(self, *keys: str) -> str:
+        """Where a field of the scenario stands: file, line and path; its name and the path if it was read from no file.
+
+        Parameters
+        ----------
+        keys
+            What leads to the field.
+        """
+        return _place(self.scenario, self._entries.get("scenario"), *keys)
 
     def documents(self) -> dict[str, str]:
         """File name -> YAML of the three documents as they were run; in one folder they read back equal."""
@@ -101,11 +112,16 @@ def resolve(
     _check_homes(scenario, machine, entry)
     _check_budget(scenario, machine, entry)
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
-    loaded = Loaded(scenario, machine, workload or inputs["workload"].document, base, workload_dir)
-    loaded.paths.update({role: found.path for role, found in inputs.items()})
-    loaded.sha256.update({role: found.sha256 for role, found in inputs.items()})
+    subject = workload or inputs["workload"].document
+    paths = {role: found.path for role, found in inputs.items()}
+    digests = {role: found.sha256 for role, found in inputs.items()}
+    loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, inputs)
     _add_files(loaded, inputs)
     return loaded
+
+
+def _place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:
+    return entry.place(*keys) if entry else f"scenario {scenario.name!r}, {'.'.join(keys)}"
 
 
 def _named(kind: str, ref: str, base: Path, entry: Entry[Scenario] | None) -> Entry[Any]:
@@ -142,7 +158,7 @@ def _changed(
 
 
 def _own_change(scenario: Scenario, key: str, entry: Entry[Scenario] | None) -> Change:
-    where = entry.place("set", key) if entry else f"set, {key}"
+    where = _place(scenario, entry, "set", key)
     table, origin = scenario.entry_of(key) or ("assumed", "set by the scenario")
     if not isinstance(origin, str):
         return Change(scenario.set_[key], where, table, [c.model_dump(exclude_unset=True) for c in origin])
@@ -153,14 +169,14 @@ def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] 
     known = (*hardware.tiers, "free")
     for pattern, tier in scenario.homes.items():
         if tier not in known:
-            where = entry.place("homes", pattern) if entry else f"homes.{pattern}"
+            where = _place(scenario, entry, "homes", pattern)
             raise ConfigError(where, "a home is a tier, or free", repr(tier), nearest(tier, known))
 
 
 def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
-        where = entry.place("budget") if entry else "budget"
+        where = _place(scenario, entry, "budget")
         must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
         do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
         raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)

@@ -42,27 +42,27 @@ class PolicyEntry:
     options: type[Part]
     summary: str
 
-    def read_options(self, given: Mapping[str, Any], where: str = "") -> Part:
+    def read_options(self, given: Mapping[str, Any], place: Callable[[str], str] | None = None) -> Part:
         """Check options that people wrote.
 
         Parameters
         ----------
         given
             Option name -> value.
-        where
-            What the message calls the place they were written at; default: the policy.
+        place
+            Says where an option was written; default: the policy and the option.
 
         Raises
         ------
         ConfigError
             If an option is unknown or has a wrong value.
         """
-        where, known = where or f"policy {self.name!r}", list(self.options.model_fields)
+        place, known = place or self._place, list(self.options.model_fields)
         listed = f"known options: {', '.join(known)}" if known else "it has no options"
         for option in given:
             if option not in known:
                 must = f"an option is one that the policy knows ({listed})"
-                raise ConfigError(f"{where}, option {option!r}", must, repr(option), _advice(option, known))
+                raise ConfigError(place(option), must, repr(option), _advice(option, known))
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
@@ -71,11 +71,14 @@ class PolicyEntry:
             described = self.options.model_fields[option]
             must = f"{described.description}: {_choices(error)}"
             raise ConfigError(
-                f"{where}, option {option!r}",
+                place(option),
                 must,
                 repr(given[option]),
                 f"correct it, or leave it out for {described.default!r}",
             ) from None
+
+    def _place(self, option: str) -> str:
+        return f"policy {self.name!r}, option {option!r}"
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.

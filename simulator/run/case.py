@@ -20,7 +20,7 @@ from simulator.lifetime import lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies import POLICIES
 from simulator.policies.problem import Problem, Replay
-from simulator.scenario import PolicyChoice, Scenario
+from simulator.scenario import PolicyChoice
 from simulator.trace import CAUSES, Trace
 from simulator.units import nearest
 
@@ -101,15 +101,17 @@ class Case:
         return found or [PolicyChoice(policy=name)]
 
     def _policy(self, choice: PolicyChoice, place: int | None) -> Policy:
-        where = f"{self.loaded.scenario.name}, policies.{choice.row if place is None else place}"
+        def where(*keys: str) -> str:
+            return self.loaded.place("policies", choice.row if place is None else str(place), *keys)
+
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
             return partial(_read_plan, path, choice.policy)
         if choice.policy not in POLICIES:
             do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl or .json"
-            raise ConfigError(where, "a policy is one that hosim has", repr(choice.policy), do)
+            raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
-        options = entry.read_options(choice.options, where)
+        options = entry.read_options(choice.options, partial(where, "options"))
         return lambda problem: entry.plan(problem, options)
 
 
@@ -122,11 +124,11 @@ def _read_plan(path: Path, name: str, problem: Problem) -> Plan:
     return replace(formats.read_plan(path, problem.graph, problem.tiers), policy=name)
 
 
-def _check_expectations(scenario: Scenario, hardware: Hardware) -> None:
-    known = (*metrics.columns(hardware), *COMPARED)
-    for number, one in enumerate(scenario.expect):
+def _check_expectations(loaded: Loaded) -> None:
+    known = (*metrics.columns(loaded.hardware), *COMPARED)
+    for number, one in enumerate(loaded.scenario.expect):
         if one.column not in known:
-            where = f"{scenario.name}, expect.{number}.column"
+            where = loaded.place("expect", str(number), "column")
             must = "an expectation names a column of the summary"
             raise ConfigError(where, must, repr(one.column), nearest(one.column, known))
 
@@ -144,8 +146,8 @@ def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     reader = partial(formats.read_graph, views=loaded.workload.views)
     graph = build(loaded.workload, loaded.workload_dir, reader)
     hardware, scenario = loaded.hardware, loaded.scenario
-    _check_expectations(scenario, hardware)
-    homes = home_ids(scenario, graph, hardware)
+    _check_expectations(loaded)
+    homes = home_ids(loaded, graph)
     times = durations_ns(graph, hardware)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
@@ -178,15 +180,15 @@ def _trial(case: Case, plan: Plan) -> Replay:
     return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace)
 
 
-def home_ids(scenario: Scenario, graph: Graph, hardware: Hardware) -> tuple[int, ...]:
+def home_ids(loaded: Loaded, graph: Graph) -> tuple[int, ...]:
     """Resolve the homes of a scenario; the last match wins.
 
     Parameters
     ----------
-    scenario
-        Maps tensor kinds, or shell patterns of tensor names, to tiers.
-    graph, hardware
-        The tensors and the tiers.
+    loaded
+        Its scenario maps tensor kinds, or shell patterns of tensor names, to tiers.
+    graph
+        The tensors.
 
     Returns
     -------
@@ -198,10 +200,11 @@ def home_ids(scenario: Scenario, graph: Graph, hardware: Hardware) -> tuple[int,
     ConfigError
         If a pattern matches no tensor.
     """
+    hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
     homes = [ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors]
     kinds = {kind.value for kind in TensorKind}
-    for pattern, tier in scenario.homes.items():
+    for pattern, tier in loaded.scenario.homes.items():
         if pattern in kinds:
             chosen = [i for i, t in enumerate(graph.tensors) if t.kind == pattern]
         else:
@@ -214,7 +217,7 @@ def home_ids(scenario: Scenario, graph: Graph, hardware: Hardware) -> tuple[int,
                     if graph.tensors
                     else "drop it"
                 )
-                raise ConfigError(f"{scenario.name}, homes", must, repr(pattern), do)
+                raise ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)
         for i in chosen:
             homes[i] = ids[tier]
     return tuple(homes)

@@ -10,11 +10,27 @@ DOCUMENTS = {
     "a key twice": (("scenario", "budget:", "budget: 1 MB\nbudget:"), None, ["scenario.yaml:7", "'budget' again"]),
     "an unknown key": (("scenario", "budget:", "bugdet:"), None, ["'bugdet'", "did you mean 'budget'?"]),
     "an unknown machine": (("scenario", "machine.yaml", "h100"), None, ["'h100'", "did you mean 'h100_sxm'?"]),
-    "an unknown policy": (("scenario", "- static", "- statik"), None, ["'statik'", "did you mean 'static'?"]),
-    "an unknown option": (("scenario", "evict: lru", "evikt: lru"), None, ["'evikt'", "did you mean 'evict'?"]),
-    "a wrong option": (("scenario", "evict: lru", "evict: mru"), None, ["'mru'", "lru"]),
+    "an unknown policy": (
+        ("scenario", "- static", "- statik"),
+        None,
+        ["scenario.yaml:10, policies.2.policy: ", "'statik'", "did you mean 'static'?"],
+    ),
+    "an unknown option": (
+        ("scenario", "evict: lru", "evikt: lru"),
+        None,
+        ["scenario.yaml:9, policies.1.options.evikt: ", "'evikt'", "did you mean 'evict'?"],
+    ),
+    "a wrong option": (
+        ("scenario", "evict: lru", "evict: mru"),
+        None,
+        ["scenario.yaml:9, policies.1.options.evict: ", "'mru'", "lru"],
+    ),
     "an unknown home": (("scenario", "budget:", "homes: {weight: dram}\nbudget:"), None, ["'dram'", "hbm, ddr, free"]),
-    "a home for nobody": (("scenario", "budget:", "homes: {'L0*': ddr}\nbudget:"), None, ["'L0*'", "'w'"]),
+    "a home for nobody": (
+        ("scenario", "budget:", "homes: {'L0*': ddr}\nbudget:"),
+        None,
+        ["scenario.yaml:6, homes.L0*: ", "'L0*'", "'w'"],
+    ),
     "a bare number": (("scenario", "4.3 MB", "4300000"), None, ["scenario.yaml:6, budget", "4300000"]),
     "a wrong unit": (("machine", "4 GB/s", "4 GBps"), None, ["machine.yaml:11", "'4 GBps'"]),
     "a wrong dimension": (("machine", "100 MB", "100 us"), None, ["machine.yaml:8", "'100 us'"]),
@@ -73,7 +89,9 @@ def test_check_finds_what_run_would_refuse(hosim, scenario):
     for command in ("check", "run"):
         done = hosim(command, scenario)
         assert (done.code, done.out) == (1, "")
-        assert "expect.0.column: an expectation names a column of the summary, found 'stall'" in done.err
+        assert (
+            "scenario.yaml:15, expect.0.column: an expectation names a column of the summary, found 'stall'" in done.err
+        )
 
 
 def test_what_the_system_refuses_is_one_message(hosim, scenario, tmp_path):

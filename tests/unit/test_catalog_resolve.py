@@ -163,6 +163,11 @@ def test_a_change_is_a_key_and_a_value(text):
             "[]",
             "story.yaml:8, policies: at least 1 entry is needed, found a list; add one",
         ),
+        (
+            "[resident]",
+            "[3]",
+            "story.yaml:8, policies.0: a mapping of keys to values is needed, found 3; write 'key: value' lines below it",
+        ),
     ],
 )
 def test_a_wrong_scenario_is_refused_with_its_line(folder, change, by, message):
@@ -187,6 +192,17 @@ def test_documents_may_come_from_python(folder):
     loaded = catalog.resolve(story, hardware=box, workload=job)
     assert loaded.hardware.links["h2d"].latency_ns == 1_000
     assert (loaded.workload, loaded.sha256) == (job, {})
+
+
+def test_a_place_in_a_scenario_without_a_file_names_the_scenario(folder):
+    parts = {"hardware": catalog.read_hardware("box.yaml"), "workload": catalog.read_workload("job.yaml")}
+    story = Scenario(name="mine", hardware="-", workload="-", policies=("static",))
+    assert catalog.resolve(story, **parts).place("policies", "0") == "scenario 'mine', policies.0"
+    assert catalog.resolve("story.yaml").place("policies", "0") == "story.yaml:8, policies.0"
+    wrong = story.model_copy(update={"homes": {"weight": "hmb"}})
+    assert refusal(lambda: catalog.resolve(wrong, **parts)).startswith(
+        "scenario 'mine', homes.weight: a home is a tier"
+    )
 
 
 def test_what_was_run_can_be_run_again(folder, tmp_path):

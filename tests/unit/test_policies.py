@@ -43,9 +43,9 @@ def test_unknown_option_names_policy_option_and_known_options():
 
 def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
     with pytest.raises(ConfigError) as caught:
-        POLICIES["reactive"].read_options({"evict": "mru"}, "scenarios/x.yaml:7")
+        POLICIES["reactive"].read_options({"evict": "mru"}, "scenarios/x.yaml:7, options.{}".format)
     text = str(caught.value)
-    assert text.startswith("scenarios/x.yaml:7, option 'evict': who leaves first")
+    assert text.startswith("scenarios/x.yaml:7, options.evict: who leaves first")
     assert "'lru'" in text
     assert "found 'mru'" in text
     assert "'best'" in text
