@@ -147,7 +147,7 @@ def _is_misspelt(item: Mapping[str, Any], extra: set[Path], data: Any) -> bool:
 
 def _is_counted_wrong(item: Mapping[str, Any]) -> bool:
     """Whether a list is called too short only because entries in it are wrong, which is told already."""
-    return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
+    return item["type"] == "too_short" and bool(len(item["input"]) >= item["ctx"]["min_length"])
 
 
 def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tuple[str, str]:

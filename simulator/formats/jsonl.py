@@ -1,21 +1,23 @@
 """JSON lines: what the line formats have in common.
 
-A file is a header and then one object a line, in UTF-8; empty lines are skipped; a name that ends in ``.gz`` is
-compressed. The header's ``schema`` names the format and its version. Whole numbers are from 0 to 2**62. Keys that a
-format does not know are refused, so that a misspelt one is not silently lost.
+A file is a header and then one object a line, in UTF-8, with or without a byte order mark; empty lines are skipped; a
+name that ends in ``.gz`` is compressed. The header's ``schema`` names the format and its version. Whole numbers are
+from 0 to 2**62. Keys that a format does not know, or that come twice, are refused, so that nothing is silently lost.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import orjson
 
@@ -168,26 +170,76 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
 
 
 def _lines(path: Path) -> Iterator[Line]:
+    with _opened(path) as file:
+        for number, text in enumerate(file, 1):
+            try:
+                record = orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                if text.isspace():
+                    continue
+                raise _bad_json(path, number, text, error) from None
+            if type(record) is not dict:
+                must, found = "each line is a JSON object", _brief(record)
+                raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
+            line = Line(path, number, record)
+            if text.count(b":") != len(record) and not _has_as_many_keys(text, len(record)):
+                _check_keys(line, text)
+            yield line
+
+
+_STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")\s*(:?)')
+"""A string of JSON, and the colon after it if it is a key."""
+
+
+def _has_as_many_keys(text: bytes, number: int) -> bool:
+    """Whether a line surely has no more keys than this, as far as a quick look can tell."""
+    return text.count(b'":') == number and b'" ' not in text and b'"\t' not in text and b'"\r' not in text
+
+
+def _check_keys(line: Line, text: bytes) -> None:
+    """Refuse a key that comes twice, of which the parser keeps the last; only texts may hold further colons."""
+    seen = set()
+    for string, colon in _STRING.findall(text):
+        if colon:
+            key = orjson.loads(string)
+            if key in seen:
+                raise line.error("each key comes once", f"{key!r} again", "remove one of them")
+            seen.add(key)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file behind its byte order mark; what cannot be read is one error."""
     try:
-        with _open(path) as file:
-            for number, text in enumerate(file, 1):
-                try:
-                    record = orjson.loads(text)
-                except orjson.JSONDecodeError as error:
-                    if text.isspace():
-                        continue
-                    raise _bad_json(path, number, text, error) from None
-                if type(record) is not dict:
-                    must, found = "each line is a JSON object", _brief(record)
-                    raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
-                yield Line(path, number, record)
-    except (OSError, EOFError, zlib.error) as error:
-        found = getattr(error, "strerror", None) or str(error)
+        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+            _skip_mark(path, file)
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        must = "a file whose name ends in .gz is compressed by gzip, and whole"
+        raise ConfigError(str(path), must, str(error), "write the file again, or correct its name") from None
+    except OSError as error:
+        found = error.strerror or str(error)
         raise ConfigError(str(path), "the file can be read", found, "correct the name or the file") from None
 
 
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+def _skip_mark(path: Path, file: BinaryIO) -> None:
+    start = file.read(len(codecs.BOM_UTF8))
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}:1", "a file is text in UTF-8", "UTF-16", "save it as UTF-8")
+    if start != codecs.BOM_UTF8:
+        file.seek(0)
+
+
+def whole(path: Path) -> bytes:
+    """Read a file that is not made of lines, without its byte order mark.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read.
+    """
+    with _opened(path) as file:
+        return file.read()
 
 
 def _bad_json(path: Path, number: int, text: bytes, error: orjson.JSONDecodeError) -> ConfigError:
@@ -206,15 +258,17 @@ def schema(path: Path) -> str | None:
     Raises
     ------
     ConfigError
-        If the file cannot be read.
+        If the file cannot be read, or a ``.json`` is none.
     """
+    with _opened(path) as file:
+        text = file.read() if path.suffix == ".json" else file.readline(2**24)
     try:
-        with _open(path) as file:
-            record = orjson.loads(file.read() if path.suffix == ".json" else file.readline(2**24))
-    except (orjson.JSONDecodeError, gzip.BadGzipFile, EOFError, zlib.error):
-        return None
-    except OSError as error:
-        raise ConfigError(str(path), "the file can be read", str(error.strerror), "correct the name") from None
+        record = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if path.suffix != ".json":
+            return None
+        found = f"{error.msg} (column {error.colno})"
+        raise ConfigError(f"{path}:{error.lineno}", "the file is a JSON object", found, "correct the file") from None
     named = record.get("schema") if isinstance(record, dict) else None
     return named if isinstance(named, str) else None
 

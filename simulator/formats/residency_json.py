@@ -36,6 +36,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simulator.errors import ConfigError
+from simulator.formats import jsonl
 from simulator.formats.residency_schedule import Runtime
 from simulator.graph import LARGEST, Graph, GraphBuilder
 from simulator.plan import NOWHERE, Plan
@@ -200,11 +201,7 @@ def _runtime(path: Path, trace: _Trace, graph: Graph) -> Runtime:
 
 def _load(path: Path) -> _Trace:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(str(path), "the file can be read", str(error.strerror), "correct the name") from None
-    try:
-        return _Trace.model_validate_json(data)
+        return _Trace.model_validate_json(jsonl.whole(path))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -78,6 +78,15 @@ BAD_FILES = {
     "a huge number": ('{"schema":"test/1","n":4611686018427387905}\n', "found 4611686018427387905"),
     "a number beyond 64 bits": ('{"schema":"test/1","n":99999999999999999999}\n', "found 1e+20"),
     "a list of other things": ('{"schema":"test/1","names":["a",1]}\n', "names is a list of texts, found ['a', 1]"),
+    "a key twice": (
+        '{"schema":"test/1","n":1,"n":2}\n',
+        ":1: each key comes once, found 'n' again; remove one of them",
+    ),
+    "a key twice in a later line": (
+        '{"schema":"test/1"}\n{"a" : 1, "\\u0061"\t:2}\n',
+        ":2: each key comes once, found 'a' again",
+    ),
+    "UTF-16": ('{"schema":"test/1"}\n'.encode("utf-16"), ":1: a file is text in UTF-8, found UTF-16; save it as UTF-8"),
     "null": ('{"schema":"test/1","names":null}\n', "names is a list of texts, found None"),
 }
 
@@ -92,17 +101,37 @@ def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, name: str) -> 
     assert message in str(caught.value)
 
 
+def test_colons_and_quotes_in_texts_are_no_keys(tmp_path: Path) -> None:
+    record = {"a": 'x":', "b:c": ['"a":', ":", "aten::mm", '\\":'], 'd"': ',"a":1'}
+    path = tmp_path / "f"
+    jsonl.write(path, [{"schema": "test/1"}, record])
+    assert read(path)[1] == record
+    twice = path.read_text().replace('"b:c"', '"d\\"":3,"b:c"')
+    with pytest.raises(ConfigError, match=r"f:2: each key comes once, found 'd\"' again"):
+        read(written(path, twice))
+
+
+@pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.jsonl.gz"])
+def test_a_byte_order_mark_is_skipped(tmp_path: Path, name: str) -> None:
+    text = b'\xef\xbb\xbf{"schema":"test/1"}\n'
+    path = written(tmp_path / name, gzip.compress(text) if name.endswith("gz") else text)
+    assert formats.sniff(path) == "test/1"
+    assert read(path) == [{"schema": "test/1"}]
+    assert jsonl.whole(path) == text[3:]
+
+
 def test_files_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
-    packed = gzip.compress(b'{"schema":"test/1"}\n' * 100)
+    packed = gzip.compress(b'{"schema":"hosim-plan/1"}\n', mtime=0)
     for path, message in [
         (tmp_path / "missing", "found No such file or directory"),
         (tmp_path, "found Is a directory"),
         (written(tmp_path / "plain.gz", "{}"), "found Not a gzipped file"),
         (written(tmp_path / "cut.gz", packed[:-12]), "found Compressed file ended"),
+        (written(tmp_path / "crc.gz", packed[:-8] + bytes(8)), "found CRC check failed"),
         (written(tmp_path / "bad.gz", packed[:10] + b"\x07" + packed[11:]), "invalid block type"),
     ]:
         with pytest.raises(ConfigError) as caught:
-            read(path)
+            formats.check(path)
         assert message in str(caught.value)
 
 
@@ -132,12 +161,16 @@ def test_sniff_names_the_schema(tmp_path: Path, text: str | bytes, schema: str |
 
 def test_sniff_looks_into_compressed_files(tmp_path: Path) -> None:
     assert formats.sniff(written(tmp_path / "f.gz", gzip.compress(b'{"schema":"hosim-plan/1"}'))) == "hosim-plan/1"
-    assert formats.sniff(written(tmp_path / "g.gz", "{}")) is None
 
 
 def test_sniff_needs_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the file can be read, found No such file"):
         formats.sniff(tmp_path / "missing")
+
+
+def test_a_json_file_that_breaks_off_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"f\.json:2: the file is a JSON object, found unexpected end of data"):
+        formats.check(written(tmp_path / "f.json", '{"schema":\n"residency-trace/1",'))
 
 
 def test_check_refuses_what_it_does_not_know(tmp_path: Path) -> None:
