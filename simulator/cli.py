@@ -28,20 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments
         Default: those of the process.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = _USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, _StoppedError):
         code = _stopped()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _BROKEN_PIPE
     except Exception as error:
-        code = _stopped() if isinstance(error.__cause__, KeyboardInterrupt) else _explained(error)  # pydantic wraps it
+        code = _stopped() if _was_interrupted(error) else _explained(error)
     sys.exit(code)
 
 
@@ -50,9 +52,18 @@ def _stopped() -> int:
     return _INTERRUPTED
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
-    """End as after Ctrl-C, so that nothing is left half written."""
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """End on Ctrl-C, or on SIGTERM as after it, so that nothing is left half written."""
     raise KeyboardInterrupt
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt is behind an error: pydantic and imports of compiled modules wrap it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _explained(error: Exception) -> int:
@@ -69,7 +80,19 @@ def _explained(error: Exception) -> int:
     return _FAILED
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _StoppedError(Exception):
+    """An interrupt that click does not know: it would print an empty line."""
+
+
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _StoppedError from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(message="hosim %(version)s", package_name="hosim")
 def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.

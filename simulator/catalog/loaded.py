@@ -140,6 +140,9 @@ def _changed(
     scenario: Scenario, hardware: Hardware, changes: Mapping[str, Any], entry: Entry[Scenario] | None
 ) -> tuple[Scenario, Hardware]:
     """Apply what the scenario sets, then what is set from outside; record the latter in the scenario."""
+    if not isinstance(changes, Mapping):
+        do = "write {'links.*.bandwidth': '50 GB/s'}"
+        raise ConfigError("set", "changes are fields with their values", repr(changes), do)
     outside = {
         key: Change(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", _OUTSIDE)
         for key, value in changes.items()

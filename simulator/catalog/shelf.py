@@ -81,6 +81,9 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ConfigError
         If the catalogue has no such name, or there is no such file.
     """
+    if not isinstance(ref, str | Path):
+        must = f"a {kind} is named by its name in the catalogue or its path"
+        raise ConfigError(kind, must, repr(ref), "write one of them as text")
     if isinstance(ref, Path) or ref.endswith((".yaml", ".yml")):
         path = (base_dir or Path()) / ref
         if not path.is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ _WIDTH_IN, _DPI = 13.0, 110
 _TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
 """Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
 _INK, _FAINT = "#222222", "#8a8a8a"
-_TEXT: dict[str, Any] = {"fontsize": 9, "color": _INK}
+_TEXT: dict[str, Any] = {"fontsize": 9, "color": _INK, "parse_math": False}
 _COLUMNS = 4000
 """Points of a memory curve: more than a picture has pixels across."""
 _FEW = 120
@@ -49,13 +50,17 @@ class Picture(Figure):
         FigureCanvasAgg(self)
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
-        """Write the picture as PNG or SVG; the same picture gives the same bytes."""
+        """Write the picture as PNG or SVG; the same picture gives the same bytes.
+
+        A character that the font lacks is drawn as an empty box, without a warning.
+        """
         from matplotlib import rc_context  # noqa: PLC0415 - a picture on the screen does not need it
 
         more: dict[str, Any] = {"metadata": {"Date": None}}
         if kind == "png":
             more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-        with rc_context({"svg.hashsalt": "hosim"}):
+        with rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
             self.savefig(path, format=kind, **more)
 
     def png(self) -> bytes:
@@ -103,7 +108,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     for ax in axes:
         _draw_boundaries(ax, [end for end in ends[:-1] if first < end < last], size)
     axes[-1].set_xlabel(f"time [{unit}]", **_TEXT)
-    picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), fontsize=11, color=_INK, va="top")
+    picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), va="top", **(_TEXT | {"fontsize": 11}))
     marks = [*_marks(row, spans, waits, tiers), *([("room", "--")] if any(limits) else [])]
     _side_legend(picture, [*marks, *([("end of a step", ":")] if row.graph.steps > 1 else [])])
     return picture

@@ -72,12 +72,12 @@ def quantity(value: object, unit: str) -> str:
 
 
 def percent(fraction: object) -> str:
-    """Write a share in per cent, or `ABSENT`; what is less than everything is never written ``100 %``."""
+    """Write a share in per cent, or `ABSENT`; less than everything is never ``100 %``, and ``0 %`` is below 0.05 %."""
     if not present(fraction):
         return ABSENT
     value = 100 * float(fraction)  # type: ignore[arg-type]
-    if value in (0, 100):
-        return f"{value:.0f} %"
+    if abs(value) < 0.05 or value == 100:
+        return f"{abs(value):.0f} %"
     if 99 < value < 100:
         return f"{math.floor(value * 10) / 10:.1f} %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"

@@ -84,11 +84,10 @@ class Case:
         """
         choices = {choice.row: choice for choice in self.loaded.scenario.policies}
         if policies is not None and not isinstance(policies, Mapping):
-            chosen = [policies] if isinstance(policies, str) else policies
-            choices = {c.row: c for name in chosen for c in self._named(name)}
+            choices = {c.row: c for name in _chosen(policies) for c in self._named(name)}
         places = {choice.row: i for i, choice in enumerate(self.loaded.scenario.policies)}
         found = {row: self._policy(choice, places.get(row)) for row, choice in choices.items()}
-        return {**found, **policies} if isinstance(policies, Mapping) else found
+        return {**found, **_functions(policies)} if isinstance(policies, Mapping) else found
 
     def _named(self, name: str) -> list[PolicyChoice]:
         """Rows with this label or else with this policy; else the policy with its default options."""
@@ -113,6 +112,22 @@ class Case:
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
         return lambda problem: entry.plan(problem, options)
+
+
+def _chosen(policies: Sequence[str]) -> Sequence[str]:
+    names = [policies] if isinstance(policies, str) else policies
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        must, do = "policies is a list of at least one name, or functions by name", "name a row, or leave policies out"
+        raise ConfigError("policies", must, repr(policies), do)
+    return names
+
+
+def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
+    for name, decide in policies.items():
+        if not callable(decide):
+            must = "a policy by name is a function from a problem to a plan"
+            raise ConfigError(f"policies, {name}", must, repr(decide), "write a function, or policies=[names]")
+    return policies
 
 
 COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")

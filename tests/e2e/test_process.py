@@ -62,6 +62,23 @@ def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("module", ["click", "numpy"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(module):
+    """The signal arrives exactly when that module is looked for: click at once, numpy once the command runs."""
+    code = f"""
+import os, runpy, signal, sys
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Sender())
+sys.argv = ["hosim", "run", "tiny_train_910c"]
+runpy.run_module("simulator", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
+
+
 def test_a_closed_pipe_is_no_error(tmp_path):
     command = f"{sys.executable} -m simulator list | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)

@@ -108,3 +108,20 @@ def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
     table = hosim.run(scenario).summary
     assert str(table["step_ns"].dtype) == "Int64"
     assert table["step_ns"].isna().any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scenario": None}, "scenario: a scenario is named by its name in the catalogue or its path, found None"),
+        ({"scenario": 7}, "found 7; write one of them as text"),
+        ({"policies": []}, r"policies: policies is a list of at least one name, or functions by name, found \[\]"),
+        ({"policies": [None]}, r"policies: .* found \[None\]; name a row"),
+        ({"policies": 3}, "policies: .* found 3"),
+        ({"policies": {"mine": "static"}}, "policies, mine: a policy by name is a function .* found 'static'"),
+        ({"set": ["links"]}, r"set: changes are fields with their values, found \['links'\]"),
+    ],
+)
+def test_wrong_arguments_are_one_error(scenario, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        hosim.run(**{"scenario": scenario, **arguments})

@@ -232,3 +232,13 @@ def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_pat
     assert done.code == 1
     assert "'notes.txt'" in done.err
     assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.parametrize("label", ["静态 策略", "$a_{b^$", "🚀"])
+def test_a_label_of_any_characters_is_drawn_without_a_word(hosim, scenario, tmp_path, label):
+    text = scenario.read_text(encoding="utf-8").replace("- static", f"- {{policy: static, label: '{label}'}}")
+    scenario.write_text(text, encoding="utf-8")
+    done = hosim("run", scenario, "--policy", label, "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert label in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert hosim_api.run(scenario, policies=[label]).comparison().png()
