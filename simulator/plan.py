@@ -161,6 +161,11 @@ class Plan:
         How many times the host runs a fixed list.
     notes
         What the policy wants to say about its decisions, as sentences.
+    looks
+        Whether a reactive plan looks at the machine: at its time, at room, at what has settled. One that does not
+        (places as issued are always there to look at) is replayed faster.
+    untouched
+        Tensors that a reactive plan promises never to copy, detach or sync; that is faster, too.
     """
 
     policy: str
@@ -169,6 +174,8 @@ class Plan:
     steps: Steps | Callable[[View], Iterator[Code]]
     repeats: int = 1
     notes: tuple[str, ...] = field(default=())
+    looks: bool = True
+    untouched: frozenset[int] = frozenset()
 
     @property
     def fixed(self) -> Steps | None:

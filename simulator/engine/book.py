@@ -17,7 +17,7 @@ positive; in the first lap it asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from simulator.engine.link import LinkQueue
@@ -69,7 +69,7 @@ class ComputeStep:
             return False
         host.credit -= 1
         stream = self.stream
-        stream.queue.append((host.key, self, host.clock.now, host.lap))
+        stream.queue.append((host.key, self, host.now, host.lap))
         if stream.running is None and len(stream.queue) == 1:
             host.rounds.consider(stream, host.key)
         return True
@@ -96,11 +96,11 @@ class CopyStep:
     def __init__(self, link: LinkQueue, tensor: int, gate: tuple[Stream, int], moves: int, writers: Computes) -> None:
         self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
         self.gate, self.gate_number = gate
-        self.alone_ns = link.transfer_ns(tensor)
+        self.alone_ns = link.alone_ns[tensor]
 
     def issue(self, host: Host) -> bool:
         """Issue it."""
-        self.link.append((host.key, self, host.lap, host.clock.now))
+        self.link.append((host.key, self, host.lap, host.now))
         return True
 
 
@@ -125,7 +125,7 @@ class DetachStep:
 
     def issue(self, host: Host) -> bool:
         """Issue it."""
-        Detaching(host.places, self, host.key, host.lap).look_again()
+        Detaching(host.places, self, host.key, host.lap, host.now).look_again()
         return True
 
 
@@ -140,6 +140,9 @@ class SyncStep:
 
     def issue(self, host: Host) -> bool:
         """Go past it, or let the host look again when the next step that names the tensor ends."""
+        if host.is_ahead:
+            host.wait_for_clock()
+            return False
         places, tensor = host.places, self.tensor
         if wait_for(self.users, host.lap, host):
             host.awaited = tensor
@@ -155,6 +158,10 @@ class SyncStep:
 Step = ComputeStep | CopyStep | DetachStep | SyncStep
 
 
+Routes = dict[tuple[int, int], LinkQueue]
+"""By source and target tier: the rank's link between them."""
+
+
 class Book:
     """Counts steps in issue order.
 
@@ -165,53 +172,72 @@ class Book:
     columns
         Its compiled graph.
     routes
-        By source and target tier: the rank's link between them.
+        The rank's links.
     """
 
-    def __init__(self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue]) -> None:
+    __slots__ = (
+        "_alone",
+        "_columns",
+        "_computes",
+        "_count",
+        "_fence",
+        "_fresh",
+        "_gate",
+        "_last_use",
+        "_last_write",
+        "_moves",
+        "_moves_per_lap",
+        "_places",
+        "_plain",
+        "_reads",
+        "_routes",
+        "_steps",
+        "_streams",
+        "_writes",
+    )
+
+    def __init__(self, places: Places, columns: Columns, routes: Routes) -> None:
         tensors = len(columns.size_bytes)
         self._places, self._columns, self._routes = places, columns, routes
         self._streams, self._alone = places.streams, len(places.streams) == 1
+        self._reads, self._writes, self._moves_per_lap = columns.reads, columns.writes, places.moves_per_lap
         self._computes = [0] * len(self._streams)
         self._last_use = [[NEVER] * tensors for _ in self._streams]
         self._last_write = [[NEVER] * tensors for _ in self._streams]
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._fresh = bytearray(tensors)
         self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
-        self._gate = self._steps = 0
+        self._gate, self._steps = 0, -1
+        self._count: tuple[Callable[[Code], Step], ...] = (
+            self._compute,
+            self._copy,
+            self._detach,
+            self._sync,
+        )
 
     def step(self, code: Code) -> Step:
         """Count the next step."""
-        kind, a, b, c = code
-        if kind == COMPUTE:
-            step: Step = self._compute(a, b)
-        elif kind == COPY:
-            step = self._copy(a, b, c)
-        elif kind == DETACH:
-            step = self._detach(a, b)
-        else:
-            step = SyncStep(a, self._moves[a], self._latest(self._last_use, a))
         self._steps += 1
-        return step
+        return self._count[code[0]](code)
 
-    def _compute(self, op: int, stream: int) -> ComputeStep:
+    def _compute(self, code: Code) -> ComputeStep:
+        _, op, stream, _ = code
         self._gate = stream
         try:
             self._computes[stream] = number = self._computes[stream] + 1
         except IndexError:
             raise self._unknown_stream(stream) from None
-        reads, writes = self._columns.reads[op], self._columns.writes[op]
         fresh, last_use, last_write = self._fresh, self._last_use[stream], self._last_write[stream]
         is_plain = self._alone
-        for tensor in reads:
+        for tensor in self._reads[op]:
             last_use[tensor] = number
             if not fresh[tensor]:
                 is_plain = False
-        for tensor in writes:
+        for tensor in self._writes[op]:
             last_use[tensor] = last_write[tensor] = number
             if fresh[tensor] < WRITTEN:
                 is_plain = False
-        return self._plain_step(op) if is_plain else self._look_up(op, stream)
+        return (self._plain[op] or self._plain_step(op)) if is_plain else self._look_up(op, stream)
 
     def _unknown_stream(self, number: int) -> PlanError:
         return PlanError(
@@ -223,36 +249,47 @@ class Book:
 
     def _plain_step(self, op: int) -> ComputeStep:
         """A compute for which earlier ones have seen to everything but its workspace; the same one each time."""
-        step = self._plain[op]
-        if step is None:
-            step = self._plain[op] = ComputeStep(op, self._streams[0])
-            step.is_free = not self._columns.workspace_bytes[op]
+        step = self._plain[op] = ComputeStep(op, self._streams[0])
+        step.is_free = not self._columns.workspace_bytes[op]
         return step
 
     def _look_up(self, op: int, stream: int) -> ComputeStep:
         """A compute with what it must see to itself, because no earlier one does."""
         step = ComputeStep(op, self._streams[stream])
-        fresh, fence, moves, per_lap = self._fresh, self._fence, self._moves, self._places.moves_per_lap
-        step.reads = reads = tuple([t for t in self._columns.reads[op] if not fresh[t]])
-        step.writes = writes = tuple([t for t in self._columns.writes[op] if fresh[t] < WRITTEN])
-        turns = [(t, fence[t]) for t in reads if fence[t] > NEVER]
-        turns += [(t, moves[t]) for t in writes if moves[t] or per_lap[t]]
-        step.turns = tuple(turns)
-        if self._alone:
+        fresh, fence, moves, per_lap, alone = self._fresh, self._fence, self._moves, self._moves_per_lap, self._alone
+        reads, writes, turns = [], [], []
+        for tensor in self._reads[op]:
+            if not fresh[tensor]:
+                reads.append(tensor)
+                if fence[tensor] > NEVER:
+                    turns.append((tensor, fence[tensor]))
+        for tensor in self._writes[op]:
+            if fresh[tensor] < WRITTEN:
+                writes.append(tensor)
+                if moves[tensor] or per_lap[tensor]:
+                    turns.append((tensor, moves[tensor]))
+        if alone:
             for tensor in reads:
                 fresh[tensor] = SEEN
             for tensor in writes:
                 fresh[tensor] = WRITTEN
+        step.reads, step.writes, step.turns = tuple(reads), tuple(writes), tuple(turns)
         return step
 
-    def _detach(self, tensor: int, tier: int) -> DetachStep:
+    def _sync(self, code: Code) -> SyncStep:
+        tensor = code[1]
+        return SyncStep(tensor, self._moves[tensor], self._latest(self._last_use, tensor))
+
+    def _detach(self, code: Code) -> DetachStep:
+        _, tensor, tier, _ = code
         users = self._issued() if self._parts_with_output(tensor) else self._latest(self._last_use, tensor)
         step = DetachStep(tensor, tier, self._moves[tensor], users)
         self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
         self._fresh[tensor] = 0
         return step
 
-    def _copy(self, tensor: int, source: int, target: int) -> CopyStep:
+    def _copy(self, code: Code) -> CopyStep:
+        _, tensor, source, target = code
         link = self._routes.get((source, target))
         if link is None:
             names = [tier.name for tier in self._places.tiers]
@@ -282,7 +319,7 @@ class Book:
         return tuple(zip(self._streams, self._computes, strict=True))
 
     def _parts_with_output(self, tensor: int) -> bool:
-        """Whether the next step, a detach, gives up the only valid copy of an output."""
+        """Whether the present step, a detach, gives up the only valid copy of an output."""
         return self._steps in self._columns.parting
 
     def settled(self, tensor: int) -> bool:
@@ -310,4 +347,4 @@ class Book:
         self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
         self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
         self._fresh = bytearray(len(self._fresh))
-        self._steps = 0
+        self._steps = -1

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import EventCallbacks
 
 from simulator.cost import ceil_div
 from simulator.engine.book import Book, Step
 from simulator.engine.issued import Issued
-from simulator.engine.rounds import RANK_SHIFT
+from simulator.engine.rounds import RANK_SHIFT, recurring
 from simulator.errors import InvariantError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import Code, Plan, Steps
+from simulator.plan import Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.rank import Rank
@@ -27,6 +26,11 @@ _STEPS_PER_CHECKPOINT = 8192
 class Host:
     """The runtime of one rank.
 
+    It has a time of its own, which what it pays moves on. Its decisions do not depend on what the device does in the
+    meantime, except where it waits for the device (at a sync, or because the queue is full) and where a reactive plan
+    looks at the machine. So it runs ahead of the clock up to the next such step, and each step takes effect at its
+    time of issue: no event is needed for a payment.
+
     Parameters
     ----------
     rank
@@ -38,57 +42,81 @@ class Host:
 
     Attributes
     ----------
+    now
+        Its time: when the step at hand is issued [ns].
     key, lap
         Of the step that is issued next.
     credit
         Computes that may be issued before the queue is looked at again.
     is_full
         The queue was full; it is filled up again once half of it has started.
-    is_busy, awaited, finished
-        It pays for a step; the tensor that it waits for at a sync, or -1; it has issued all steps.
+    awaited, finished
+        The tensor that it waits for at a sync, or -1; it has issued all steps.
     watchers
         Streams whose wait depends on it.
     """
+
+    __slots__ = (
+        "_begin_lap",
+        "_caught_up",
+        "_checkpoint",
+        "_depth",
+        "_laps",
+        "_looks",
+        "_next_checkpoint",
+        "_pending",
+        "_prices",
+        "_room",
+        "_steps",
+        "_streams",
+        "awaited",
+        "clock",
+        "credit",
+        "finished",
+        "is_full",
+        "key",
+        "lap",
+        "now",
+        "places",
+        "rounds",
+        "watchers",
+    )
 
     def __init__(self, rank: Rank, plan: Plan, book: Book) -> None:
         machine, costs = rank.machine, rank.machine.hardware.host
         self.places, self.rounds, self.clock = rank.places, machine.rounds, machine.rounds.clock
         self.key, self.lap, self.credit = rank.number << RANK_SHIFT, -1, 0
-        self.is_full = self.is_busy = self.finished = False
+        self.is_full = self.finished = False
         self.awaited = -1
         self.watchers: list[Stream] = []
         self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
         self._next_checkpoint = self.key
         self._room = QueueRoom(self)
-        self._begin_lap, prices, self._launch = _program(plan, costs, book, machine.recorder.issued[rank.number])
+        self._begin_lap, prices, self.now = _program(plan, costs, book)
         self._prices = prices if any(prices) else None
         self._laps = plan.repeats if plan.fixed is not None else 1
+        self._looks = plan.fixed is None and plan.looks
         self._steps: Iterator[Step] = iter(())
         self._pending: Step | None = None
-        self._callbacks: EventCallbacks = [self._paid]
-        self._payment = simpy.Event(self.clock)
-        self._payment._ok, self._payment._value = True, None
+        self._caught_up = recurring(self.clock, self._go_on)
 
-    def begin(self) -> None:
-        """Pay for the launch, then issue."""
-        if self._launch:
-            self._pay(self._launch)
-        else:
-            self.advance()
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the clock has not reached the host's time: until then it pays."""
+        return self.now > self.clock.now
 
-    def _pay(self, cost: int) -> None:
-        self.is_busy = True
-        self._payment.callbacks = self._callbacks
-        self.clock.at(self.clock.now + cost, self._payment)
+    def wait_for_clock(self) -> None:
+        """Go on when the clock has come to the host's time."""
+        self.clock.at(self.now, self._caught_up)
 
-    def _paid(self, event: simpy.Event) -> None:
-        self.is_busy = False
+    def _go_on(self, event: simpy.Event) -> None:
         self.advance()
         self.rounds.close()
 
     def advance(self) -> None:
-        """Issue steps until one costs time, the queue is full, or a sync has to wait."""
+        """Issue steps until one has to wait for the device."""
         self.is_full, self.awaited = False, -1
+        self.now = max(self.now, self.clock.now)
         if self._pending is None or self._pending.issue(self):
             if self._pending is not None:
                 self.key += 1
@@ -98,17 +126,19 @@ class Host:
             self.rounds.restless += self.watchers
             self.watchers.clear()
 
-    look_again = advance
-    """Go on at the sync."""
+    look_again = begin = advance
+    """Go on at the sync; begin, after the launch."""
 
     def _pull(self) -> None:
-        """Take steps from the plan and issue them, as far as possible now."""
-        prices = self._prices
+        """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""
+        prices, looks = self._prices, self._looks
         while not self.finished:
             for step in self._steps:
-                if prices is not None and prices[step.kind]:
+                if prices is not None:
+                    self.now += prices[step.kind]
+                if looks and self.is_ahead:
                     self._pending = step
-                    self._pay(prices[step.kind])
+                    self.wait_for_clock()
                     return
                 if not step.issue(self):
                     self._pending = step
@@ -127,8 +157,11 @@ class Host:
         self.credit = self._depth - ahead
         if self.credit:
             return True
-        self.is_full = True
-        self._room.wait(ahead - self._depth // 2)
+        if self.is_ahead:
+            self.wait_for_clock()
+        else:
+            self.is_full = True
+            self._room.wait(ahead - self._depth // 2)
         return False
 
     @property
@@ -164,9 +197,7 @@ class QueueRoom:
         self._host.fill_up()
 
 
-def _program(
-    plan: Plan, costs: HostCosts, book: Book, rows: list[int]
-) -> tuple[Callable[[], Iterator[Step]], tuple[int, ...], int]:
+def _program(plan: Plan, costs: HostCosts, book: Book) -> tuple[Callable[[], Iterator[Step]], tuple[int, ...], int]:
     """What begins a lap, the price of each kind of step, and the cost of the launch."""
     steps, reactive = plan.steps, costs.reactive
     if isinstance(steps, Steps):
@@ -177,11 +208,4 @@ def _program(
     if not isinstance(book, Issued):
         raise InvariantError("engine", "a reactive plan has a view", "none", "report this")
     prices = (reactive.inspect_ns + reactive.compute_ns, reactive.copy_ns, reactive.detach_ns, reactive.sync_ns)
-    return lambda: _decide(steps(book), book, rows), prices, 0
-
-
-def _decide(codes: Iterator[Code], book: Issued, rows: list[int]) -> Iterator[Step]:
-    """Count and record each step of a reactive plan; the next is asked for when this one was issued."""
-    for code in codes:
-        yield book.step(code)
-        rows += code
+    return lambda: map(book.step, steps(book)), prices, 0

@@ -5,17 +5,14 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep
-from simulator.engine.link import LinkQueue
+from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep, Routes, Step, SyncStep
 from simulator.engine.places import Places
-from simulator.engine.program import Columns, outputs
+from simulator.engine.program import Columns, Program, outputs
 from simulator.errors import PlanError
-from simulator.graph import Graph
+from simulator.plan import Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
-
-Homes = tuple[int, ...]
 
 
 class Issued(Book):
@@ -25,17 +22,25 @@ class Issued(Book):
     ----------
     places, columns, routes
         See `Book`; places also for what has happened on the device.
-    graph
-        For names in messages.
-    home
-        Tier id of each tensor at time 0, or -1.
+    program
+        Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
+    rows
+        Flat list that takes the codes of the steps.
     """
 
-    def __init__(
-        self, places: Places, columns: Columns, routes: dict[tuple[int, int], LinkQueue], graph: Graph, home: Homes
-    ) -> None:
+    __slots__ = (
+        "_compute_tier",
+        "_graph",
+        "_looks",
+        "_outputs",
+        "_rows",
+        "_state",
+    )
+
+    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, rows: list[int]) -> None:
         super().__init__(places, columns, routes)
-        self._graph, self._compute_tier, self._outputs = graph, columns.compute_tier, outputs(graph)
+        self._looks, home, self._rows = program.plan.looks, program.plan.home, rows
+        self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
         self._state = [bytearray(len(home)) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -44,6 +49,7 @@ class Issued(Book):
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
+        self._look("now_ns")
         return self._places.rounds.clock.now
 
     def place(self, tensor: int, tier: int) -> str:
@@ -52,8 +58,25 @@ class Issued(Book):
 
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
+        self._look("room_bytes")
         instance = self._places.tiers[tier]
         return instance.capacity - instance.used
+
+    def settled(self, tensor: int) -> bool:
+        """Whether every issued step that names the tensor has ended."""
+        self._look("settled")
+        return super().settled(tensor)
+
+    def _look(self, what: str) -> None:
+        if not self._looks:
+            must = "only a plan that says so looks at the machine"
+            raise PlanError(f"step {self._steps + 1}", must, f"a look at {what}", "make the plan with looks=True")
+
+    def step(self, code: Code) -> Step:
+        """Count and record the next step."""
+        self._rows += code
+        self._steps += 1
+        return self._count[code[0]](code)
 
     def _look_up(self, op: int, stream: int) -> ComputeStep:
         """Check and note what no earlier compute has seen to."""
@@ -70,19 +93,33 @@ class Issued(Book):
             here[tensor] = VALID
         return step
 
-    def _copy(self, tensor: int, source: int, target: int) -> CopyStep:
+    def _copy(self, code: Code) -> CopyStep:
+        _, tensor, source, target = code
         if self._state[source][tensor] != VALID:
             self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
             self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
+        self._check_touch("copy", tensor, source)
         self._state[target][tensor] = VALID
-        return super()._copy(tensor, source, target)
+        return super()._copy(code)
 
-    def _detach(self, tensor: int, tier: int) -> DetachStep:
+    def _detach(self, code: Code) -> DetachStep:
+        _, tensor, tier, _ = code
         if self._state[tier][tensor] == ABSENT:
             self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
+        self._check_touch("detach", tensor, tier)
         self._state[tier][tensor] = ABSENT
-        return super()._detach(tensor, tier)
+        return super()._detach(code)
+
+    def _sync(self, code: Code) -> SyncStep:
+        self._check_touch("sync", code[1], self._compute_tier)
+        return super()._sync(code)
+
+    def _check_touch(self, what: str, tensor: int, tier: int) -> None:
+        if not self._columns.tracked[tensor]:
+            self._refuse(
+                what, "a tensor that the plan calls untouched is not named", tensor, tier, "leave it out there"
+            )
 
     def _parts_with_output(self, tensor: int) -> bool:
         return tensor in self._outputs and all(state[tensor] != VALID for state in self._state)

@@ -35,6 +35,15 @@ class Waiting:
         Flat list that takes the rows of the trace.
     """
 
+    __slots__ = (
+        "_parts",
+        "_reason",
+        "_rows",
+        "_since",
+        "_stream",
+        "is_open",
+    )
+
     def __init__(self, stream: Stream, rows: list[int]) -> None:
         self._stream, self._rows = stream, rows
         self.is_open = False
@@ -64,7 +73,7 @@ class Waiting:
 
 def _walk(stream: Stream) -> Reason | None:
     """The root cause of the stream's wait; None if it has nothing left to run."""
-    if not stream.queue:
+    if not stream.queue or not stream.is_issued:
         return _walk_host(stream)
     tensor = stream.lacking
     if tensor < 0:
@@ -81,11 +90,11 @@ def _watch(watchers: list[Stream], stream: Stream) -> None:
 
 def _walk_host(stream: Stream) -> Reason | None:
     host: Host = stream.host
-    if host.finished:
+    if not stream.queue and host.finished:
         return None
     _watch(host.watchers, stream)
     if host.awaited < 0:
-        return HOST if host.is_busy else ORDER, -1, -1, -1
+        return HOST if host.is_ahead else ORDER, -1, -1, -1
     cause, on, blocker = _walk_tensor(stream, host.awaited, None)
     return cause, host.awaited, on, blocker
 

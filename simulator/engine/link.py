@@ -14,7 +14,7 @@ import simpy
 
 from simulator.cost import rate_cap, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for
-from simulator.engine.rounds import ISSUE_MASK
+from simulator.engine.rounds import ISSUE_MASK, Alarm
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
 from simulator.plan import COPY
@@ -58,6 +58,13 @@ class Channel(simpy.Event):
 class Shared:
     """Service in a domain: latency first, then a flow whose rate depends on the others."""
 
+    __slots__ = (
+        "_link",
+        "_queue",
+        "domain",
+        "path",
+    )
+
     def __init__(self, queue: LinkQueue, link: Link, path: Path) -> None:
         self._queue, self._link = queue, link
         self.path = path
@@ -84,6 +91,18 @@ class Shared:
             self.domain.join(self.path, rate_cap(size, self._link), work(size, self.path.unit), key, channel)
 
 
+class _AloneTimes(dict[int, int]):
+    """By tensor, time of its transfer on a link alone [ns]; found when first asked for."""
+
+    def __init__(self, size_bytes: list[int], link: Link) -> None:
+        super().__init__()
+        self._size_bytes, self._link = size_bytes, link
+
+    def __missing__(self, tensor: int) -> int:
+        self[tensor] = found = transfer_ns(self._size_bytes[tensor], self._link)
+        return found
+
+
 class LinkQueue:
     """Transfers of one rank on one link, started strictly in issue order; each takes the lowest free channel.
 
@@ -102,6 +121,8 @@ class LinkQueue:
 
     Attributes
     ----------
+    alone_ns
+        By tensor, time of its transfer if nobody slows it down [ns].
     queue, running
         Transfers that have not started; channels in use.
     shared
@@ -109,6 +130,35 @@ class LinkQueue:
     watchers
         Streams whose wait depends on this link.
     """
+
+    __slots__ = (
+        "_alarm",
+        "_held",
+        "_link",
+        "_moves_ended",
+        "_moves_per_lap",
+        "_room",
+        "_rounds",
+        "_size_bytes",
+        "_source_valid",
+        "_spans",
+        "_transfers",
+        "_valid",
+        "_wait_for_end",
+        "alone_ns",
+        "channels",
+        "clock",
+        "considered",
+        "free",
+        "number",
+        "places",
+        "queue",
+        "running",
+        "shared",
+        "source",
+        "target",
+        "watchers",
+    )
 
     def __init__(
         self, number: int, link: Link, ends: tuple[int, int], places: Places, spans: list[int], *, wait_for_end: bool
@@ -123,24 +173,21 @@ class LinkQueue:
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
-        self._times_ns: dict[int, int] = {}
+        self.alone_ns = _AloneTimes(places.size_bytes, link)
         self._rounds = places.rounds
+        self._alarm = Alarm(self._rounds, self)
         self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]
         self._held, self._room = places.held[self.target], places.tiers[self.target]
         self._size_bytes, self._transfers = places.size_bytes, places.transfers
         self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
 
-    def transfer_ns(self, tensor: int) -> int:
-        """Time of a transfer of the tensor alone [ns]."""
-        size = self._size_bytes[tensor]
-        if size not in self._times_ns:
-            self._times_ns[size] = transfer_ns(size, self._link)
-        return self._times_ns[size]
-
     def append(self, transfer: Transfer) -> None:
         """Take an issued transfer into the queue."""
-        self._transfers[transfer[1].tensor].append(transfer)
-        queue = self.queue
+        tensor, queue = transfer[1].tensor, self.queue
+        if tensor in self._transfers:
+            self._transfers[tensor].append(transfer)
+        else:
+            self._transfers[tensor] = [transfer]
         queue.append(transfer)
         if self.free and len(queue) == 1:
             self.offer(transfer)
@@ -188,6 +235,9 @@ class LinkQueue:
         if not self.queue or not self.free:
             return
         head = self.queue[0]
+        if head[3] > self.clock.now:
+            self._alarm.set(head[3])
+            return
         if self.lacks_tensor(head):
             self._wait_for_tensor(head)
             return
@@ -231,8 +281,8 @@ class LinkQueue:
         self._spans += row
         self._valid[tensor] = 1
         transfers = self._transfers[tensor]
-        if transfers[0] is transfer:
-            transfers.popleft()
+        if len(transfers) == 1:
+            del self._transfers[tensor]
         else:
             transfers.remove(transfer)
         places.end_move(tensor)

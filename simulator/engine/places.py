@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
@@ -53,7 +53,7 @@ class Places:
     moves_ended, moves_per_lap
         Per tensor: copies and detaches that have ended; those in one lap of a plan that runs many.
     transfers
-        Per tensor: its transfers that have not ended, in issue order.
+        Tensor -> its transfers that have not ended, in issue order; a tensor that has none is left out.
     """
 
     __slots__ = (
@@ -84,8 +84,8 @@ class Places:
         self.valid = [bytearray(tensors) for _ in tiers]
         self.moves_ended = [0] * tensors
         self.moves_per_lap = [0] * tensors
-        self._waiters: list[list[tuple[int, int, Waiter]]] = [[] for _ in size_bytes]
-        self.transfers: list[deque[Transfer]] = [deque() for _ in size_bytes]
+        self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
+        self.transfers: dict[int, list[Transfer]] = {}
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -102,13 +102,15 @@ class Places:
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
-        waiters = self._waiters[tensor]
+        waiters = self._waiters.get(tensor)
         while waiters and waiters[0][0] <= ended:
             heappop(waiters)[2].look_again()
+            if not waiters:
+                del self._waiters[tensor]
 
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
         """The earliest transfer of the tensor that has not ended, among those issued before a step."""
-        transfers = self.transfers[tensor]
+        transfers = self.transfers.get(tensor)
         if transfers and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
@@ -116,11 +118,11 @@ class Places:
     def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
         """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""
         least = self.moves_ended[tensor] + 1
-        heappush(self._waiters[tensor], (count if count > least else least, key, waiter))
+        heappush(self._waiters.setdefault(tensor, []), (count if count > least else least, key, waiter))
 
     def is_awaited(self, tensor: int) -> bool:
         """Whether someone waits for moves of the tensor."""
-        return bool(self._waiters[tensor])
+        return tensor in self._waiters
 
 
 def are_running(computes: Computes, lap: int) -> bool:
@@ -142,12 +144,17 @@ def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
 
 
 class Detaching:
-    """A detach that was issued: it acts once all earlier steps that name the tensor have ended."""
+    """A detach that was issued: it acts once all earlier steps that name the tensor have ended.
 
-    __slots__ = ("_key", "_lap", "_places", "_step", "_users")
+    As an event it is its time of issue, if it could act before that.
+    """
 
-    def __init__(self, places: Places, step: DetachStep, key: int, lap: int) -> None:
+    callbacks: ClassVar[tuple[Callable[[Detaching], None], ...]]
+    __slots__ = ("_issued_ns", "_key", "_lap", "_places", "_step", "_users")
+
+    def __init__(self, places: Places, step: DetachStep, key: int, lap: int, issued_ns: int) -> None:
         self._places, self._step, self._key, self._lap = places, step, key, lap
+        self._issued_ns = issued_ns
         self._users = iter(step.users)
 
     def look_again(self) -> None:
@@ -162,8 +169,15 @@ class Detaching:
         moves = step.moves + lap * places.moves_per_lap[tensor]
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, self._key, self)
+        elif self._issued_ns > places.rounds.clock.now:
+            places.rounds.clock.at(self._issued_ns, self)
         else:
             places.rounds.frees.append(self)
+
+    def join_round(self) -> None:
+        """Act in the present round: the time of issue has come."""
+        self._places.rounds.frees.append(self)
+        self._places.rounds.close()
 
     def act(self) -> None:
         """Free the place."""
@@ -175,3 +189,6 @@ class Detaching:
                 places.note(tier, tensor, -size)
                 places.tiers[tier].release(size)
         places.end_move(tensor)
+
+
+Detaching.callbacks = (Detaching.join_round,)

@@ -34,6 +34,8 @@ class Columns:
 
     Attributes
     ----------
+    tracked
+        Per tensor: whether it is.
     reads, writes
         Per op: tracked tensors that it reads, and writes.
     duration_ns, workspace_bytes
@@ -57,6 +59,7 @@ class Columns:
         "reads",
         "size_bytes",
         "streams",
+        "tracked",
         "workspace_bytes",
         "writes",
         "written",
@@ -65,9 +68,9 @@ class Columns:
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
         self.compute_tier, self.streams = compute_tier, _streams(plan)
-        tracked = _tracked(plan, compute_tier, self.streams)
-        self.reads = [tuple([t for t in op.reads if tracked[t]]) for op in graph.ops]
-        self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
+        self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
+        self.reads = [_those(op.reads, tracked) for op in graph.ops]
+        self.writes = [_those(op.writes, tracked) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
         self.written = bytearray(len(graph.tensors))
@@ -76,6 +79,12 @@ class Columns:
                 self.written[tensor] = 1
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.parting = _parting(graph, plan, compute_tier)
+
+
+def _those(tensors: tuple[int, ...], tracked: bytearray) -> tuple[int, ...]:
+    """Return those that are tracked; the very same tuple if all are, so that what the engine walks over stays small."""
+    found = tuple([t for t in tensors if tracked[t]])
+    return tensors if len(found) == len(tensors) else found
 
 
 def _streams(plan: Plan) -> int:
@@ -88,8 +97,10 @@ def _streams(plan: Plan) -> int:
 def _tracked(plan: Plan, compute_tier: int, streams: int) -> bytearray:
     """Flag the tensors whose place or order has to be watched."""
     steps = plan.fixed
-    if steps is None or streams > 1:
+    if streams > 1:
         return bytearray(b"\1" * len(plan.home))
+    if steps is None:
+        return bytearray(home != compute_tier or tensor not in plan.untouched for tensor, home in enumerate(plan.home))
     flags = bytearray(home != compute_tier for home in plan.home)
     for kind, tensor in zip(steps.kind, steps.a, strict=True):
         if kind != COMPUTE:

@@ -84,7 +84,8 @@ class Rank:
         if plan.fixed is not None:
             self._host = Host(self, plan, Book(self.places, columns, routes))
         else:
-            self._host = Host(self, plan, Issued(self.places, columns, routes, program.graph, plan.home))
+            issued = recorder.issued[number]
+            self._host = Host(self, plan, Issued(self.places, columns, routes, program, issued))
         for stream in self.streams:
             stream.host = self._host
         self._contend()

@@ -8,9 +8,9 @@ the next round of the same instant.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 from simpy.events import NORMAL
@@ -25,6 +25,14 @@ RANK_SHIFT = 40
 
 ISSUE_MASK = (1 << RANK_SHIFT) - 1
 """What of a key is the issue number."""
+
+
+class Happening(Protocol):
+    """What can be scheduled: an event that has its value, or whatever else has callbacks."""
+
+    @property
+    def callbacks(self) -> Any:
+        """Whom to call with it when it happens."""
 
 
 class Clock(simpy.Environment):
@@ -47,9 +55,9 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        self.events: list[tuple[int, int, int, simpy.Event]] = self._queue  # type: ignore[assignment]
+        self.events: list[tuple[int, int, int, Happening]] = self._queue  # type: ignore[assignment]
 
-    def at(self, time_ns: int, event: simpy.Event) -> None:
+    def at(self, time_ns: int, event: Happening) -> None:
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
@@ -71,6 +79,14 @@ class Clock(simpy.Environment):
                 callback(event)
 
 
+def recurring(clock: Clock, callback: Callable[[simpy.Event], None]) -> simpy.Event:
+    """Make an event that can be used again and again with `Clock.at`, one use at a time."""
+    event = simpy.Event(clock)
+    event._ok, event._value = True, None
+    event.callbacks = [callback]
+    return event
+
+
 def _raise(process: simpy.Event) -> None:
     """Pass on the exception of a process that failed."""
     if isinstance(process.value, BaseException):
@@ -84,6 +100,9 @@ class Head(Protocol):
 
     def try_start(self) -> None:
         """Start the first step, or register with what it waits for."""
+
+    def look_again(self) -> None:
+        """Try the first step in the present round."""
 
 
 class Rounds:
@@ -110,6 +129,10 @@ class Rounds:
         if not head.considered:
             head.considered = True
             heappush(self.heads, (key, head))
+
+    def has_work(self) -> bool:
+        """Whether something is left to do at this instant, besides ends to come."""
+        return bool(self.heads or self.frees or self.restless or self.touched)
 
     def close(self) -> None:
         """Run the round, unless another end of this instant is still to come."""
@@ -147,3 +170,31 @@ class Rounds:
                 if stream.running is None:
                     stream.waiting.look()
             self.restless.clear()
+
+
+class Alarm:
+    """Has a head tried at the time of issue of its first step: a host that is ahead queues a step before that.
+
+    Parameters
+    ----------
+    rounds
+        The agenda.
+    head
+        Who is tried.
+    """
+
+    __slots__ = ("_at_ns", "_event", "_head", "_rounds")
+
+    def __init__(self, rounds: Rounds, head: Head) -> None:
+        self._rounds, self._head, self._at_ns = rounds, head, -1
+        self._event = recurring(rounds.clock, self._ring)
+
+    def set(self, time_ns: int) -> None:
+        """Ring at this time; once is enough."""
+        if self._at_ns != time_ns:
+            self._at_ns = time_ns
+            self._rounds.clock.at(time_ns, self._event)
+
+    def _ring(self, event: simpy.Event) -> None:
+        self._head.look_again()
+        self._rounds.close()

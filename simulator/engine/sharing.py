@@ -129,6 +129,15 @@ class Domain:
         The agenda of the instant: rates are set anew once it is settled.
     """
 
+    __slots__ = (
+        "_changed",
+        "_clock",
+        "_generation",
+        "_now",
+        "_pipes",
+        "_rounds",
+    )
+
     def __init__(self, rounds: Rounds) -> None:
         self._clock, self._rounds = rounds.clock, rounds
         self._pipes: dict[Hashable, Pipe] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +12,7 @@ import simpy
 from simulator.engine.ledger import Waiting
 from simulator.engine.places import NEVER, Places, Waiter
 from simulator.engine.program import Columns
-from simulator.engine.rounds import ISSUE_MASK, Clock
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
 from simulator.plan import COMPUTE
 
 if TYPE_CHECKING:
@@ -63,6 +64,41 @@ class Stream:
         What `lacks` said when the head was last tried in vain.
     """
 
+    __slots__ = (
+        "_alarm",
+        "_at_end",
+        "_at_start",
+        "_clock",
+        "_due_ns",
+        "_duration_ns",
+        "_held",
+        "_in_process",
+        "_moves_ended",
+        "_moves_per_lap",
+        "_others",
+        "_room",
+        "_rounds",
+        "_spans",
+        "_valid",
+        "_workspace_bytes",
+        "columns",
+        "considered",
+        "ended",
+        "host",
+        "kernels",
+        "lacking",
+        "number",
+        "per_lap",
+        "places",
+        "queue",
+        "rank",
+        "running",
+        "span",
+        "start_ns",
+        "started",
+        "waiting",
+    )
+
     def __init__(self, number: int, places: Places, columns: Columns, spans: list[int], waits: list[int]) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
         self.host: Host
@@ -76,6 +112,7 @@ class Stream:
         self.waiting = Waiting(self, waits)
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self.span = Span(self._clock)
+        self._alarm = Alarm(self._rounds, self)
         self._in_process = False
         self._due_ns = -1
         self._at_start: dict[int, list[Waiter]] = {}
@@ -92,6 +129,11 @@ class Stream:
     def look_again(self) -> None:
         """Try the head again."""
         self._rounds.consider(self, self.queue[0][0])
+
+    @property
+    def is_issued(self) -> bool:
+        """Whether the head has been issued: a host that is ahead queues a compute before that."""
+        return self.queue[0][2] <= self._clock.now
 
     def wait_for_start(self, count: int, waiter: Waiter) -> None:
         """Call `waiter` when so many computes have started."""
@@ -129,11 +171,36 @@ class Stream:
             if ended in at_end:
                 for waiter in at_end.pop(ended):
                     waiter.look_again()
+            if queue and queue[0][1].is_free and self.kernels is None and not rounds.has_work():
+                self._run_undisturbed()
             if queue:
                 rounds.close_with(self, queue[0][0])
             else:
                 rounds.restless.append(self)
                 rounds.close()
+
+    def _run_undisturbed(self) -> None:
+        """Run computes from the queue as long as each only takes time and nothing else happens before its end."""
+        clock, events, queue, spans, durations_ns = (
+            self._clock,
+            self._clock.events,
+            self.queue,
+            self._spans,
+            self._duration_ns,
+        )
+        at_start, at_end, rank, number = self._at_start, self._at_end, self.rank, self.number
+        start, count, until = clock.now, self.started, events[0][0] if events else math.inf
+        while queue:
+            key, step, issued_ns, _ = queue[0]
+            end = start + durations_ns[step.op]
+            count += 1
+            if not step.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
+                break
+            queue.popleft()
+            self.started = self.ended = count
+            spans += (rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            start = end
+        clock.leap(start)
 
     def lacks(self) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
@@ -182,7 +249,11 @@ class Stream:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, step, _, _ = self.queue[0]
+        key, step, issued_ns, _ = self.queue[0]
+        if issued_ns > self._clock.now:
+            self._alarm.set(issued_ns)
+            self._rounds.restless.append(self)
+            return
         if not step.is_free and not self._may_start(step):
             self._rounds.restless.append(self)
             return

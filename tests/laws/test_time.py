@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from replays import computes, issued, makespan_ns, reactive, recorded, rows, run, same, transfers, union_ns
 from stories import peak_bytes
-from strategies import Case, cases
+from strategies import Case, cases, with_host
 
 from simulator.bounds import FREE, bound
 from simulator.cost import durations_ns, transfer_ns
+from simulator.hardware import ReactiveHost
 from simulator.metrics import summarise
 from simulator.plan import COMPUTE, Detach
 from simulator.referee import check_plan, check_trace
@@ -144,3 +147,21 @@ def test_a_record_of_what_was_issued_is_a_valid_plan(case: Case):
         record = recorded(plan, trace)
         assert list(record.fixed.codes()) == issued(case)
         check_plan(case.graph, case.hardware, record)
+
+
+@given(cases(max_steps=2), switches, st.lists(st.integers(0, 30), min_size=5, max_size=5), st.integers(1, 6))
+def test_a_host_ahead_of_the_clock_changes_nothing(case: Case, chosen: Switches, costs: list[int], depth: int):
+    """A plan that looks at the machine keeps its host at the clock's time, one that does not lets it run ahead.
+
+    Both issue the same steps here, so that all that happens is the same; what happens to places at one instant may be
+    written in another order.
+    """
+    names = ("inspect_ns", "compute_ns", "copy_ns", "detach_ns", "sync_ns")
+    paid = ReactiveHost().model_copy(update=dict(zip(names, costs, strict=True)))
+    hardware = with_host(case.hardware, reactive=paid, queue_depth=depth)
+    looks, does_not = (run(case, hardware, replace(reactive(case), looks=looks), chosen) for looks in (True, False))
+    assert looks.status == does_not.status
+    assert rows(looks.spans) == rows(does_not.spans)
+    assert rows(looks.waits) == rows(does_not.waits)
+    taken = [sorted(rows(trace.residencies), key=lambda row: tuple(row.values())) for trace in (looks, does_not)]
+    assert taken[0] == taken[1]

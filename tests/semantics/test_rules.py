@@ -45,6 +45,63 @@ def test_1_reactive_host_pays_to_inspect_to_issue_and_to_synchronise():
     assert waits(t, g) == ["0-23 f host"]
 
 
+def test_1_a_host_that_does_not_look_at_the_machine_issues_at_the_same_times():
+    h = machine(host={"reactive": {"compute": "20 ns", "copy": "5 ns"}})
+    g = graph("w 10 persistent, a 10", "f: w ->, 10 ns", "g: -> a, 10 ns")
+
+    def decide(view):
+        for _ in range(3):
+            yield (COPY, 0, 1, 0)
+            yield (COMPUTE, 0, 0, 0)
+            yield (2, 0, 0, 0)
+            yield (COMPUTE, 1, 0, 0)
+            yield (2, 1, 0, 0)
+
+    seen = []
+    for looks in (True, False):
+        plan = Plan("story", h.tier_names, (1, NOWHERE), decide, looks=looks)
+        t = engine.run([engine.Program(g, plan, [10, 10])], h)
+        seen.append((timeline(t, g, h), waits(t, g), t.spans.whole()["issued_ns"].tolist()))
+    assert seen[0] == seen[1]
+    assert seen[0][0][:4] == ["5-15 h2d w", "25-35 f", "45-55 g", "50-60 h2d w"]
+
+
+def test_1_computes_that_need_nothing_wait_for_their_time_of_issue():
+    h = machine(host={"reactive": {"compute": "20 ns"}})
+    g = graph("a 10 persistent", "f: a -> a, 10 ns")
+
+    def decide(view):
+        for _ in range(4):
+            yield (COMPUTE, 0, 0, 0)
+
+    plan = Plan("story", h.tier_names, (0,), decide, looks=False)
+    t = engine.run([engine.Program(g, plan, [10])], h)
+    assert timeline(t, g, h) == ["20-30 f", "40-50 f", "60-70 f", "80-90 f"]
+    assert waits(t, g) == ["0-20 f host", "30-40 f host", "50-60 f host", "70-80 f host"]
+
+
+@pytest.mark.parametrize("look", [lambda v: v.now_ns, lambda v: v.room_bytes(0), lambda v: v.settled(0)])
+def test_1_a_plan_that_says_that_it_does_not_look_is_held_to_it(look):
+    h, g = machine(), graph("w 10 persistent", "f: w ->, 5 ns")
+
+    def decide(view):
+        assert view.place(0, 0) == "valid"
+        look(view)
+        yield (COMPUTE, 0, 0, 0)
+
+    plan = Plan("story", h.tier_names, (0,), decide, looks=False)
+    with pytest.raises(PlanError, match="step 0: only a plan that says so looks at the machine"):
+        engine.run([engine.Program(g, plan, [5])], h)
+
+
+@pytest.mark.parametrize("step", [(COPY, 0, 0, 1), (2, 0, 0, 0), (3, 0, 0, 0)])
+def test_1_a_plan_is_held_to_what_it_calls_untouched(step):
+    h, g = machine(), graph("w 10 persistent", "f: w ->, 5 ns")
+    plan = Plan("story", h.tier_names, (0,), lambda view: iter([step]), untouched=frozenset({0}))
+    with pytest.raises(PlanError, match=r"step 0 \(\w+\): a tensor that the plan calls untouched is not named"):
+        engine.run([engine.Program(g, plan, [5])], h)
+
+
 def test_1_host_runs_ahead_by_the_depth_of_its_queue():
     ops = [f"f{i}: ->, 10 ns" for i in range(5)]
     g = graph("a 1", *ops)

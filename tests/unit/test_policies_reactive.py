@@ -38,13 +38,14 @@ def test_victims_follow_the_plain_rule(name, order):
     key, draw, tick = key_of(name, p, used), random.Random(1), 0
     for now, op in enumerate(p.graph.ops):
         needed = tuple(dict.fromkeys((*op.reads, *op.writes)))
+        victims.now = now
         for t in needed:
             tick += 1
             used[t] = tick
             if t in held:
-                victims.touch(t, now)
+                victims.touch(t)
             else:
-                victims.add(t, now)
+                victims.add(t)
                 held.append(t)
         for _ in range(draw.randrange(3)):
             others = [t for t in held if t not in needed]

@@ -75,7 +75,16 @@ def _make(tables: Tables, synchronous: bool, evict: str, look_ahead: int) -> Pla
     problem = tables.problem
     runtime = partial(_start, tables, EVICT[evict], look_ahead, synchronous)
     note = f"evicts {evict}, looks {look_ahead} ops ahead"
-    return Plan("reactive", problem.tiers, tables.homes, runtime, problem.graph.steps, (note,))
+    return Plan(
+        "reactive",
+        problem.tiers,
+        tables.homes,
+        runtime,
+        problem.graph.steps,
+        notes=(note,),
+        looks=False,
+        untouched=tables.untouched,
+    )
 
 
 def _start(

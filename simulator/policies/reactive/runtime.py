@@ -29,6 +29,22 @@ class Runtime:
         Whether the host waits for each copy.
     """
 
+    __slots__ = (
+        "_ahead",
+        "_codes",
+        "_copy_at",
+        "_copy_valid",
+        "_here",
+        "_hops",
+        "_needed_until",
+        "_room",
+        "_sizes",
+        "_synchronous",
+        "_tables",
+        "_tier",
+        "_victims",
+    )
+
     def __init__(self, tables: Tables, victims: Victims, ahead: int, *, synchronous: bool) -> None:
         problem = tables.problem
         self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
@@ -46,7 +62,7 @@ class Runtime:
                 self._room[tier] -= self._sizes[tensor]
                 if not tables.pinned[tensor]:
                     self._here[tensor] = 1
-                    victims.add(tensor, NONE)
+                    victims.add(tensor)
             elif tier >= 0:
                 self._room[tier] -= self._sizes[tensor]
                 self._copy_at[tensor], self._copy_valid[tensor] = tier, 1
@@ -62,46 +78,46 @@ class Runtime:
         ops = len(self._tables.moves)
         for step in range(self._tables.problem.graph.steps):
             yield from self._step(step * ops)
-            self._go_home((step + 1) * ops - 1)
+            self._go_home()
             yield from self._codes
             self._codes.clear()
 
     def _step(self, base: int) -> Iterator[Code]:
-        tables, here, room, tier, sizes = self._tables, self._here, self._room, self._tier, self._sizes
-        touch, discard = self._victims.touch, self._victims.discard
-        codes, copy_at, copy_valid = self._codes, self._copy_at, self._copy_valid
-        born_bytes, held_bytes, detaches = tables.born_bytes, tables.held_bytes, tables.detaches
-        rows = zip(tables.moves, tables.writes, tables.computes, tables.problem.lifetimes.dead_after, strict=True)
-        for op, (moves, writes, compute, dead) in enumerate(rows):
+        tables, here, codes = self._tables, self._here, self._codes
+        victims, touch = self._victims, self._victims.touch
+        for op, (moves, compute, busy) in enumerate(zip(tables.moves, tables.computes, tables.busy, strict=True)):
+            victims.now = base + op
             absent: tuple[int, ...] = ()
             for tensor in moves:
                 if here[tensor]:
-                    touch(tensor, base + op)
+                    touch(tensor)
                 else:
                     absent = (*absent, tensor)
             if absent:
-                self._admit(op, base + op, absent)
-            elif room[tier] < born_bytes[op]:
-                self._make_room(born_bytes[op], moves)
+                self._admit(op, absent)
+            elif busy and self._room[self._tier] < tables.born_bytes[op]:
+                self._make_room(tables.born_bytes[op], moves)
             if self._ahead:
                 self._look_ahead(op, base)
-            room[tier] -= held_bytes[op]
             if codes:
                 yield from codes
                 codes.clear()
             yield compute
-            for tensor in writes:
-                copy_valid[tensor] = 0
-            for tensor in dead:
-                yield detaches[tensor]
-                room[tier] += sizes[tensor]
-                here[tensor] = 0
-                discard(tensor)
-                if copy_at[tensor] != NONE:
-                    self._drop_copy(tensor)
-                    yield codes.pop()
+            if busy:
+                self._conclude(op)
 
-    def _admit(self, op: int, now: int, absent: tuple[int, ...]) -> None:
+    def _conclude(self, op: int) -> None:
+        """Note what the op has taken and written, and free what is dead after it."""
+        tables = self._tables
+        self._room[self._tier] -= tables.held_bytes[op]
+        for tensor in tables.writes[op]:
+            self._copy_valid[tensor] = 0
+        for tensor in tables.problem.lifetimes.dead_after[op]:
+            self._codes.append(tables.detaches[tensor])
+            self._leave(tensor)
+            self._drop_copy(tensor)
+
+    def _admit(self, op: int, absent: tuple[int, ...]) -> None:
         """Make room for what the op lacks, and fetch what it reads of it."""
         tables, sizes = self._tables, self._sizes
         needed, reads = tables.born_bytes[op], tables.reads[op]
@@ -112,12 +128,12 @@ class Runtime:
         for tensor in absent:
             if tensor in reads:
                 self._copy(tensor, self._copy_at[tensor], self._tier)
-            self._arrive(tensor, now)
+            self._arrive(tensor)
 
-    def _arrive(self, tensor: int, now: int) -> None:
+    def _arrive(self, tensor: int) -> None:
         self._here[tensor] = 1
         self._room[self._tier] -= self._sizes[tensor]
-        self._victims.add(tensor, now)
+        self._victims.add(tensor)
 
     def _look_ahead(self, op: int, base: int) -> None:
         """Fetch what the op that comes into view lacks, as far as there is room; at the first op, what all lack."""
@@ -127,14 +143,14 @@ class Runtime:
             for tensor in tables.moves[coming]:
                 self._needed_until[tensor] = base + coming
                 if here[tensor]:
-                    self._victims.touch(tensor, base + op)
+                    self._victims.touch(tensor)
             for tensor in tables.reads[coming]:
                 if not here[tensor] and self._copy_valid[tensor]:
                     needed = self._sizes[tensor] + tables.born_bytes[op]
                     self._make_room(needed, tables.moves[op], keep_after=base + op)
                     if self._room[self._tier] >= needed:
                         self._copy(tensor, self._copy_at[tensor], self._tier)
-                        self._arrive(tensor, base + op)
+                        self._arrive(tensor)
 
     def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> None:
         """Evict until there is room, never what is in `moves`; stop at what is needed after op `keep_after`."""
@@ -195,7 +211,7 @@ class Runtime:
         levers = (f"a larger {tier_name} would take it",)
         return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), levers))
 
-    def _go_home(self, now: int) -> None:
+    def _go_home(self) -> None:
         """End the step: bring every persistent tensor home, and release the outputs last."""
         tables, tier = self._tables, self._tier
         residents = [t for t in tables.persistent if tables.homes[t] == tier]
@@ -208,7 +224,7 @@ class Runtime:
                     if self._here[output] and self._room[tier] < self._sizes[tensor]:
                         self._evict(output)
                 self._copy(tensor, self._copy_at[tensor], tier)
-                self._arrive(tensor, now)
+                self._arrive(tensor)
             self._drop_copy(tensor)
         for output in tables.outputs:
             if self._here[output] or tables.pinned[output]:

@@ -22,6 +22,10 @@ class Tables:
         The codes of ``Compute`` by op, and of ``Detach`` from the compute tier by tensor.
     homes
         By tensor: its tier at time 0.
+    busy
+        By op: whether it takes room, writes something that may move, or is the last to use a tensor.
+    untouched
+        Pinned tensors that persist.
     persistent, outputs
         Persistent tensors that may move; outputs that are not persistent.
 
@@ -35,6 +39,8 @@ class Tables:
         self.problem = problem
         graph, lifetimes, sizes = problem.graph, problem.lifetimes, problem.sizes
         self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
+        persistent = {t for t, about in enumerate(graph.tensors) if about.persistent}
+        self.untouched = frozenset(t for t in persistent if pinned[t])
         self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in graph.ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
@@ -45,7 +51,11 @@ class Tables:
             if pinned[t] and first != NEVER and not problem.starts_with[t]:
                 self.held_bytes[first] += sizes[t]
         self.born_bytes = [h + op.workspace_bytes for h, op in zip(self.held_bytes, graph.ops, strict=True)]
-        self.persistent = [t for t, x in enumerate(graph.tensors) if x.persistent and not pinned[t]]
+        self.persistent = sorted(persistent - self.untouched)
+        self.busy = [
+            bool(born or writes or dead)
+            for born, writes, dead in zip(self.born_bytes, self.writes, problem.lifetimes.dead_after, strict=True)
+        ]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
         all_here = all(home in (FREE, problem.compute_tier) for home in problem.homes)
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -16,12 +16,20 @@ from simulator.policies.problem import Problem
 
 
 class Victims(Protocol):
-    """An order of eviction."""
+    """An order of eviction.
 
-    def add(self, tensor: int, now: int) -> None:
-        """Take in a tensor that has come into the compute tier; `now` is the op's number since the run began."""
+    Attributes
+    ----------
+    now
+        Number of the running op since the run began; the runtime keeps it.
+    """
 
-    def touch(self, tensor: int, now: int) -> None:
+    now: int
+
+    def add(self, tensor: int) -> None:
+        """Take in a tensor that has come into the compute tier."""
+
+    def touch(self, tensor: int) -> None:
         """Note that the running op uses a tensor that is held."""
 
     def discard(self, tensor: int) -> None:
@@ -34,18 +42,20 @@ class Victims(Protocol):
 class LeastRecent:
     """``lru``: the one whose last use is longest ago."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._held: OrderedDict[int, None] = OrderedDict()
-        self._to_end = self._held.move_to_end
+    __slots__ = (
+        "_held",
+        "now",
+        "touch",
+    )
 
-    def add(self, tensor: int, now: int) -> None:
+    def __init__(self, problem: Problem) -> None:
+        self.now = -1
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self.touch: Callable[[int], None] = self._held.move_to_end
+
+    def add(self, tensor: int) -> None:
         """Take in a tensor as the most recent."""
         self._held[tensor] = None
-        self._to_end(tensor)
-
-    def touch(self, tensor: int, now: int) -> None:
-        """Make it the most recent."""
-        self._to_end(tensor)
 
     def discard(self, tensor: int) -> None:
         """Leave it out."""
@@ -62,6 +72,7 @@ class Oldest:
     """``fifo``: the one whose producer is oldest, then the larger (upstream's warm-up rule)."""
 
     def __init__(self, problem: Problem) -> None:
+        self.now = -1
         born, sizes = problem.lifetimes.first_write, problem.sizes
         order = sorted(range(len(sizes)), key=lambda t: (-1 if problem.starts_with[t] else born[t], -sizes[t], t))
         self._rank = [0] * len(order)
@@ -72,14 +83,14 @@ class Oldest:
         self._queued = bytearray(len(order))
         self._heap: list[int] = []
 
-    def add(self, tensor: int, now: int) -> None:
+    def add(self, tensor: int) -> None:
         """Take in a tensor; its age is that of its producer."""
         self._held[tensor] = 1
         if not self._queued[tensor]:
             self._queued[tensor] = 1
             heappush(self._heap, self._rank[tensor])
 
-    def touch(self, tensor: int, now: int) -> None:
+    def touch(self, tensor: int) -> None:
         """Do nothing: a use makes nothing younger."""
 
     def discard(self, tensor: int) -> None:
@@ -108,13 +119,14 @@ class Furthest:
     """``furthest``: the one whose next use is furthest away (the rule of MindSpore's sliding window)."""
 
     def __init__(self, problem: Problem) -> None:
+        self.now = -1
         self._uses, self._n = problem.lifetimes.uses, len(problem.graph.ops)
         self._next = [-1] * len(problem.sizes)
         self._heap: list[tuple[int, int]] = []
 
-    def add(self, tensor: int, now: int) -> None:
-        """Take in a tensor, by its first use after `now`."""
-        step, op = divmod(now, self._n)
+    def add(self, tensor: int) -> None:
+        """Take in a tensor, by its first use after the running op."""
+        step, op = divmod(self.now, self._n)
         uses = self._uses[tensor]
         at = bisect_right(uses, op)
         if at < len(uses):
