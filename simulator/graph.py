@@ -11,6 +11,9 @@ from typing import Self, TypedDict, Unpack
 from simulator.errors import ConfigError
 from simulator.units import suggestion
 
+LARGEST_RUN = 4_000_000
+"""Most ops that a run computes, all steps together: about 10 GB of memory with every table written."""
+
 LARGEST = 2**62
 """No number of a graph, and no sum of sizes or of durations, is larger: they fit 64-bit columns."""
 
@@ -156,8 +159,8 @@ class Graph:
         Raises
         ------
         ConfigError
-            If `steps` is below 1; or above it while a tensor that is not persistent is read before it is
-            written: the second step would not find it.
+            If `steps` is below 1; or so many that there were more than `LARGEST_RUN` ops to compute; or above 1 while a
+            tensor that is not persistent is read before it is written: the second step would not find it.
         """
         if type(steps) is not int or steps < 1:
             raise ConfigError(
@@ -166,6 +169,7 @@ class Graph:
                 repr(steps),
                 "correct steps",
             )
+        check_run(len(self.ops), steps, where or self.name)
         if steps > 1:
             for t in self.inputs:
                 if not self.tensors[t].persistent:
@@ -176,6 +180,27 @@ class Graph:
                         "mark it persistent, or set steps to 1",
                     )
         return replace(self, steps=steps)
+
+
+def check_run(ops: int, steps: int, where: str) -> None:
+    """Refuse a run that memory may not hold, best before anything is built.
+
+    Parameters
+    ----------
+    ops, steps
+        How many ops a step has, and how many steps are run.
+    where
+        What a message calls the origin of the graph.
+
+    Raises
+    ------
+    ConfigError
+        If there were more than `LARGEST_RUN` ops to compute.
+    """
+    if ops * steps > LARGEST_RUN:
+        must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
+        found = f"{ops:,} ops in each of {steps:,} step{'' if steps == 1 else 's'}"
+        raise ConfigError(where, must, found, "lower the number of layers or of steps")
 
 
 class OpFields(TypedDict, total=False):

@@ -14,8 +14,8 @@ from typing import Any
 
 from simulator.builders import llama, residency_acceptance
 from simulator.errors import ConfigError
-from simulator.graph import Graph
-from simulator.workload import Workload
+from simulator.graph import Graph, check_run
+from simulator.workload import Model, Workload
 
 MODELS: dict[str, Callable[[Workload, Any], Graph]] = {
     "llama": llama.build,
@@ -48,7 +48,7 @@ def build(
     Raises
     ------
     ConfigError
-        If the graph file is wrong, or it has inputs that a second step would not find.
+        If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops.
     """
     graph = _build(workload, base_dir, read_graph)
     return graph if workload.outputs == "kept" else replace(graph, outputs=())
@@ -56,7 +56,9 @@ def build(
 
 def _build(workload: Workload, base_dir: Path | None, read_graph: Callable[[Path], Graph] | None) -> Graph:
     if workload.model is not None:
-        return MODELS[workload.model.family](workload, workload.model)
+        model = workload.model
+        check_run(_ops(workload, model), workload.steps, f"workload {workload.name}")
+        return MODELS[model.family](workload, model)
     if workload.graph is None or read_graph is None:
         raise ConfigError(
             f"workload {workload.name}", "a graph comes from a model or a file", "neither", "name one of the two"
@@ -65,3 +67,10 @@ def _build(workload: Workload, base_dir: Path | None, read_graph: Callable[[Path
     if "steps" in workload.model_fields_set:
         return graph.repeated(workload.steps, f"workload {workload.name}")
     return graph
+
+
+def _ops(workload: Workload, model: Model) -> int:
+    """Number of ops, from models of one and of two layers: every layer has as many."""
+    once, build_model = workload.model_copy(update={"steps": 1}), MODELS[model.family]
+    one, two = (len(build_model(once, model.model_copy(update={"layers": n})).ops) for n in (1, 2))
+    return one + (model.layers - 1) * (two - one)

@@ -53,6 +53,23 @@ def test_a_bad_document(case, hosim, scenario, tmp_path, monkeypatch):
     _refused(hosim("run", named or scenario, "--out", "out"), fragments, tmp_path)
 
 
+HUGE = {
+    "many layers": ("layers: 2", "layers: 1000000000000"),
+    "many steps": ("steps: 2", "steps: 100000000"),
+    "too many together": ("layers: 2", "layers: 40000"),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_a_run_that_memory_cannot_hold_is_refused_at_once(case, hosim, scenario, tmp_path):
+    model = "{layers: 2, hidden: 8, heads: 4, kv_heads: 2, ffn: 16, vocabulary: 32}"
+    text = f"schema: hosim/workload/1\nname: job\nmodel: {model}\nsteps: 2\nassumed: {{model: a toy, steps: two}}\n"
+    assert HUGE[case][0] in text
+    (scenario.parent / "workload.yaml").write_text(text.replace(*HUGE[case]))
+    fragments = ["workload job: a run computes at most 4,000,000 ops", "lower the number of layers or of steps"]
+    _refused(hosim("run", scenario, "--out", tmp_path / "out"), fragments, tmp_path)
+
+
 GRAPHS = {
     "a cycle": ({"op": "fwd/0", "reads": ["g0"], "writes": ["a0"]}, ["'fwd/0'", "'g0'", "cycle"]),
     "a dangling tensor": ({"op": "fwd/0", "reads": ["lost"], "writes": ["a0"]}, ["'fwd/0'", "'lost'"]),

@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.graph import Graph, GraphBuilder, OpKind, TensorKind
+from simulator.graph import LARGEST_RUN, Graph, GraphBuilder, OpKind, TensorKind
 
 
 def small() -> GraphBuilder:
@@ -134,6 +134,12 @@ def build_input_in_two_steps(b: GraphBuilder) -> Graph:
     return b.build(steps=2)
 
 
+def build_too_many_steps(b: GraphBuilder) -> Graph:
+    b.op("a", duration_ns=0)
+    b.op("b", duration_ns=0)
+    return b.build(steps=LARGEST_RUN // 2 + 1)
+
+
 def build_no_step(b: GraphBuilder) -> Graph:
     b.op("f", ["x"], [])
     return b.build(steps=0)
@@ -160,6 +166,10 @@ def build_too_long(b: GraphBuilder) -> Graph:
         (build_unwritten_output, "small: outputs: an output exists: some op writes it, found 'y'"),
         (build_unknown_output, "tensors are named that the graph has, found 'yy'"),
         (build_input_in_two_steps, "of a graph of several steps is persistent, found 'x'"),
+        (
+            build_too_many_steps,
+            "at most 4,000,000 ops, all steps together, found 2 ops in each of 2,000,001 steps; lower",
+        ),
         (build_no_step, "a whole number of steps, at least 1, found 0"),
         (build_too_large, "the sizes add up to at most 2**62"),
         (build_too_long, "the durations of all steps add up to at most 2**62"),
