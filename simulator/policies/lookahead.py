@@ -26,6 +26,8 @@ Distance = Annotated[int, Field(ge=0)]
 SELECT_DISTANCES = (100, 200, 400)
 DISTANCES = (50, 20, 100)
 """What ``best`` tries; MindSpore's defaults first."""
+PARTS = (4, 8, 16)
+"""It tries these parts of the graph's length as well, because distances in ops suit graphs of some lengths only."""
 
 
 class Options(Part):
@@ -34,11 +36,12 @@ class Options(Part):
     Attributes
     ----------
     select_distance
-        A tensor leaves between two uses that are more than so many ops apart (``best``: 100, 200, 400).
+        A tensor leaves between two uses that are more than so many ops apart (``best``: 100, 200, 400, and a quarter,
+        an eighth and a sixteenth of the graph's ops).
     select_num
         How many tensors move, those that are made first (``best``: as few as fit; MindSpore's default is 100).
     distance
-        How many ops before its use a copy in is issued (``best``: 50, 20, 100).
+        How many ops before its use a copy in is issued (``best``: 50, 20, 100, and the same parts of the graph's ops).
     release_distance
         How many ops after the last use compute waits for the copy out and frees the room.
     """
@@ -87,9 +90,15 @@ def plan(problem: Problem, options: Options) -> Plan:
         If the result does not fit the budget, of which the decisions know nothing.
     """
     select, lead = options.select_distance, options.distance
-    selects = SELECT_DISTANCES if select == "best" else (select,)
-    leads = DISTANCES if lead == "best" else (lead,)
+    ops = len(problem.graph.ops)
+    selects = _candidates(SELECT_DISTANCES, ops) if select == "best" else (select,)
+    leads = _candidates(DISTANCES, ops) if lead == "best" else (lead,)
     return tune(problem, (selects, leads), partial(_plan, problem, options))
+
+
+def _candidates(defaults: tuple[int, ...], ops: int) -> tuple[int, ...]:
+    """Distances to try: the defaults, and parts of the graph's length."""
+    return tuple(dict.fromkeys((*defaults, *(ops // part for part in PARTS))))
 
 
 def _plan(problem: Problem, options: Options, select_distance: int, distance: int) -> Plan:

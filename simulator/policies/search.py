@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, Generic, TypeVar
 
 from simulator.errors import CapacityError, InvariantError
@@ -102,9 +103,10 @@ class Best(Generic[Candidate]):
 
 
 def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[..., Plan]) -> Plan:
-    """Choose values for several options by replay, one option after the other, and return the fastest plan.
+    """Choose values for several options by replay and return the fastest plan.
 
-    An option with one value has nothing to choose; if all have, there is no replay.
+    One option is chosen after the other, from the first value of each; if nothing of that fits, all combinations are
+    tried. An option with one value has nothing to choose; if all have, there is no replay.
 
     Parameters
     ----------
@@ -120,23 +122,35 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     CapacityError
         If no plan fits: that of the least demand.
     """
-    chosen = tuple(values[0] for values in options)
+    start = tuple(values[0] for values in options)
     if all(len(values) == 1 for values in options):
-        return make(*chosen)
-    best: Best[Plan] = Best(problem)
-    tried, winner = set(), chosen
+        return make(*start)
+    trials = _Trials(Best(problem), make, start)
     for position, values in enumerate(options):
+        chosen = trials.winner
         for value in values:
-            candidate = (*chosen[:position], value, *chosen[position + 1 :])
-            if candidate in tried:
-                continue
-            tried.add(candidate)
-            before = best.step_ns
-            try:
-                best.offer(make(*candidate))
-            except CapacityError as error:
-                best.refuse(error)
-            if best.step_ns < before:
-                winner = candidate
-        chosen = winner
-    return best.plan()
+            trials.attempt((*chosen[:position], value, *chosen[position + 1 :]))
+    if trials.best.step_ns == math.inf:
+        for candidate in product(*options):
+            trials.attempt(candidate)
+    return trials.best.plan()
+
+
+class _Trials:
+    """Values that were tried, each combination once, and the fastest so far."""
+
+    def __init__(self, best: Best[Any], make: Callable[..., Plan], start: tuple[Any, ...]) -> None:
+        self.best, self.winner = best, start
+        self._make, self._tried = make, set[tuple[Any, ...]]()
+
+    def attempt(self, candidate: tuple[Any, ...]) -> None:
+        if candidate in self._tried:
+            return
+        self._tried.add(candidate)
+        before = self.best.step_ns
+        try:
+            self.best.offer(self._make(*candidate))
+        except CapacityError as error:
+            self.best.refuse(error)
+        if self.best.step_ns < before:
+            self.winner = candidate

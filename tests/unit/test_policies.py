@@ -148,6 +148,14 @@ def test_lookahead_moves_as_few_as_fit_and_takes_the_fastest_distances():
     assert plan.notes == ("select_distance 100, select_num 11, distance 50",)
 
 
+def test_lookahead_tries_distances_that_suit_a_short_graph():
+    p = problem(train(6), budget=46)
+    plan = POLICIES["lookahead"].plan(p)
+    assert plan.notes == ("select_distance 3, select_num 2, distance 1",)
+    with pytest.raises(CapacityError):
+        POLICIES["lookahead"].plan(p, {"select_distance": 100})
+
+
 @pytest.mark.parametrize("name", ["lookahead", "offload_saved", "static", "reactive"])
 def test_persistent_tensors_that_live_away_go_back_dirty_or_clean(name):
     g = graph("w 10 persistent, v 10 persistent, y 1", "f: w v -> w y, 10 ns", "g: y ->, 10 ns", steps=3)
