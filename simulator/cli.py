@@ -140,6 +140,38 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
     return _judged(results)
 
 
+@hosim.command(short_help="Compile a plan and explain every decision in it.")
+@click.argument("scenario")
+@click.option(
+    "--policy", default="static", metavar="NAME", help="A row of the scenario, or a policy (default: static)."
+)
+@click.option("--tensor", metavar="NAME", help="Tell one tensor in full instead.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the plan, its graph, tables and a picture here.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware.")
+def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, changes: tuple[str, ...]) -> int:
+    """Plan SCENARIO, and say what moves, what stays and why, where each copy is issued, and how busy the links are.
+
+    \b
+    Examples:
+      hosim plan llama3_8b_train_910c
+      hosim plan llama3_8b_train_910c --tensor L00/mlp.gate.out
+      hosim plan mine.yaml --out results/plan
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator import catalog
+    from simulator.run.plan import plan as plan_scenario
+
+    if out is not None:
+        from simulator.report.files import check_target
+
+        check_target(out)
+    found = plan_scenario(scenario, policy, set=dict(catalog.setting(change) for change in changes))
+    text = found.text(tensor)
+    if out is not None:
+        found.write(out)
+    click.echo(text if out is None else f"{text}\n\nPlan: {out / 'plan.jsonl'}")
+    return 0 if found.result.status == "ok" else _FAILED
+
+
 def _show(results: Results) -> None:
     from simulator.report import text
 

@@ -100,8 +100,8 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     tiers = usages(row, rank)
     lanes = _lanes(row, spans)
     heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers)
-    picture, axes = _stacked(heights, [lane[0] for lane in lanes])
-    unit, size = _time_unit(last - first)
+    picture, axes = stacked(heights, [lane[0] for lane in lanes])
+    unit, size = units(last - first)
     axes[0].set_xlim(first / size, last / size)
     _draw_lanes(axes[0], row, (spans, waits), lanes, size)
     limits = [_draw_memory(ax, row, u, (first, last, size)) for ax, u in zip(axes[1:], tiers, strict=True)]
@@ -114,7 +114,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     return picture
 
 
-def _stacked(heights_in: list[float], labels: list[str]) -> tuple[Picture, list[Axes]]:
+def stacked(heights_in: list[float], labels: list[str]) -> tuple[Picture, list[Axes]]:
     """Axes of these heights below each other with one time axis; room for the labels on the left."""
     height = _TOP_IN + sum(heights_in) + _GAP_IN * (len(heights_in) - 1) + _BOTTOM_IN
     picture = Picture(height)
@@ -146,7 +146,8 @@ def _title(row: Row) -> str:
     return f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step, {stall} of it stalled"
 
 
-def _time_unit(extent_ns: int) -> tuple[str, int]:
+def units(extent_ns: int) -> tuple[str, int]:
+    """Choose the unit of a time axis: its name, and how many ns it has."""
     for name, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
         if extent_ns >= size:
             return name, size
@@ -332,9 +333,9 @@ def comparison(rows: Sequence[Row]) -> Picture:
     rows
         Rows of one table; those that did not run to their end are named without a bar.
     """
-    picture, (ax,) = _stacked([max(0.42 * len(rows), 1.2)], [row.label for row in rows])
+    picture, (ax,) = stacked([max(0.42 * len(rows), 1.2)], [row.label for row in rows])
     most = max([row.summary["step_ns"] for row in rows if is_ok(row)], default=1)
-    unit, size = _time_unit(int(most))
+    unit, size = units(int(most))
     for y, row in enumerate(rows):
         if not is_ok(row):
             ax.text(0, y, f"  {row.summary['status']}", va="center", fontsize=9, color=_FAINT)

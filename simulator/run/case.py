@@ -18,7 +18,7 @@ from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
-from simulator.policies import POLICIES
+from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, Replay
 from simulator.scenario import PolicyChoice
 from simulator.trace import CAUSES, Trace
@@ -88,6 +88,20 @@ class Case:
         places = {choice.row: i for i, choice in enumerate(self.loaded.scenario.policies)}
         found = {row: self._policy(choice, places.get(row)) for row, choice in choices.items()}
         return {**found, **_functions(policies)} if isinstance(policies, Mapping) else found
+
+    def static_options(self, row: str) -> static.Options | None:
+        """Options of a row whose policy is `static`; None for other rows.
+
+        Parameters
+        ----------
+        row
+            A row of the scenario, or the name of a policy.
+        """
+        known = {choice.row: choice for choice in self.loaded.scenario.policies}
+        choice = known.get(row, PolicyChoice(policy=row))
+        if choice.policy != "static":
+            return None
+        return static.Options.model_validate(choice.options)
 
     def _named(self, name: str) -> list[PolicyChoice]:
         """Rows with this label or else with this policy; else the policy with its default options."""

@@ -11,6 +11,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 import simulator as hosim
 from simulator.cli import main
 from simulator.report import text
+from simulator.run.plan import plan
 
 
 class _Text(SingleFileSnapshotExtension):
@@ -60,9 +61,13 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
     assert "\n".join(results.sentences) + "\n" == golden
 
 
-@pytest.mark.parametrize("command", ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema"])
+@pytest.mark.parametrize("command", ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema", "hosim plan"])
 def test_help(command, golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit, match="0"):
         main([*command.split()[1:], "--help"])
     assert capsys.readouterr().out == golden
+
+
+def test_explanation_of_a_plan(golden, tmp_path):
+    assert plan(chain.write(tmp_path)).text() + "\n" == golden

@@ -22,11 +22,12 @@ from simulator.document import Part
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import analyse
+from simulator.policies.static.explanation import Explanation, explanation
 from simulator.policies.static.score import Scorer, Weights
-from simulator.policies.static.select import ranked
+from simulator.policies.static.select import explain, ranked
 from simulator.policies.static.validate import Candidate, Validator
 
-__all__ = ["Options", "Weights", "compiled", "plan"]
+__all__ = ["Explanation", "Options", "Weights", "compiled", "explained", "plan"]
 
 
 class Options(Part):
@@ -74,3 +75,24 @@ def compiled(problem: Problem, options: Options) -> Candidate:
     analysis = analyse(problem)
     order = ranked(problem, analysis, Scorer(problem, options.weights))
     return Validator(problem, analysis, order, options.alpha, options.tries).run(options.improve)
+
+
+def explained(problem: Problem, options: Options) -> Explanation:
+    """Compile a plan and say why it is as it is.
+
+    Parameters
+    ----------
+    problem, options
+        As for `plan`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits.
+    """
+    analysis = analyse(problem)
+    score = Scorer(problem, options.weights)
+    order = ranked(problem, analysis, score)
+    candidate = Validator(problem, analysis, order, options.alpha, options.tries).run(options.improve)
+    forced = [(gap, score(gap)) for gap in analysis.forced]
+    return explanation(problem, candidate, explain(problem, candidate.selection, order, forced))

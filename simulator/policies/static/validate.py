@@ -19,6 +19,7 @@ from simulator.policies.static.score import Score
 from simulator.policies.static.select import Selection, select
 from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
+from simulator.units import human
 
 RESERVES = (0, 1, 4, 16)
 """Room kept for copies in under way, in units of the largest tensor that moves."""
@@ -153,13 +154,20 @@ class Validator:
             self.best.offer(candidate.plan, candidate)
 
     def _write(self, selection: Selection, augmented: Augmented, timeline: Timeline | None = None) -> Candidate | None:
-        moved = sum(gap.size_bytes for gap in selection.gaps)
-        notes = (f"{len(selection.gaps)} gaps are spent away, {moved:,} B in all",) if selection.gaps else ()
+        notes = (self._note(selection),)
         try:
             return Candidate(selection, augmented, write(self._problem, augmented, notes), timeline)
         except CapacityError as error:
             self.best.refuse(error)
             return None
+
+    def _note(self, selection: Selection) -> str:
+        """What the plan says about itself."""
+        if selection.gaps:
+            moved = sum(gap.size_bytes for gap in selection.gaps)
+            return f"{len(selection.gaps)} gaps are spent away, {moved:,} B in all"
+        most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
+        return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
     def _correct(self) -> None:
         """If ops wait for transfers, choose positions by what the replay shows instead of by the model."""

@@ -1,0 +1,65 @@
+"""What a compiler engineer may ask of a plan: which gaps, why, where each cache operator is, and what the links do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.policies.problem import Problem, Replay
+from simulator.policies.static.augmented import CacheOp
+from simulator.policies.static.ledger import Slot, ledger
+from simulator.policies.static.select import Choice, Decision
+from simulator.policies.static.timeline import predict
+from simulator.policies.static.validate import Candidate
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A compiled plan with its reasons.
+
+    Attributes
+    ----------
+    problem
+        What was planned for.
+    candidate
+        The plan, its selection and its augmented graph.
+    choices
+        The decision about each gap, best score first.
+    replay
+        What happened.
+    slots
+        The ledger of channel occupancy.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    choices: tuple[Choice, ...]
+    replay: Replay
+    slots: tuple[Slot, ...]
+
+    def decided(self, decision: Decision) -> list[Choice]:
+        """Choices with this decision."""
+        return [choice for choice in self.choices if choice.decision is decision]
+
+    def cache_ops_of(self, tensor: int) -> list[CacheOp]:
+        """Cache operators of one tensor, in the order of their issue."""
+        return [one for one in self.candidate.augmented.cache_ops if one.tensor == tensor]
+
+
+def explanation(problem: Problem, candidate: Candidate, choices: list[Choice]) -> Explanation:
+    """Replay a candidate and put together what there is to say about it.
+
+    Parameters
+    ----------
+    problem
+        What was planned for.
+    candidate
+        The plan.
+    choices
+        The decision about each gap.
+    """
+    replay = problem.replay(candidate.plan)
+    timeline = candidate.timeline or predict(problem, candidate.plan, free_copies_in=True)
+    slots: tuple[Slot, ...] = ()
+    if replay.trace is not None:
+        slots = tuple(ledger(problem, candidate.augmented, timeline, candidate.plan, replay.trace))
+    return Explanation(problem, candidate, tuple(choices), replay, slots)

@@ -1,0 +1,178 @@
+"""Files about a compiled plan: tables of decisions, cache operators and channel slots, a drawing and a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from simulator.lifetime import live_bytes
+from simulator.plan import NOWHERE
+from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.explanation import Explanation
+from simulator.policies.static.ledger import Slot
+from simulator.policies.static.score import TERMS
+from simulator.report.figures import Picture, stacked, units
+
+_ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
+_MOST_TRIPS = 400
+
+
+def write(explanation: Explanation, folder: Path) -> None:
+    """Write ``decisions.csv``, ``cache_ops.csv``, ``ledger.csv``, ``graph.dot`` and ``plan.png``.
+
+    Parameters
+    ----------
+    explanation
+        The plan.
+    folder
+        An existing folder.
+    """
+    _table(folder / "decisions.csv", _decisions(explanation))
+    _table(folder / "cache_ops.csv", _cache_ops(explanation))
+    _table(folder / "ledger.csv", _slots(explanation.slots))
+    (folder / "graph.dot").write_text("\n".join(dot(explanation.candidate.augmented)) + "\n", encoding="utf-8")
+    (folder / "plan.png").write_bytes(picture(explanation).png())
+
+
+def _table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _decisions(explanation: Explanation) -> Iterator[Sequence[object]]:
+    problem, ops = explanation.problem, explanation.problem.graph.ops
+    head = ("tensor", "kind", "size_bytes", "after", "before", "wraps", "idle_ns", "out_ns", "in_ns", "tier")
+    yield (*head, "decision", "score", *(f"term_{term}" for term in TERMS), "reason")
+    for choice in explanation.choices:
+        gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
+        before = ops[gap.before].name if gap.before < len(ops) else ""
+        ends = (ops[gap.after].name, before, int(gap.wraps), gap.lead_ns + gap.trail_ns, gap.out_ns, gap.in_ns)
+        terms = (f"{value:.6g}" for value in (choice.score.total, *choice.score.terms))
+        what = (about.name, about.kind, about.size_bytes, *ends, problem.tiers[gap.away], choice.decision)
+        yield (*what, *terms, choice.reason)
+
+
+def _cache_ops(explanation: Explanation) -> Iterator[Sequence[object]]:
+    augmented = explanation.candidate.augmented
+    names, tiers = [t.name for t in augmented.graph.tensors], augmented.tiers
+    head = ("role", "trip", "tensor", "source", "target", "size_bytes", "alone_ns", "first_point", "position")
+    yield (*head, "last_point", "issued", "stall_ns", "residency_ns")
+    for one in augmented.cache_ops:
+        target = "" if one.target == NOWHERE else tiers[one.target]
+        where = (one.first, one.position, one.last, augmented.point(one.position))
+        what = (one.role, one.trip, names[one.tensor], tiers[one.source], target, one.size_bytes, one.alone_ns)
+        yield (*what, *where, one.stall_ns, one.residency_ns)
+
+
+def _slots(slots: Iterable[Slot]) -> Iterator[Sequence[object]]:
+    yield (*Slot._fields, "oversubscribed")
+    for slot in slots:
+        yield (*slot, int(slot.is_oversubscribed))
+
+
+def dot(augmented: Augmented) -> Iterator[str]:
+    """Draw the augmented graph as Graphviz text: ops as boxes in program order, cache operators by colour.
+
+    Parameters
+    ----------
+    augmented
+        The graph with its cache operators.
+    """
+    yield "digraph augmented {"
+    yield "  rankdir=TB; node [shape=box, fontname=Helvetica];"
+    ops = augmented.graph.ops
+    for one, other in pairwise(ops):
+        yield f"  {json.dumps(one.name)} -> {json.dumps(other.name)} [style=bold];"
+    for node in augmented.cache_ops:
+        name, label = (
+            json.dumps(augmented.name(node)),
+            json.dumps(f"{augmented.name(node)}\n{_issued(augmented, node)}"),
+        )
+        yield f'  {name} [label={label}, shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[node.role]}"];'
+    for edge in augmented.edges():
+        style = ' [style=dashed, label="next step"]' if edge.wraps else ""
+        yield f"  {json.dumps(edge.source)} -> {json.dumps(edge.target)}{style};"
+    yield "}"
+
+
+def _issued(augmented: Augmented, one: CacheOp) -> str:
+    return f"{augmented.point(one.position)}; points {one.first} to {one.last}"
+
+
+def picture(explanation: Explanation) -> Picture:
+    """Draw what is live against the budget, each trip between its stores and its uses, and the ledger of each link.
+
+    Parameters
+    ----------
+    explanation
+        The plan.
+    """
+    links = list(dict.fromkeys(slot.link for slot in explanation.slots))
+    drawing, axes = stacked([1.8, 2.4, *([0.8] * len(links))], ["live [GB]", "trips away", *links])
+    clock = np.array(explanation.problem.clock)
+    end_ns = max(int(clock[-1]), 1)
+    unit, ns = units(end_ns)
+    _draw_live(axes[0], explanation, clock / ns)
+    _draw_trips(axes[1], explanation, clock / ns)
+    for ax, link in zip(axes[2:], links, strict=True):
+        mine = [slot for slot in explanation.slots if slot.link == link]
+        _draw_slots(ax, mine, end_ns / ns / len(mine))
+    axes[-1].set_xlabel(f"compute time [{unit}]; the slots of the links are shares of the step", fontsize=9)
+    title = f"{explanation.problem.graph.name}: what the plan of {explanation.candidate.plan.policy!r} decides"
+    drawing.text(0.01, 1 - 0.1 / drawing.get_figheight(), title, fontsize=11, va="top")
+    return drawing
+
+
+def _draw_live(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
+    problem = explanation.problem
+    resident = live_bytes(problem.graph, problem.lifetimes) / 1e9
+    ax.step(clock[:-1], resident, where="post", color="#bbbbbb", label="nothing moves")
+    chosen = explanation.candidate.selection.live_bytes / 1e9
+    ax.step(clock[:-1], chosen, where="post", color="#009988", label="as selected")
+    if np.isfinite(problem.budget_bytes):
+        ax.axhline(problem.budget_bytes / 1e9, color="#cc3311", linestyle="--", linewidth=1, label="budget")
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("live [GB]", fontsize=9)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+
+
+def _draw_trips(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
+    """One line a trip: from the store to the detach, away, and from the prefetch to the use."""
+    augmented = explanation.candidate.augmented
+    every = -(-len(augmented.gaps) // _MOST_TRIPS) or 1
+    shown = range(0, len(augmented.gaps), every)
+    for y, trip in enumerate(shown):
+        gap, chain = augmented.gaps[trip], augmented.chains[trip]
+        leaves, comes = chain.get(Role.STORE), chain.get(Role.PREFETCH)
+        if leaves:
+            ax.plot([clock[leaves.position]], [y], marker=">", markersize=3, color=_ROLE_COLOUR[Role.STORE])
+        if comes:
+            ends = [clock[comes.position], clock[comes.before]]
+            ax.plot(ends, [y, y], color=_ROLE_COLOUR[Role.PREFETCH], linewidth=1.5)
+        if not gap.wraps:
+            back = clock[comes.position] if comes else clock[gap.before]
+            ax.plot([clock[gap.after + 1], back], [y, y], color="#dddddd", linewidth=0.7, zorder=0)
+    ax.set_ylabel("trips" if every == 1 else f"every {every}th trip", fontsize=9)
+    marks = {"store issued": Role.STORE, "prefetch issued ... use": Role.PREFETCH, "away": Role.DETACH}
+    for label, role in marks.items():
+        ax.plot([], [], color=_ROLE_COLOUR[role], label=label)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+
+
+def _draw_slots(ax: Axes, slots: Sequence[Slot], width: float) -> None:
+    left = [slot.number * width for slot in slots]
+    share = [slot.busy_ns / ((slot.end_ns - slot.start_ns) * slot.servers) for slot in slots]
+    wanted = [slot.wanted_ns / ((slot.end_ns - slot.start_ns) * slot.servers) for slot in slots]
+    colour = ["#cc3311" if slot.is_oversubscribed else "#4477aa" for slot in slots]
+    ax.bar(left, share, width, align="edge", color="#bbccdd", label="busy")
+    ax.bar(left, np.minimum(wanted, 2), width, align="edge", fill=False, edgecolor=colour, label="wanted (cut at 2)")
+    ax.axhline(1, color="#222222", linewidth=0.6)
+    ax.set_ylim(0, 2.1)
+    ax.set_ylabel(slots[0].link, fontsize=9)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)

@@ -1,0 +1,72 @@
+"""`hosim plan`: the plan, its reasons, its files; and the way back from the file."""
+
+import csv
+import json
+
+import chain
+
+
+def test_plan_tells_what_moves_and_why(hosim, scenario):
+    done = hosim("plan", scenario)
+    assert done.code == 0
+    for part in ("spent away: ", "kept: ", "positions, and the cost terms", "channels, 64 slots", "oversubscribed"):
+        assert part in done.out
+    assert len(done.out.splitlines()) < 60
+
+
+def test_plan_tells_one_tensor_in_full(hosim, scenario):
+    done = hosim("plan", scenario, "--tensor", "a0")
+    assert done.code == 0
+    assert "gap from fwd/1 to bwd/0" in done.out
+    assert "prefetch before" in done.out
+    missing = hosim("plan", scenario, "--tensor", "a00")
+    assert missing.code == 1
+    assert "did you mean" in missing.err
+
+
+def test_plan_writes_a_folder_and_replaces_it(hosim, scenario, tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert hosim("plan", scenario, "--out", out).code == 0
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "plan.jsonl", "augmented.json", "explanation.txt", "decisions.csv", "cache_ops.csv", "ledger.csv",
+        "graph.dot", "plan.png", "summary.csv", "summary.json",
+    }  # fmt: skip
+    assert set(json.loads((out / "summary.json").read_bytes())["files"]) == names
+    with (out / "decisions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["decision"] for row in rows} == {"keep", "move"}
+    for row in rows:
+        terms = sum(float(value) for key, value in row.items() if key.startswith("term_"))
+        assert abs(terms - float(row["score"])) < 1e-3 * max(1, abs(terms))
+
+
+def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
+    assert hosim("plan", scenario, "--out", tmp_path / "planned").code == 0
+    text = chain.SCENARIO.replace("- static", "- static\n  - planned/plan.jsonl")
+    (tmp_path / "again.yaml").write_text(text, encoding="utf-8")
+    if scenario.parent != tmp_path:
+        chain.write(tmp_path)
+    assert hosim("run", tmp_path / "again.yaml", "--out", tmp_path / "ran").code == 0
+    for table in ("spans.csv", "waits.csv", "memory.csv"):
+        one, other = ((tmp_path / "ran" / row / table).read_bytes() for row in ("static", "plan"))
+        assert one == other
+    one, other = ((tmp_path / "ran" / row / "plan.jsonl").read_text().splitlines()[1:] for row in ("static", "plan"))
+    assert one == other
+
+
+def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
+    done = hosim("plan", scenario, "--policy", "reactive", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "Only 'static' says why" in done.out
+    assert (tmp_path / "out" / "plan.jsonl").exists()
+    assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
+
+
+def test_what_does_not_fit_is_told_with_a_way_out(hosim, scenario):
+    small = scenario.with_name("small.yaml")
+    small.write_text(chain.SCENARIO.replace("4.3 MB", "1 MB"), encoding="utf-8")
+    done = hosim("plan", small)
+    assert done.code == 1
+    assert "must fit in hbm" in done.err

@@ -1,0 +1,272 @@
+"""The augmented graph as a value: what it holds, what it refuses, how it is written down."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from policy_problems import HBM, machine, problem, replay, tell, train
+from stories import graph
+
+from simulator.errors import PlanError
+from simulator.formats import augmented_json
+from simulator.graph import TensorKind
+from simulator.hardware import Hardware
+from simulator.policies import FREE, POLICIES
+from simulator.policies.static import Options, Weights, explained
+from simulator.policies.static.analyse import analyse
+from simulator.policies.static.augmented import Role
+from simulator.policies.static.insert import insert
+from simulator.policies.static.ledger import ledger
+from simulator.policies.static.score import TERMS, Scorer
+from simulator.policies.static.select import Decision, ranked, select
+from simulator.policies.static.tiers import assign
+from simulator.policies.static.timeline import observe, predict
+from simulator.policies.static.write import write
+from simulator.report import decisions, plan_files
+
+
+def augmented_of(p, limit):
+    found = analyse(p)
+    return insert(p, found, select(p, found, limit, ranked(p, found, Scorer(p, Weights()))))
+
+
+def of_kind(name, kind, tensors, *ops, **more):
+    """A story's graph with the kind of one tensor changed."""
+    g = graph(tensors, *ops, **more)
+    return replace(g, tensors=tuple(replace(t, kind=TensorKind(kind)) if t.name == name else t for t in g.tensors))
+
+
+def one_trip():
+    """a0 of 10 B leaves after f1 and is read by b0."""
+    p = problem(train(4), budget=37)
+    return p, augmented_of(p, 37)
+
+
+def changed(augmented, role, **fields):
+    one = next(one for one in augmented.cache_ops if one.role is role)
+    return augmented.moved({one: one._replace(**fields)})
+
+
+def test_a_trip_is_a_chain_from_its_producer_to_its_consumer():
+    _, augmented = one_trip()
+    augmented.check()
+    assert [(str(one.role), one.first, one.position, one.last) for one in augmented.cache_ops] == [
+        ("store", 1, 2, 7),
+        ("detach", 2, 2, 7),
+        ("prefetch", 2, 7, 7),
+    ]
+    assert [(edge.source, edge.target) for edge in augmented.edges()] == [
+        ("f0", "store a0 #0"),
+        ("f1", "detach a0 #0"),
+        ("prefetch a0 #0", "b0"),
+        ("store a0 #0", "detach a0 #0"),
+        ("detach a0 #0", "prefetch a0 #0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "message"),
+    [
+        (Role.STORE, {"position": 8}, "is issued in its window, found point 8"),
+        (Role.STORE, {"first": 0}, "it follows 'f0', found it may come before f0"),
+        (Role.PREFETCH, {"last": 8}, "it precedes 'b0', found it may come at the end"),
+        (Role.STORE, {"position": 5}, "a detach follows its store"),
+        (Role.DETACH, {"position": 4, "first": 4}, None),
+    ],
+)
+def test_a_broken_graph_is_refused_by_name(role, fields, message):
+    _, augmented = one_trip()
+    broken = changed(augmented, role, **fields)
+    if message is None:
+        broken.check()
+        return
+    with pytest.raises(PlanError, match=message):
+        broken.check()
+
+
+def test_a_tensor_that_is_read_while_away_is_named():
+    _, augmented = one_trip()
+    broken = replace(augmented, cache_ops=tuple(one for one in augmented.cache_ops if one.role is not Role.PREFETCH))
+    with pytest.raises(PlanError, match="op 'b0': what an op reads is in the compute tier, found 'a0' away"):
+        broken.check()
+
+
+def test_no_window_crosses_a_barrier():
+    g = train(4)
+    g = replace(g, ops=tuple(replace(op, barrier=op.name == "b2") for op in g.ops))
+    p = problem(g, budget=37)
+    augmented = augmented_of(p, 37)
+    augmented.check()
+    prefetch = augmented.cache_ops[-1]
+    assert (prefetch.first, prefetch.last) == (6, 7)
+    with pytest.raises(PlanError, match="no window crosses a barrier"):
+        changed(augmented, Role.PREFETCH, first=3).check()
+
+
+def test_what_is_overwritten_before_it_is_read_is_dropped_not_stored():
+    g = graph("x 10, y 10, z 1", "a: -> x", "b: x -> z", "c: -> y", "d: y -> x", "e: x ->")
+    p = problem(g, budget=21)
+    augmented = augmented_of(p, 20)
+    assert [one.role for one in augmented.cache_ops] == []
+    g = graph("x 10, y 10, z 1", "a: -> x", "b: -> y", "c: y -> z", "d: -> x", "e: x ->")
+    p = problem(g, budget=15)
+    augmented = augmented_of(p, 15)
+    assert [(one.role, one.tensor) for one in augmented.cache_ops] == [(Role.DETACH, 0)]
+    plan = POLICIES["static"].plan(p)
+    assert "x hbm>ddr" not in tell(p, plan)
+    assert replay(p, plan).status == "ok"
+
+
+def test_a_second_trip_of_an_unchanged_tensor_is_not_stored_again():
+    g = graph("x 10, y 10, z 10", "a: -> x", "b: -> y", "c: x ->", "d: -> z", "e: x ->")
+    p = problem(g, budget=15)
+    augmented = augmented_of(p, 10)
+    assert [str(one.role) for one in augmented.cache_ops if one.tensor == 0] == [
+        "store", "detach", "prefetch", "detach", "prefetch",
+    ]  # fmt: skip
+
+
+def test_a_weight_that_moves_lives_away_and_is_never_stored():
+    g = of_kind(
+        "w",
+        "weight",
+        "w 10 persistent, y 10, z 1, x 1",
+        "a: -> x, 40 ns",
+        "b: w -> x",
+        "c: -> y, 30 ns",
+        "d: y ->",
+        "e: w -> z, 20 ns",
+        steps=2,
+    )
+    p = problem(g, budget=22, homes={"w": FREE})
+    assert "nothing moves" in POLICIES["static"].plan(p).notes[0]
+    p = problem(g, budget=15, homes={"w": FREE})
+    told = tell(p, POLICIES["static"].plan(p))
+    assert "w hbm>ddr" not in told
+    assert told.count("w ddr>hbm") == 2
+
+
+def test_the_score_is_the_sum_of_its_weighted_terms():
+    p = problem(train(4))
+    gap = analyse(p).candidates[0]
+    score = Scorer(p, Weights())(gap)
+    assert dict(zip(TERMS, score.terms, strict=True))["dirty"] == -0.0625
+    assert score.total == pytest.approx(sum(score.terms))
+    light = Scorer(p, Weights(size=0))(gap)
+    assert light.total < score.total
+
+
+def test_short_lived_activations_and_optimizer_state_of_a_short_update_are_a_last_resort():
+    g = of_kind(
+        "o",
+        "optimizer_state",
+        "o 10 persistent, x 10, y 1",
+        "a: -> x, 5 ns",
+        "b: -> y, 5 ns",
+        "c: x ->, 5 ns",
+        "d: o -> o, 5 ns",
+        steps=2,
+    )
+    g = replace(g, ops=(*g.ops[:3], replace(g.ops[3], phase="update")))
+    p = problem(g, homes={"o": FREE})
+    score, found = Scorer(p, Weights()), analyse(p)
+    reasons = {p.graph.tensors[gap.tensor].name: score(gap).last_resort for gap in found.candidates}
+    assert "short-lived" in reasons["x"]
+    assert "the update is shorter" in reasons["o"]
+
+
+def two_tiers(ddr):
+    document = machine(ddr=ddr).model_dump(mode="json")
+    document["tiers"]["ssd"] = {"capacity": "inf"}
+    document["links"]["read"] = {"source": "ssd", "target": "ddr", "bandwidth": "1 GB/s"}
+    document["links"]["write"] = {"source": "ddr", "target": "ssd", "bandwidth": "1 GB/s"}
+    return Hardware.model_validate(document)
+
+
+def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
+    p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
+    gaps = assign(p, analyse(p).candidates[:4])
+    assert sorted(gap.away for gap in gaps) == [1, 1, 2, 2]
+    longest = max(gaps, key=lambda gap: gap.lead_ns)
+    assert longest.away == 2
+    plan = POLICIES["static"].plan(p)
+    done = replay(p, plan)
+    assert (done.status, done.peak_bytes["ddr"] <= 30, done.peak_bytes["ssd"] > 0) == ("ok", True, True)
+
+
+def test_all_stays_in_ddr_where_it_fits():
+    p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
+    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
+
+
+def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
+    document = machine().model_dump(mode="json")
+    document["tiers"]["pool"] = {"capacity": "inf"}
+    document["links"]["to"] = {"source": "hbm", "target": "pool", "bandwidth": "0.9 GB/s"}
+    document["links"]["from"] = {"source": "pool", "target": "hbm", "bandwidth": "0.9 GB/s"}
+    p = problem(train(8, size=40, duration=10), budget=120, hardware=Hardware.model_validate(document))
+    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1, 2}
+    assert replay(p, POLICIES["static"].plan(p)).peak_bytes["pool"] > 0
+
+
+def test_observe_reads_the_timeline_that_predict_foresees():
+    p = problem(train(8), budget=44)
+    plan = POLICIES["static"].plan(p)
+    seen = observe(p, plan, replay(p, plan).trace)
+    foreseen = predict(p, plan, free_copies_in=True)
+    assert seen.start_ns == foreseen.start_ns
+
+
+def test_the_ledger_marks_slots_in_which_more_is_wanted_than_fits():
+    p = problem(train(8, size=15), budget=60, hardware=machine(d2h={"bandwidth": "0.5 GB/s"}))
+    augmented = augmented_of(p, 60)
+    plan = write(p, augmented)
+    slots = ledger(p, augmented, predict(p, plan), plan, replay(p, plan).trace, slots=16)
+    assert {slot.link for slot in slots} == {"d2h", "h2d"}
+    stored = sum(one.alone_ns for one in augmented.cache_ops if one.role is Role.STORE)
+    for column in ("wanted_ns", "busy_ns"):
+        assert sum(getattr(slot, column) for slot in slots if slot.link == "d2h") == stored
+    assert any(slot.is_oversubscribed for slot in slots if slot.link == "d2h")
+
+
+def test_every_gap_is_explained_and_one_tensor_is_told_in_full():
+    p = problem(train(6), budget=47)
+    found = explained(p, Options())
+    analysis = analyse(p)
+    assert len(found.choices) == len(analysis.candidates) + len(analysis.forced)
+    moved = {choice.gap.tensor for choice in found.decided(Decision.MOVE)}
+    assert moved == {one.tensor for one in found.candidate.augmented.cache_ops}
+    told = decisions.tensor_told(found, "a0")
+    assert "gap from f1 to b0" in told
+    assert "score" in told
+    assert "prefetch" in told
+
+
+def test_the_graph_is_exported_with_its_edges(tmp_path):
+    p, augmented = one_trip()
+    plan = write(p, augmented)
+    augmented_json.write(p, augmented, plan, tmp_path / "a.json")
+    read = json.loads((tmp_path / "a.json").read_bytes())
+    assert read["schema"] == "hosim-augmented/1"
+    assert [(one["name"], one["window"], one["position"]) for one in read["cache_ops"]][2] == (
+        "prefetch a0 #0",
+        [2, 7],
+        7,
+    )
+    names = {op["name"] for op in read["ops"]} | {one["name"] for one in read["cache_ops"]}
+    assert all(edge["from"] in names and edge["to"] in names for edge in read["edges"])
+
+
+def test_the_drawing_names_every_node():
+    _, augmented = one_trip()
+    text = "\n".join(plan_files.dot(augmented))
+    assert text.startswith("digraph")
+    assert all(f'"{augmented.name(one)}"' in text for one in augmented.cache_ops)
+
+
+def test_static_says_why_nothing_moves():
+    p = problem(train(3), budget=1000)
+    plan = POLICIES["static"].plan(p)
+    assert plan.fixed == POLICIES["resident"].plan(p).fixed
+    assert plan.notes == ("nothing moves: at most 36 B are live at once, of a budget of 1.00 kB",)
+    assert plan.home[0] == HBM
