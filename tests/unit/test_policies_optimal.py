@@ -45,7 +45,8 @@ def test_a_copy_out_may_start_before_the_last_use():
               "n: a ->, 9 ns")  # fmt: skip
     p = problem(g, 40)
     plan = OPTIMAL.plan(p)
-    assert tell(p, plan)[:5] == ["f", "a hbm>ddr", "g", "h", "a -hbm"]
+    told = tell(p, plan)
+    assert told.index("a hbm>ddr") < told.index("h") < told.index("a -hbm") < told.index("k")
     assert replay(p, plan).step_ns == 10 + 40 + 5 + 9 + 9 + 40 + 9
 
 
