@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,64 +21,181 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 
-def spans_frame(graph: Graph, hardware: Hardware, trace: Trace) -> pd.DataFrame:
-    """Make a table of the computes and transfers, by start, then rank and issue.
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The tables of one run; each is made when it is asked for.
 
-    Parameters
+    Attributes
     ----------
     graph, hardware, trace
         What ran, where, and what happened.
-
-    Returns
-    -------
-    DataFrame
-        ``rank``; ``step`` (training step, from 0); ``kind`` (compute or transfer); ``name`` (``step1/L03/fwd/...``, a
-        second compute of an op in a step is ``...#2``; for a transfer the tensor); ``track`` (``stream 0`` or the
-        link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``; ``issued_ns``, ``start_ns``,
-        ``end_ns``; ``size_bytes`` of a transfer.
     """
-    import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
 
-    spans = trace.spans.whole()
-    order = np.lexsort((spans["issue"], spans["rank"], spans["start_ns"]))
-    spans = {name: values[order] for name, values in spans.items()}
-    steps = _step_of(graph, hardware, trace, spans)
-    compute = spans["kind"] == COMPUTE
-    links = [*hardware.links.items()]
-    item, track = spans["item"].tolist(), spans["track"].tolist()
-    names = _span_names(graph, spans, steps, compute)
-    ends = [
-        (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
-    ]
-    return pd.DataFrame(
-        {
-            "rank": spans["rank"],
-            "step": steps,
-            "kind": np.where(compute, "compute", "transfer"),
-            "name": names,
-            "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
-            "channel": spans["channel"],
-            "phase": [graph.ops[i].phase if c else "" for c, i in zip(compute, item, strict=True)],
-            "source": [source for source, _ in ends],
-            "target": [target for _, target in ends],
-            "issue": spans["issue"],
-            "issued_ns": spans["issued_ns"],
-            "start_ns": spans["start_ns"],
-            "end_ns": spans["end_ns"],
-            "size_bytes": [0 if c else graph.tensors[i].size_bytes for c, i in zip(compute, item, strict=True)],
-        }
-    )
+    graph: Graph
+    hardware: Hardware
+    trace: Trace
+
+    def spans(self) -> pd.DataFrame:
+        """Make a table of the computes and transfers, by start, then rank and issue.
+
+        Returns
+        -------
+        DataFrame
+            ``rank``; ``step`` (training step, from 0); ``kind`` (compute or transfer); ``name`` (``step1/L03/fwd/...``,
+            a second compute of an op in a step is ``...#2``; for a transfer the tensor); ``track`` (``stream 0`` or the
+            link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``; ``issued_ns``, ``start_ns``,
+            ``end_ns``; ``size_bytes`` of a transfer.
+        """
+        import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
+
+        spans = _sorted(self.trace.spans.whole(), "start_ns", "rank", "issue")
+        steps = self._step_of(spans)
+        compute = spans["kind"] == COMPUTE
+        links = [*self.hardware.links.items()]
+        item, track = spans["item"].tolist(), spans["track"].tolist()
+        names = _span_names(self.graph, spans, steps, compute)
+        ends = [
+            (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
+        ]
+        return pd.DataFrame(
+            {
+                "rank": spans["rank"],
+                "step": steps,
+                "kind": np.where(compute, "compute", "transfer"),
+                "name": names,
+                "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
+                "channel": spans["channel"],
+                "phase": [self.graph.ops[i].phase if c else "" for c, i in zip(compute, item, strict=True)],
+                "source": [source for source, _ in ends],
+                "target": [target for _, target in ends],
+                "issue": spans["issue"],
+                "issued_ns": spans["issued_ns"],
+                "start_ns": spans["start_ns"],
+                "end_ns": spans["end_ns"],
+                "size_bytes": [
+                    0 if c else self.graph.tensors[i].size_bytes for c, i in zip(compute, item, strict=True)
+                ],
+            }
+        )
+
+    def waits(self) -> pd.DataFrame:
+        """Make a table of the waits of the compute streams, by start, then rank and stream.
+
+        Returns
+        -------
+        DataFrame
+            ``rank``, ``stream``, ``step``; ``op`` that waited; ``cause``; ``tensor`` that it lacked; ``on``, the link
+            (cause transfer) or tier (capacity) that it waited for; ``blocker``, the tensor under way; ``issue``,
+            ``start_ns``, ``end_ns``. Empty names where there is none.
+        """
+        import pandas as pd  # noqa: PLC0415
+
+        waits = _sorted(self.trace.waits.whole(), "start_ns", "rank", "stream")
+        tensors = [*(t.name for t in self.graph.tensors), ""]
+        tiers, links = [*self.hardware.tier_names, ""], [*self.hardware.link_names, ""]
+        causes = [CAUSES[i] for i in waits["cause"].tolist()]
+        places = {"transfer": links, "capacity": tiers, "compaction": tiers}
+        steps = self._step_of(waits)
+        ops = zip(waits["op"].tolist(), steps.tolist(), strict=True)
+        return pd.DataFrame(
+            {
+                "rank": waits["rank"],
+                "stream": waits["stream"],
+                "step": steps,
+                "op": [_compute_name(self.graph, op, step, 1) for op, step in ops],
+                "cause": causes,
+                "tensor": [tensors[i] for i in waits["tensor"].tolist()],
+                "on": [
+                    places.get(cause, [""])[i] if i >= 0 else ""
+                    for cause, i in zip(causes, waits["on"].tolist(), strict=True)
+                ],
+                "blocker": [tensors[i] for i in waits["blocker"].tolist()],
+                "issue": waits["issue"],
+                "start_ns": waits["start_ns"],
+                "end_ns": waits["end_ns"],
+            }
+        )
+
+    def memory(self) -> pd.DataFrame:
+        """Make a table of what each tier holds, one line a change, in the order of the changes.
+
+        Returns
+        -------
+        DataFrame
+            ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor that came or went, ``kind_bytes`` held of this kind
+            and ``used_bytes`` held in all after the change. A peak lies between changes of one instant: keep them all.
+        """
+        import pandas as pd  # noqa: PLC0415
+
+        rows = self.trace.residencies.whole()
+        kinds = [kind.value for kind in TensorKind]
+        kind_of = np.array(
+            [*(kinds.index(t.kind.value) for t in self.graph.tensors), kinds.index("workspace")], np.int64
+        )
+        kind = kind_of[np.maximum(rows["tensor"], -1)]
+        own = np.array([tier.scope == "device" for tier in self.hardware.tiers.values()])
+        instance = rows["tier"] * len(self.trace.issued) + np.where(own[rows["tier"]], rows["rank"], 0)
+        return pd.DataFrame(
+            {
+                "time_ns": rows["time_ns"],
+                "rank": rows["rank"],
+                "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
+                "kind": [kinds[i] for i in kind.tolist()],
+                "kind_bytes": _running(instance * len(kinds) + kind, rows["delta_bytes"]),
+                "used_bytes": _running(instance, rows["delta_bytes"]),
+            }
+        )
+
+    def residencies(self) -> pd.DataFrame:
+        """Make a table of the stays of tensors (and workspaces) in tiers, by start.
+
+        Returns
+        -------
+        DataFrame
+            ``rank``, ``tensor``, ``kind``, ``tier``, ``start_ns``, ``end_ns``, ``size_bytes``. What is still held ends
+            with the run.
+        """
+        import pandas as pd  # noqa: PLC0415
+
+        rows: dict[str, Any] = {name: values.tolist() for name, values in self.trace.residencies.whole().items()}
+        end = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
+        open_: dict[tuple[int, int, int], list[int]] = {}
+        found: list[list[int]] = []
+        columns = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
+        for time, rank, tier, tensor, delta in zip(*(rows[name] for name in columns), strict=True):
+            if delta > 0:
+                found.append([rank, tensor, tier, time, end, delta])
+                open_.setdefault((rank, tier, tensor), []).append(len(found) - 1)
+            else:
+                found[open_[rank, tier, tensor].pop(0)][4] = time
+        kinds = [TensorKind.WORKSPACE.value if row[1] < 0 else self.graph.tensors[row[1]].kind.value for row in found]
+        return pd.DataFrame(
+            {
+                "rank": [row[0] for row in found],
+                "tensor": [name_of(self.graph, row[1]) for row in found],
+                "kind": kinds,
+                "tier": [self.hardware.tier_names[row[2]] for row in found],
+                "start_ns": [row[3] for row in found],
+                "end_ns": [row[4] for row in found],
+                "size_bytes": [row[5] for row in found],
+            }
+        )
+
+    def _step_of(self, rows: Block) -> Ints:
+        """The training step of each row, from its rank and issue number."""
+        tier = self.hardware.tier_names.index(self.hardware.compute_tier)
+        found = np.zeros(len(rows["issue"]), np.int64)
+        for rank in range(len(self.trace.issued)):
+            mine = rows["rank"] == rank
+            starts = step_starts(self.graph, self.trace, rank, tier)
+            found[mine] = np.searchsorted(starts, rows["issue"][mine], "right") - 1
+        return found
 
 
-def _step_of(graph: Graph, hardware: Hardware, trace: Trace, rows: Block) -> Ints:
-    """The training step of each row, from its rank and issue number."""
-    tier = hardware.tier_names.index(hardware.compute_tier)
-    found = np.zeros(len(rows["issue"]), np.int64)
-    for rank in range(len(trace.issued)):
-        mine = rows["rank"] == rank
-        starts = step_starts(graph, trace, rank, tier)
-        found[mine] = np.searchsorted(starts, rows["issue"][mine], "right") - 1
-    return found
+def _sorted(rows: Block, *keys: str) -> Block:
+    """The rows by these columns, the first of them first."""
+    order = np.lexsort([rows[key] for key in reversed(keys)])
+    return {name: values[order] for name, values in rows.items()}
 
 
 def _span_names(graph: Graph, spans: Block, steps: Ints, compute: NDArray[np.bool_]) -> list[str]:
@@ -99,86 +217,6 @@ def _compute_name(graph: Graph, op: int, step: int, number: int) -> str:
     return f"step{step}/{graph.ops[op].name}" + (f"#{number}" if number > 1 else "")
 
 
-def waits_frame(graph: Graph, hardware: Hardware, trace: Trace) -> pd.DataFrame:
-    """Make a table of the waits of the compute streams, by start, then rank and stream.
-
-    Parameters
-    ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
-
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``stream``, ``step``; ``op`` that waited; ``cause``; ``tensor`` that it lacked; ``on``, the link
-        (cause transfer) or tier (capacity) that it waited for; ``blocker``, the tensor under way; ``issue``,
-        ``start_ns``, ``end_ns``. Empty names where there is none.
-    """
-    import pandas as pd  # noqa: PLC0415
-
-    waits = trace.waits.whole()
-    order = np.lexsort((waits["stream"], waits["rank"], waits["start_ns"]))
-    waits = {name: values[order] for name, values in waits.items()}
-    tensors = [*(t.name for t in graph.tensors), ""]
-    tiers, links = [*hardware.tier_names, ""], [*hardware.link_names, ""]
-    causes = [CAUSES[i] for i in waits["cause"].tolist()]
-    places = {"transfer": links, "capacity": tiers, "compaction": tiers}
-    steps = _step_of(graph, hardware, trace, waits)
-    ops = zip(waits["op"].tolist(), steps.tolist(), strict=True)
-    return pd.DataFrame(
-        {
-            "rank": waits["rank"],
-            "stream": waits["stream"],
-            "step": steps,
-            "op": [_compute_name(graph, op, step, 1) for op, step in ops],
-            "cause": causes,
-            "tensor": [tensors[i] for i in waits["tensor"].tolist()],
-            "on": [
-                places.get(cause, [""])[i] if i >= 0 else ""
-                for cause, i in zip(causes, waits["on"].tolist(), strict=True)
-            ],
-            "blocker": [tensors[i] for i in waits["blocker"].tolist()],
-            "issue": waits["issue"],
-            "start_ns": waits["start_ns"],
-            "end_ns": waits["end_ns"],
-        }
-    )
-
-
-def memory_frame(graph: Graph, hardware: Hardware, trace: Trace) -> pd.DataFrame:
-    """Make a table of what each tier holds, one line a change, in the order of the changes.
-
-    Parameters
-    ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
-
-    Returns
-    -------
-    DataFrame
-        ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor that came or went, ``kind_bytes`` held of this kind and
-        ``used_bytes`` held in all after the change. A peak lies between changes of one instant: keep them all.
-    """
-    import pandas as pd  # noqa: PLC0415
-
-    rows = trace.residencies.whole()
-    kinds = [kind.value for kind in TensorKind]
-    kind_of = np.array([*(kinds.index(t.kind.value) for t in graph.tensors), kinds.index("workspace")], np.int64)
-    kind = kind_of[np.maximum(rows["tensor"], -1)]
-    own = np.array([tier.scope == "device" for tier in hardware.tiers.values()])
-    instance = rows["tier"] * len(trace.issued) + np.where(own[rows["tier"]], rows["rank"], 0)
-    return pd.DataFrame(
-        {
-            "time_ns": rows["time_ns"],
-            "rank": rows["rank"],
-            "tier": [hardware.tier_names[i] for i in rows["tier"].tolist()],
-            "kind": [kinds[i] for i in kind.tolist()],
-            "kind_bytes": _running(instance * len(kinds) + kind, rows["delta_bytes"]),
-            "used_bytes": _running(instance, rows["delta_bytes"]),
-        }
-    )
-
-
 def _running(group: Ints, delta: Ints) -> Ints:
     """Running sums within groups, in the order of the rows."""
     order = np.argsort(group, kind="stable")
@@ -189,44 +227,3 @@ def _running(group: Ints, delta: Ints) -> Ints:
     found = np.empty(len(order), np.int64)
     found[order] = total - before[np.cumsum(first) - 1] if len(order) else total
     return found
-
-
-def residencies_frame(graph: Graph, hardware: Hardware, trace: Trace) -> pd.DataFrame:
-    """Make a table of the stays of tensors (and workspaces) in tiers, by start.
-
-    Parameters
-    ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
-
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``tensor``, ``kind``, ``tier``, ``start_ns``, ``end_ns``, ``size_bytes``. What is still held ends with
-        the run.
-    """
-    import pandas as pd  # noqa: PLC0415
-
-    rows: dict[str, Any] = {name: values.tolist() for name, values in trace.residencies.whole().items()}
-    end = max((int(block["end_ns"].max()) for block in trace.spans.blocks()), default=0)
-    open_: dict[tuple[int, int, int], list[int]] = {}
-    found: list[list[int]] = []
-    columns = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
-    for time, rank, tier, tensor, delta in zip(*(rows[name] for name in columns), strict=True):
-        if delta > 0:
-            found.append([rank, tensor, tier, time, end, delta])
-            open_.setdefault((rank, tier, tensor), []).append(len(found) - 1)
-        else:
-            found[open_[rank, tier, tensor].pop(0)][4] = time
-    kinds = [TensorKind.WORKSPACE.value if row[1] < 0 else graph.tensors[row[1]].kind.value for row in found]
-    return pd.DataFrame(
-        {
-            "rank": [row[0] for row in found],
-            "tensor": [name_of(graph, row[1]) for row in found],
-            "kind": kinds,
-            "tier": [hardware.tier_names[row[2]] for row in found],
-            "start_ns": [row[3] for row in found],
-            "end_ns": [row[4] for row in found],
-            "size_bytes": [row[5] for row in found],
-        }
-    )

@@ -124,13 +124,13 @@ def _made(problem: Problem, select_distance: int) -> list[list[tuple[int, int, i
 
 def _visits(problem: Problem, select_distance: int) -> list[tuple[int, int, int]]:
     """The same for tensors that live in another tier; -1 and the number of ops stand for the ends of the step."""
-    homes, found = problem.resolved_homes(), []
-    for tensor, used in enumerate(problem.lifetimes.uses):
-        if used and problem.starts_with[tensor] and homes[tensor] != problem.compute_tier:
-            found.append((tensor, -1, used[0]))
-            found.extend((tensor, a, b) for a, b in pairwise(used) if b - a > select_distance)
-            if problem.graph.tensors[tensor].persistent:
-                found.append((tensor, used[-1], len(problem.graph.ops)))
+    found = []
+    for tensor in problem.visitors:
+        used = problem.lifetimes.uses[tensor]
+        found.append((tensor, -1, used[0]))
+        found.extend((tensor, a, b) for a, b in pairwise(used) if b - a > select_distance)
+        if problem.graph.tensors[tensor].persistent:
+            found.append((tensor, used[-1], len(problem.graph.ops)))
     return found
 
 

@@ -122,21 +122,11 @@ def _saved(problem: Problem) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _visitors(problem: Problem) -> list[int]:
-    """Tensors that exist from the start in another tier and are used."""
-    homes = problem.resolved_homes()
-    return [
-        t
-        for t, uses in enumerate(problem.lifetimes.uses)
-        if uses and problem.starts_with[t] and homes[t] != problem.compute_tier
-    ]
-
-
 def _stores(problem: Problem, saved: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
     stores: dict[int, list[int]] = {}
     for tensor, (forward, _) in saved.items():
         stores.setdefault(forward, []).append(tensor)
-    for tensor in _visitors(problem):
+    for tensor in problem.visitors:
         if problem.graph.tensors[tensor].persistent:
             stores.setdefault(problem.lifetimes.last_use[tensor], []).append(tensor)
     return stores
@@ -153,7 +143,7 @@ class _Queue:
         moves = [Move(before, t, max(backward, fences[before])) for t, (_, before) in saved.items()]
         for tensor, (forward, before) in saved.items():
             self._live.add(forward + 1, before - 1, -sizes[tensor])
-        for tensor in _visitors(problem):
+        for tensor in problem.visitors:
             first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
             moves.append(Move(first, tensor, fences[first]))
             self._live.add(0, first - 1, -sizes[tensor])

@@ -121,6 +121,13 @@ class Problem:
         return tuple(t in inputs for t in range(len(self.graph.tensors)))
 
     @cached_property
+    def visitors(self) -> tuple[int, ...]:
+        """Tensors that are used and whose home, from before the first op, is another tier than the compute tier."""
+        here = (FREE, self.compute_tier)
+        used = enumerate(self.lifetimes.uses)
+        return tuple(t for t, uses in used if uses and self.starts_with[t] and self.homes[t] not in here)
+
+    @cached_property
     def links(self) -> dict[tuple[int, int], Link]:
         """The first link of each ordered pair of tiers."""
         found: dict[tuple[int, int], Link] = {}

@@ -79,17 +79,17 @@ class Result:
     @cached_property
     def spans(self) -> pd.DataFrame:
         """Computes and transfers, one a line, with names and times [ns]."""
-        return metrics.spans_frame(self.graph, self.hardware, self._trace)
+        return self._frames.spans()
 
     @cached_property
     def waits(self) -> pd.DataFrame:
         """Stalls of the compute streams, one a line, with their causes and times [ns]."""
-        return metrics.waits_frame(self.graph, self.hardware, self._trace)
+        return self._frames.waits()
 
     @cached_property
     def memory(self) -> pd.DataFrame:
         """What each tier holds after each change, by tensor kind [B]."""
-        return metrics.memory_frame(self.graph, self.hardware, self._trace)
+        return self._frames.memory()
 
     @cached_property
     def recorded(self) -> Plan:
@@ -113,6 +113,10 @@ class Result:
         from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
 
         return figures.timeline(self, window_ns=window_ns)
+
+    @property
+    def _frames(self) -> metrics.Frames:
+        return metrics.Frames(self.graph, self.hardware, self._trace)
 
     @property
     def _trace(self) -> Trace:

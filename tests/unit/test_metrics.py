@@ -69,7 +69,7 @@ def test_a_blocked_run_has_peaks_and_an_end_but_no_step():
     assert (row["status"], row["makespan_ns"], row["peak_hbm_bytes"]) == ("blocked", 10, 60)
     assert row["step_ns"] is row["stall_ns"] is row["wait_capacity_ns"] is row["hidden_fraction"] is None
     assert row["moved_h2d_bytes"] is row["gap_fraction"] is None
-    assert metrics.spans_frame(g, MACHINE, trace)["name"].tolist() == ["step0/f"]
+    assert metrics.Frames(g, MACHINE, trace).spans()["name"].tolist() == ["step0/f"]
 
 
 def test_the_peak_is_after_the_allocation_and_before_the_free():
@@ -97,7 +97,7 @@ def test_reactive_runs_are_cut_where_all_is_as_at_time_0():
     decided = play(MACHINE, g, lambda view: iter(codes), "w ddr")
     fixed = play(MACHINE, g, TEXT, "w ddr")
     assert metrics.summarise(g, MACHINE, decided) == metrics.summarise(g, MACHINE, fixed)
-    frames = [metrics.spans_frame(g, MACHINE, trace) for trace in (decided, fixed)]
+    frames = [metrics.Frames(g, MACHINE, trace).spans() for trace in (decided, fixed)]
     assert frames[0].equals(frames[1])
     assert frames[0]["step"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
@@ -105,7 +105,7 @@ def test_reactive_runs_are_cut_where_all_is_as_at_time_0():
 def test_spans_have_names_tracks_and_units():
     g = graph("w 10 persistent, a 4", "f: w -> a, 10 ns", "g: a ->, 5 ns", steps=2)
     text = "copy w ddr hbm; compute f; compute f; detach w hbm; compute g; detach a hbm"
-    frame = metrics.spans_frame(g, MACHINE, play(MACHINE, g, text, "w ddr"))
+    frame = metrics.Frames(g, MACHINE, play(MACHINE, g, text, "w ddr")).spans()
     assert list(frame.columns) == [
         "rank", "step", "kind", "name", "track", "channel", "phase", "source", "target", "issue",
         "issued_ns", "start_ns", "end_ns", "size_bytes",
@@ -123,7 +123,7 @@ def test_spans_have_names_tracks_and_units():
 
 def test_waits_say_why_and_on_what():
     g = graph("w 10 persistent, a 4", "f: w -> a, 10 ns", "g: a ->, 5 ns", steps=2)
-    frame = metrics.waits_frame(g, MACHINE, play(MACHINE, g, TEXT, "w ddr"))
+    frame = metrics.Frames(g, MACHINE, play(MACHINE, g, TEXT, "w ddr")).waits()
     assert frame.to_dict("records") == [
         {
             "rank": 0, "stream": 0, "step": step, "op": f"step{step}/f", "cause": "transfer", "tensor": "w",
@@ -136,12 +136,12 @@ def test_waits_say_why_and_on_what():
 def test_waits_for_room_name_the_tier():
     g = graph("v 60 persistent, a 60", "f: -> a, 5 ns")
     text = "copy v hbm ddr; detach v hbm; compute f; detach a hbm; copy v ddr hbm; detach v ddr"
-    frame = metrics.waits_frame(g, MACHINE, play(MACHINE, g, text, "v hbm"))
+    frame = metrics.Frames(g, MACHINE, play(MACHINE, g, text, "v hbm")).waits()
     assert frame[["cause", "tensor", "on", "blocker"]].to_numpy().tolist() == [["capacity", "", "hbm", ""]]
 
 
 def test_memory_is_told_change_by_change():
-    frame = metrics.memory_frame(GRAPH, MACHINE, play(MACHINE, GRAPH, TEXT, "w ddr"))
+    frame = metrics.Frames(GRAPH, MACHINE, play(MACHINE, GRAPH, TEXT, "w ddr")).memory()
     rows = list(zip(*(frame[c] for c in ("time_ns", "tier", "kind", "kind_bytes", "used_bytes")), strict=True))
     assert rows == [
         (0, "ddr", "activation", 10, 10),
@@ -155,7 +155,7 @@ def test_memory_is_told_change_by_change():
 
 
 def test_residencies_say_from_when_to_when():
-    frame = metrics.residencies_frame(GRAPH, MACHINE, play(MACHINE, GRAPH, TEXT, "w ddr"))
+    frame = metrics.Frames(GRAPH, MACHINE, play(MACHINE, GRAPH, TEXT, "w ddr")).residencies()
     rows = frame[["tensor", "kind", "tier", "start_ns", "end_ns", "size_bytes"]].to_numpy().tolist()
     assert rows == [
         ["w", "activation", "ddr", 0, 25, 10],
@@ -179,6 +179,6 @@ def test_each_rank_has_its_own_device_and_shares_what_is_shared(ranks: int):
     plan = Plan("hand", MACHINE.tier_names, home, steps(GRAPH, MACHINE, TEXT))
     trace = engine.run([engine.Program(GRAPH, plan, durations_ns(GRAPH, MACHINE))] * ranks, MACHINE)
     assert metrics.peaks_bytes(MACHINE, trace) == {"hbm": 16, "ddr": 10 * ranks}
-    frame = metrics.memory_frame(GRAPH, MACHINE, trace)
+    frame = metrics.Frames(GRAPH, MACHINE, trace).memory()
     assert frame.groupby("tier")["used_bytes"].max().to_dict() == {"hbm": 16, "ddr": 10 * ranks}
-    assert sorted(metrics.spans_frame(GRAPH, MACHINE, trace)["rank"].unique()) == list(range(ranks))
+    assert sorted(metrics.Frames(GRAPH, MACHINE, trace).spans()["rank"].unique()) == list(range(ranks))
