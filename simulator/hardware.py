@@ -200,6 +200,10 @@ class Hardware(Document):
         The device's arithmetic and the costs of the runtime.
     tiers, links, buses
         By name; the order of the document is the order of ids in plans and traces.
+    copy_queues
+        By name, links whose transfers wait in one queue, in issue order, for the channels that these links then share
+        (one copy stream for both directions); all of them have the same number of channels. Each other link has a
+        queue of its own.
     """
 
     schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
@@ -209,6 +213,7 @@ class Hardware(Document):
     tiers: dict[Key, Tier] = Field(min_length=1)
     links: dict[Key, Link] = {}
     buses: dict[Key, Bus] = {}
+    copy_queues: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = {}
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -219,6 +224,12 @@ class Hardware(Document):
     def link_names(self) -> tuple[str, ...]:
         """Link names in id order."""
         return tuple(self.links)
+
+    @property
+    def queues(self) -> tuple[tuple[str, ...], ...]:
+        """Links that share a queue and its channels, each link in one: shared queues first, then each other link."""
+        shared = tuple(self.copy_queues.values())
+        return (*shared, *((name,) for name in self.links if not any(name in queue for queue in shared)))
 
     def link_between(self, source: str, target: str) -> str | None:
         """Key of the first link from `source` to `target`, or None."""
@@ -246,6 +257,23 @@ class Hardware(Document):
             if len(set(bus.links)) < len(bus.links):
                 must, found = "a bus names each link once", ", ".join(bus.links)
                 raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))
+        return self
+
+    @model_validator(mode="after")
+    def _queues_share_channels(self) -> Self:
+        taken: dict[str, str] = {}
+        for name, queue in self.copy_queues.items():
+            at = ("copy_queues", name)
+            for link in queue:
+                _check_name(link, self.links, "a copy queue serves links", at)
+                if link in taken:
+                    found = f"{link!r} in {taken[link]} and {name}" if taken[link] != name else f"{link!r} twice"
+                    raise FieldError("a link waits in one queue", found, "remove it from one", at)
+                taken[link] = name
+            channels = [self.links[link].channels for link in queue]
+            if len(set(channels)) > 1:
+                must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))
+                raise FieldError(must, found, "give them the same number of channels", at)
         return self
 
     @model_validator(mode="after")

@@ -13,8 +13,9 @@ from simulator.trace import CAUSES, Trace
 
 
 def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: dict[str, Any] | None = None,
-            compute: dict[str, Any] | None = None, **links: dict[str, Any]) -> Hardware:  # fmt: skip
-    """HBM and an endless DDR; 1 GB/s is 1 byte per ns. ``d2h={"channels": 2}`` changes a link."""
+            compute: dict[str, Any] | None = None, queue: tuple[str, ...] = (),
+            **links: dict[str, Any]) -> Hardware:  # fmt: skip
+    """HBM and an endless DDR; 1 GB/s is 1 byte per ns. ``d2h={"channels": 2}`` changes a link; `queue` joins some."""
     base = {"d2h": {"source": "hbm", "target": "ddr"}, "h2d": {"source": "ddr", "target": "hbm"}}
     return Hardware.model_validate(
         {
@@ -26,6 +27,7 @@ def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: di
             "tiers": {"hbm": {"capacity": hbm, "bandwidth": "1 GB/s"}, "ddr": {"capacity": "inf", "scope": "node"}},
             "links": {n: {"bandwidth": "1 GB/s", **base.get(n, {}), **links.get(n, {})} for n in {**base, **links}},
             "buses": buses or {},
+            "copy_queues": {"copies": queue} if queue else {},
         }
     )
 

@@ -74,11 +74,12 @@ def machines(
     sharing: tuple[str, ...] = ("fifo", "fair", "servers"),
     *,
     buses: bool = True,
+    queues: bool = True,
     host: bool = True,
     flat: bool = False,
     one_channel: bool = False,
 ) -> Hardware:
-    """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus."""
+    """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus, or a shared copy queue."""
 
     def link(source: str, target: str) -> dict[str, Any]:
         return draw(links(source, target, sharing, flat=flat, one_channel=one_channel))
@@ -102,6 +103,11 @@ def machines(
     if buses and finite and draw(st.booleans()):
         on_bus = draw(st.lists(st.sampled_from(finite), min_size=1, max_size=3, unique=True))
         document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
+    if queues and draw(st.integers(0, 3)) == 0:
+        together = draw(st.lists(st.sampled_from(sorted(found)), min_size=2, max_size=4, unique=True))
+        document["copy_queues"] = {"copies": together}
+        for name in together:
+            found[name]["channels"] = found[together[0]]["channels"]
     if host:
         document["host"] = {
             "queue_depth": draw(st.sampled_from([1, 2, 1024])),
@@ -307,6 +313,7 @@ def cases(
     max_steps: int = 3,
     ample: bool = False,
     buses: bool = True,
+    queues: bool = True,
     host: bool = True,
     flat: bool = False,
     one_channel: bool = False,
@@ -314,7 +321,7 @@ def cases(
 ) -> Case:
     """A graph, a machine and a valid plan; tiers are as tight as issue order allows, unless `ample`."""
     graph = draw(graphs(max_ops=max_ops, max_steps=max_steps))
-    hardware = draw(machines(sharing, buses=buses, host=host, flat=flat, one_channel=one_channel))
+    hardware = draw(machines(sharing, buses=buses, queues=queues, host=host, flat=flat, one_channel=one_channel))
     home = draw(homes(graph, hardware))
     slack = 10**6 if ample else draw(st.integers(0, 80))
     walk = Walk(draw, graph, hardware, home, least_budget(graph, home) + slack)

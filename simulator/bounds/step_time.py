@@ -30,13 +30,16 @@ before the last op starts. Computes before ``k`` lie in the first stretch and th
 takes at least ``max(out / w_out, computes before) + k + max(in / w_in + the last op, computes after)``, for every
 ``k``: a budget that is tight at one op can cost more than each of its copies hidden elsewhere would.
 
+*A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
+least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
+
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,8 +63,8 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``room at OP``, ``link NAME``, ``bus NAME``, ``links into TIER`` or ``links out of
-        TIER``.
+        What sets it: ``compute``, ``room at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIER`` or
+        ``links out of TIER``.
     terms
         Kind -> what it alone would take [ns].
     """
@@ -90,8 +93,8 @@ def bound(
     Returns
     -------
     Bound
-        ``max(compute, forced bytes / bandwidth of each link and bus, room at each op)``; see the module's proof and
-        premises.
+        ``max(compute, forced bytes / bandwidth of each link, queue and bus, room at each op)``; see the module's proof
+        and premises.
     """
     idle = Idle(graph, hardware, homes)
     forced = _forced(graph, hardware, homes, idle, budget_bytes)
@@ -102,8 +105,9 @@ def bound(
     for name, bus in hardware.buses.items():
         terms[f"bus {name}"] = _time_ns(forced.over(bus.links), bus.bandwidth_bytes_per_s)
     for name, link in hardware.links.items():
-        bytes_ns = _time_ns(forced.over((name,)), link.bandwidth_bytes_per_s)
-        terms[f"link {name}"] = max(bytes_ns, forced.channels_ns(name, link))
+        terms[f"link {name}"] = max(forced.bytes_ns(name, link), forced.channels_ns(name, link))
+    for name, links in hardware.copy_queues.items():
+        terms[f"queue {name}"] = forced.queue_ns({link: hardware.links[link] for link in links})
     for what, names in (("into", forced.into), ("out of", forced.out_of)):
         total = sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
         if len(names) > 1:
@@ -184,11 +188,24 @@ class _Forced:
         rest = [ends for name, ends in self.edges.items() if name not in cut]
         return [move for move in self.moves if move[1] not in reached(move[0], rest)]
 
+    def bytes_ns(self, name: str, link: Link) -> int:
+        """Time that the link needs for the bytes that must pass it [ns]."""
+        return _time_ns(self.over((name,)), link.bandwidth_bytes_per_s)
+
     def channels_ns(self, name: str, link: Link) -> int:
         """Time that the link's channels need for the whole tensors that must pass it [ns]."""
+        return ceil_div(self._alone_ns(name, link), link.channels)
+
+    def _alone_ns(self, name: str, link: Link) -> int:
+        """Time of all these transfers one after another [ns]."""
         sizes = [size for _, _, sizes in self._over({name}) for size in sizes]
         alone = {size: transfer_ns(size, link) for size in set(sizes)}
-        return ceil_div(sum(alone[size] for size in sizes), link.channels)
+        return sum(alone[size] for size in sizes)
+
+    def queue_ns(self, links: Mapping[str, Link]) -> int:
+        """Time that the channels of a queue need for what must pass its links [ns]."""
+        busy = sum(max(self.bytes_ns(name, link), self._alone_ns(name, link)) for name, link in links.items())
+        return ceil_div(busy, min(link.channels for link in links.values()))
 
 
 def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, budget_bytes: int | float) -> _Forced:

@@ -41,7 +41,7 @@ class Explainer:
             ]
         for link in self._links:
             if link.queue:
-                told += self._head(link)
+                told += self._head(link.queue[0])
         if not told:
             unsettled = [t for t in range(len(self._graph.tensors)) if self._places.is_awaited(t)]
             told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
@@ -73,17 +73,15 @@ class Explainer:
         return self._transfer(transfer) if transfer else [f"no step that was issued brings tensor {self._name(tensor)}"]
 
     def _transfer(self, transfer: Transfer) -> list[str]:
-        link = transfer[1].link
-        head = link.queue[0]
+        head = transfer[1].link.queue[0]
         if head is transfer:
-            return self._head(link)
+            return self._head(head)
         copy = f"the copy of {self._name(transfer[1].tensor)} (step {transfer[0] & ISSUE_MASK})"
         sentence = f"{copy} is behind step {head[0] & ISSUE_MASK} in its channel"
-        return [sentence, *self._head(link)] if self._once(sentence) else []
+        return [sentence, *self._head(head)] if self._once(sentence) else []
 
-    def _head(self, link: LinkQueue) -> list[str]:
-        head = link.queue[0]
-        tensor = head[1].tensor
+    def _head(self, head: Transfer) -> list[str]:
+        link, tensor = head[1].link, head[1].tensor
         tiers = self._places.tiers
         what = (
             f"the copy of {self._name(tensor)} from {tiers[link.source].name} to {tiers[link.target].name} "

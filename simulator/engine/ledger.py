@@ -14,7 +14,7 @@ from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
-    from simulator.engine.link import LinkQueue
+    from simulator.engine.link import Transfer
     from simulator.engine.stream import Stream
 
 CAPACITY, TRANSFER, HOST, ORDER = (CAUSES.index(name) for name in ("capacity", "transfer", "host", "order"))
@@ -114,13 +114,14 @@ def _walk_tensor(stream: Stream, tensor: int, before: int | None) -> Ending:
         if channel.transfer is transfer:
             return TRANSFER, link.number, tensor
     if link.free:
-        return _walk_head(stream, link)
-    return TRANSFER, link.number, link.running[0].transfer[1].tensor
+        return _walk_head(stream, link.queue[0])
+    under_way = link.running[0]
+    return TRANSFER, under_way.link.number, under_way.transfer[1].tensor
 
 
-def _walk_head(stream: Stream, link: LinkQueue) -> Ending:
-    """The first transfer of a link cannot start although a channel is free."""
-    head = link.queue[0]
+def _walk_head(stream: Stream, head: Transfer) -> Ending:
+    """The first transfer of a queue cannot start although a channel is free."""
+    link = head[1].link
     if link.is_gated(head):
         return ORDER, -1, -1
     if link.lacks_tensor(head):

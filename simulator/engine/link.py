@@ -1,4 +1,4 @@
-"""One rank's link: transfers in issue order on its channels.
+"""One rank's link: transfers in issue order on its channels, which several links may share.
 
 A link that nobody else can slow down needs one event for a transfer, at its end. Its channels carry one transfer
 after another, so that one object for each channel serves as event, and as flow where bandwidth is shared.
@@ -51,8 +51,7 @@ class Channel(simpy.Event):
     def end(self) -> None:
         """The transfer's bytes are across."""
         self.link.end(self)
-        if self.link.queue:
-            self.link.offer(self.link.queue[0])
+        self.link.offer_next()
 
 
 class Shared:
@@ -105,6 +104,8 @@ class _AloneTimes(dict[int, int]):
 
 class LinkQueue:
     """Transfers of one rank on one link, started strictly in issue order; each takes the lowest free channel.
+
+    Links of one copy queue share it: the head of the queue is started by its own link.
 
     Parameters
     ----------
@@ -181,6 +182,10 @@ class LinkQueue:
         self._size_bytes, self._transfers = places.size_bytes, places.transfers
         self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
 
+    def share(self, other: LinkQueue) -> None:
+        """Share the queue and the channels of another link."""
+        self.queue, self.free, self.running, self.watchers = other.queue, other.free, other.running, other.watchers
+
     def append(self, transfer: Transfer) -> None:
         """Take an issued transfer into the queue."""
         tensor, queue = transfer[1].tensor, self.queue
@@ -191,6 +196,12 @@ class LinkQueue:
         queue.append(transfer)
         if self.free and len(queue) == 1:
             self.offer(transfer)
+
+    def offer_next(self) -> None:
+        """Let the link of the first transfer try it."""
+        if self.queue:
+            head = self.queue[0]
+            head[1].link.offer(head)
 
     def offer(self, head: Transfer) -> None:
         """Try the head in the present round; if it is not eligible yet, when it is."""
@@ -212,7 +223,8 @@ class LinkQueue:
 
     def look_again(self) -> None:
         """Try the head again."""
-        self._rounds.consider(self, self.queue[0][0])
+        key, step, _, _ = self.queue[0]
+        self._rounds.consider(step.link, key)
 
     def is_gated(self, head: Transfer) -> bool:
         """Whether the last compute issued before the copy has not started (or ended) yet."""
@@ -256,8 +268,8 @@ class LinkQueue:
             self.clock.at(channel.start_ns + step.alone_ns, channel)
         else:
             self.shared.begin(channel)
-        if self.free and self.queue:
-            self.offer(self.queue[0])
+        if self.free:
+            self.offer_next()
 
     def _wait_for_tensor(self, head: Transfer) -> None:
         key, step, lap, _ = head
@@ -294,6 +306,6 @@ class LinkQueue:
         self.end(event)  # type: ignore[arg-type]
         queue = self.queue
         if queue and not self._waits_at_gate(queue[0]):
-            self._rounds.close_with(self, queue[0][0])
+            self._rounds.close_with(queue[0][1].link, queue[0][0])
         else:
             self._rounds.close()

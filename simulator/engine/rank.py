@@ -80,6 +80,7 @@ class Rank:
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
+        self._share_queues()
         routes = self._routes()
         if plan.fixed is not None:
             self._host = Host(self, plan, Book(self.places, columns, routes))
@@ -113,6 +114,13 @@ class Rank:
         queue.shared = Shared(queue, link, path)
         self.flows.append(queue.shared)
         return queue
+
+    def _share_queues(self) -> None:
+        """Let the links of a copy queue wait in one queue for the same channels."""
+        links = dict(zip(self.machine.hardware.links, self._links, strict=True))
+        for first, *others in self.machine.hardware.queues:
+            for other in others:
+                links[other].share(links[first])
 
     def _routes(self) -> dict[tuple[int, int], LinkQueue]:
         """The first link between two tiers."""

@@ -56,10 +56,21 @@ def check_tracks(facts: Facts) -> None:
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
     _check_links(facts, copies)
     channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
-    channel = facts.track[copies] * channels + facts.channel[copies]
+    queue = _queues(facts)[facts.track[copies]]
+    channel = queue * channels + facts.channel[copies]
     _check_sequence(facts, computes, stream, facts.end, "a stream runs one op at a time, in issue order")
     _check_sequence(facts, copies, channel, facts.end, "a channel runs one transfer at a time, in issue order")
-    _check_sequence(facts, copies, facts.track[copies], facts.start, "a link starts its transfers in issue order")
+    _check_sequence(facts, copies, queue, facts.start, "a link starts its transfers in issue order")
+
+
+def _queues(facts: Facts) -> Ints:
+    """For each link the queue that it waits in, as the number of the first link there."""
+    numbers = {name: i for i, name in enumerate(facts.hardware.link_names)}
+    first = np.arange(len(numbers))
+    for shared in facts.hardware.copy_queues.values():
+        members = [numbers[name] for name in shared]
+        first[members] = min(members)
+    return first
 
 
 def _check_links(facts: Facts, copies: Ints) -> None:

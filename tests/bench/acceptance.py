@@ -30,6 +30,9 @@ RECORDED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "hyp
 """Where recorded traces lie, if they are there."""
 
 OUTPUTS = {"a": "freed", "b": "kept"}
+QUEUES = ("one", "each")
+"""One for both directions, or one for each."""
+
 MAX_STALL_SHARE, MAX_GAP = 0.05, 0.05
 
 
@@ -78,11 +81,11 @@ def case(setting: Setting, policy: str, budget_bytes: int | None) -> Case:
     if budget_bytes is not None:
         scenario["budget"] = f"{budget_bytes} B"
     changes = {"links.*.bandwidth": f"{setting.rate_gib_s} GiB/s"}
-    return prepare(
-        catalog.resolve(
-            Scenario.model_validate(scenario), changes, workload=workload(setting.trace, setting.accounting)
-        )
-    )
+    hardware = catalog.read_hardware("residency_acceptance")
+    if setting.queue == "each":
+        hardware = hardware.model_copy(update={"copy_queues": {}})
+    what = workload(setting.trace, setting.accounting)
+    return prepare(catalog.resolve(Scenario.model_validate(scenario), changes, hardware=hardware, workload=what))
 
 
 def replay(given: Case, policy: str, bound: bounds.Bound, **options: object) -> Row:
@@ -185,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", nargs="+", help="acceptance, real_L04_b48 ... (default: all there are)")
     parser.add_argument("--accountings", nargs="+", choices=("a", "b"), default=("a", "b"))
-    parser.add_argument("--queues", nargs="+", choices=("each",), default=("each",), help="copy queues: one each way")
+    parser.add_argument("--queues", nargs="+", choices=QUEUES, default=QUEUES, help="copy queues")
     parser.add_argument("--budgets", nargs="+", type=float, default=(75.0, 50.0, 25.0), help="%% of the peak")
     parser.add_argument("--rates", nargs="+", type=int, default=(16, 50, 200), help="GiB/s")
     parser.add_argument("--copies-wait-for", choices=("start", "end"), default="end")

@@ -169,6 +169,57 @@ def test_4_channels_carry_transfers_side_by_side_and_share_the_link():
     assert sorted(t.spans.whole()["channel"].tolist()) == [0, 0, 1]
 
 
+BOTH = ("d2h", "h2d")
+
+
+def test_4_links_of_a_copy_queue_take_turns_in_issue_order():
+    g = graph("a 20, w 30 persistent", "f: -> a, 10 ns", "g: w ->, 5 ns", "k: a ->, 5 ns")
+    text = "compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach w hbm; compute k; detach a hbm; detach a ddr"
+    apart, shared = machine(), machine(queue=BOTH)
+    t = play(apart, g, text, "w ddr")
+    assert timeline(t, g, apart) == ["0-10 f", "0-30 h2d w", "10-30 d2h a", "30-35 g", "35-40 k"]
+    t = play(shared, g, text, "w ddr")
+    assert timeline(t, g, shared) == ["0-10 f", "10-30 d2h a", "30-60 h2d w", "60-65 g", "65-70 k"]
+    assert waits(t, g) == ["10-30 g transfer", "30-60 g transfer"]
+    w = t.waits.whole()
+    told = zip(w["start_ns"].tolist(), w["on"].tolist(), w["blocker"].tolist(), strict=True)
+    assert list(told) == [(10, 0, 0), (30, 1, 1)], "first for the copy out of a on d2h, then for its own"
+
+
+def test_4_upstream_copies_wait_for_the_op_before_them_on_one_queue():
+    """A copy in at its consumer is never hidden, and neither is what it waits for in the queue."""
+    h = machine(queue=BOTH, d2h={"latency": "1 ns"}, h2d={"latency": "1 ns"})
+    g = graph("a 20, b 10", "f: -> a, 10 ns", "g: -> b, 5 ns", "k: b ->, 5 ns", "m: a ->, 5 ns")
+    text = "compute f; copy a hbm ddr; detach a hbm; compute g; compute k; detach b hbm; copy a ddr hbm; compute m"
+    t = play(h, g, text + "; detach a hbm; detach a ddr", switches=Switches(copies_wait_for="end"))
+    assert timeline(t, g, h) == ["0-10 f", "10-31 d2h a", "10-15 g", "15-20 k", "31-52 h2d a", "52-57 m"]
+
+
+def test_4_several_channels_serve_a_copy_queue_and_a_link_keeps_its_own_bandwidth():
+    two = {"channels": 2}
+    h = machine(queue=BOTH, d2h=two, h2d={**two, "bandwidth": "2 GB/s"})
+    g = graph("a 20, w 30 persistent, v 10 persistent", "f: -> a, 1 ns", "g: v w ->, 5 ns", "k: a ->, 5 ns")
+    text = "compute f; copy a hbm ddr; copy w ddr hbm; copy v ddr hbm; compute g; detach w hbm; detach v hbm; compute k"
+    t = play(h, g, text + "; detach a hbm; detach a ddr", "w ddr, v ddr")
+    assert timeline(t, g, h) == ["0-1 f", "1-21 d2h a", "1-16 h2d w", "16-21 h2d v", "21-26 g", "26-31 k"]
+    assert t.spans.whole()["channel"].tolist() == [0, 1, 0, 1, 0, 0]
+
+
+def test_4_the_head_of_a_copy_queue_blocks_the_other_direction_too():
+    h = machine("30 B", queue=BOTH)
+    g = graph("y 10, w 10 persistent, x 10 persistent, z 10", "f: -> y, 1 ns", "k: -> z, 1 ns", "n: w x z ->, 5 ns")
+    text = "compute f; copy w ddr hbm; copy x ddr hbm; copy y hbm ddr; detach y hbm; compute k; compute n"
+    end = "; detach z hbm; detach w hbm; detach x hbm; detach y ddr"
+    assert play(machine("30 B"), g, text + end, "w ddr, x ddr").status == "ok"
+    t = play(h, g, text + end, "w ddr, x ddr")
+    assert t.status == "blocked"
+    assert t.blocked[0] == "op 'n' (step 6) waits for tensor 'x'"
+    assert t.blocked[1].startswith(
+        "the copy of 'x' from ddr to hbm (step 2) waits for 10 B of room in hbm: 30 B of 30 B"
+    )
+    assert len(t.blocked) == 2
+
+
 def test_5_steps_on_one_tensor_take_effect_in_issue_order():
     h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: a ->, 10 ns")
     t = play(

@@ -73,6 +73,11 @@ def test_what_the_budget_cannot_hold_goes_out_and_comes_in_again():
     assert limit(SAVED, {}, 90).terms == {"compute": 5, "room at h": 62, "link h2d": 30, "link d2h": 30}
 
 
+def test_links_of_a_copy_queue_take_turns():
+    found = bound(SAVED, machine(queue=("d2h", "h2d")), durations_ns(SAVED, machine()), ids(SAVED, {}), 90)
+    assert (found.terms["queue copies"], found.terms["link h2d"], found.terms["link d2h"]) == (60, 30, 30)
+
+
 def test_an_output_counts_until_the_step_ends_but_need_not_come_back():
     g = replace(SAVED, outputs=(0,), ops=(*SAVED.ops[:4], replace(SAVED.ops[4], reads=(1,))))
     assert limit(g, {}, 80).terms == {"compute": 5, "room at h": 43, "link h2d": 0, "link d2h": 40}

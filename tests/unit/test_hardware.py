@@ -43,6 +43,12 @@ def test_holds_whole_numbers_and_names_in_order():
     assert (hw.link_between("hbm", "ddr"), hw.link_between("ddr", "ddr")) == ("d2h", None)
 
 
+def test_each_link_waits_in_one_queue():
+    assert Hardware.model_validate(machine()).queues == (("d2h",), ("h2d",))
+    shared = machine(copy_queues={"copies": ["h2d", "d2h"]})
+    assert Hardware.model_validate(shared).queues == (("h2d", "d2h"),)
+
+
 def test_reserved_room_is_not_usable():
     tiers = {"hbm": {"capacity": "64 GB", "reserved": "4 GB", "bandwidth": "1.6 TB/s"}, "ddr": {"capacity": "inf"}}
     assert Hardware.model_validate(machine(tiers=tiers)).tiers["hbm"].usable_bytes == 60_000_000_000
@@ -65,6 +71,32 @@ def test_a_tier_may_be_read_only():
 @pytest.mark.parametrize(
     ("more", "path", "message"),
     [
+        (
+            {"copy_queues": {"copies": ["d2h", "h2h"]}},
+            "copy_queues.copies",
+            "a copy queue serves links, found 'h2h'; use one of d2h, h2d (did you mean 'h2d'?)",
+        ),
+        (
+            {"copy_queues": {"copies": ["d2h"], "more": ["h2d", "d2h"]}},
+            "copy_queues.more",
+            "a link waits in one queue, found 'd2h' in copies and more; remove it from one",
+        ),
+        (
+            {"copy_queues": {"copies": ["d2h", "d2h"]}},
+            "copy_queues.copies",
+            "a link waits in one queue, found 'd2h' twice; remove it from one",
+        ),
+        (
+            {
+                "links": {
+                    "d2h": {"source": "hbm", "target": "ddr", "bandwidth": "1 GB/s", "channels": 2},
+                    "h2d": {"source": "ddr", "target": "hbm", "bandwidth": "1 GB/s"},
+                },
+                "copy_queues": {"copies": ["d2h", "h2d"]},
+            },
+            "copy_queues.copies",
+            "the links of a queue have the same channels, found 2, 1; give them the same number of channels",
+        ),
         (
             {"compute_tier": "hbn"},
             "compute_tier",

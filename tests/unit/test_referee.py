@@ -322,6 +322,21 @@ def test_copies_start_in_issue_order_and_after_their_program_point():
     check_trace(g, two, [plan], rows(10, 11).trace(), 100, Switches(copies_wait_for="end"))
 
 
+def test_a_channel_of_a_copy_queue_serves_all_its_links_in_turn():
+    g = graph("a 4, w 4 persistent", "f: -> a, 1 ns", "g: a w ->, 1 ns")
+    plan = plan_of("compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach w hbm; detach a hbm; detach a ddr", g)
+    spans = [[0, COMPUTE, 0, 0, 0, 0, 0, 0, 1], [0, COPY, 0, D2H, 0, 1, 0, 1, 5]]
+    spans += [[0, COPY, 1, H2D, 0, 2, 0, 2, 6], [0, COMPUTE, 1, 0, 0, 3, 0, 6, 7]]
+    places = [[0, 0, DDR, 1, 4], [0, 0, HBM, 0, 4], [1, 0, DDR, 0, 4], [2, 0, HBM, 1, 4]]
+    places += [[7, 0, HBM, 1, -4], [7, 0, HBM, 0, -4], [7, 0, DDR, 0, -4]]
+    rows = Rows(spans, [[0, 0, 1, 3, 1, 6, TRANSFER, 1, H2D, 1]], places)
+    apart, shared = machine(), machine(queue=("d2h", "h2d"))
+    with pytest.raises(InvariantError, match="a wait for a transfer lasts while that transfer is under way"):
+        check_trace(g, apart, [plan], rows.trace(), 100)
+    with pytest.raises(InvariantError, match="a channel runs one transfer at a time, in issue order"):
+        check_trace(g, shared, [plan], rows.trace(), 100)
+
+
 def test_a_link_carries_no_more_than_its_bandwidth():
     g = graph("v 4 persistent, w 4 persistent", "f: -> , 10 ns")
     plan = plan_of("copy v ddr hbm; copy w ddr hbm; compute f; detach v hbm; detach w hbm", g, {"v": "ddr", "w": "ddr"})
