@@ -9,7 +9,7 @@ from itertools import filterfalse
 from typing import Self, TypedDict, Unpack
 
 from simulator.errors import ConfigError
-from simulator.units import suggestion
+from simulator.units import counted, suggestion
 
 LARGEST_RUN = 4_000_000
 """Most ops that a run computes, all steps together: about 10 GB of memory with every table written."""
@@ -199,7 +199,7 @@ def check_run(ops: int, steps: int, where: str) -> None:
     """
     if ops * steps > LARGEST_RUN:
         must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
-        found = f"{ops:,} ops in each of {steps:,} step{'' if steps == 1 else 's'}"
+        found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
         raise ConfigError(where, must, found, "lower the number of layers or of steps")
 
 

@@ -226,6 +226,19 @@ def human(value: int | float, unit: str) -> str:
     return f"{value:.0f} {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write how many there are: ``1 op``, ``1,644 ops``.
+
+    Parameters
+    ----------
+    number
+        How many.
+    noun
+        Of what, in the singular; its plural ends in s.
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value) * 1.0005)))
     return f"{value:.{digits}f}"

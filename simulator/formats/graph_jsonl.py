@@ -48,6 +48,7 @@ from sys import intern
 
 from simulator.formats import jsonl
 from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
+from simulator.units import counted
 
 SCHEMA = "hosim-graph/1"
 
@@ -135,8 +136,8 @@ def describe(path: Path) -> str:
     graph = read(path)
     sizes = sum(t.size_bytes for t in graph.tensors if t.persistent)
     return (
-        f"graph {graph.name!r}: {len(graph.ops):,} ops, {len(graph.tensors):,} tensors "
-        f"({sizes:,} B persistent), {graph.steps} step{'s' if graph.steps > 1 else ''}"
+        f"graph {graph.name!r}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')} "
+        f"({sizes:,} B persistent), {counted(graph.steps, 'step')}"
     )
 
 

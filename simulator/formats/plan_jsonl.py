@@ -44,7 +44,7 @@ from simulator.errors import ConfigError
 from simulator.formats import jsonl
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
-from simulator.units import suggestion
+from simulator.units import counted, suggestion
 
 SCHEMA = "hosim-plan/1"
 
@@ -175,7 +175,9 @@ def describe(path: Path) -> str:
     steps = plan.fixed or Steps()
     homes = sum(home != NOWHERE for home in plan.home)
     copies = sum(kind == COPY for kind in steps.kind)
-    return f"plan of {plan.policy!r}: {len(steps):,} steps, {copies:,} of them copies; {homes:,} homes"
+    return (
+        f"plan of {plan.policy!r}: {counted(len(steps), 'step')}, {copies:,} of them copies; {counted(homes, 'home')}"
+    )
 
 
 def _read(path: Path, reader: _Reader, steps: int) -> Plan:

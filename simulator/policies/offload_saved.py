@@ -13,6 +13,7 @@ from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.writer import Writer
+from simulator.units import counted
 
 
 class Options(Part):
@@ -86,7 +87,7 @@ def plan(problem: Problem, options: Options) -> Plan:
             _copy(writer, writer.back_up, tensor, options)
             writer.evict(tensor)
             stored.append(tensor)
-    return writer.finish((f"{len(saved)} tensors are saved for backward and moved",))
+    return writer.finish((f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
 def _copy(writer: Writer, copy: Callable[[int], None], tensor: int, options: Options) -> None:

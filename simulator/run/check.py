@@ -10,6 +10,7 @@ from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.run.case import prepare
 from simulator.scenario import Scenario
+from simulator.units import counted
 from simulator.workload import Workload
 
 
@@ -46,9 +47,10 @@ def _document(document: object, path: Path) -> str:
             if choice.is_file:
                 plan = rows[choice.row](case.problem)
                 referee.check_plan(case.graph, case.hardware, plan, case.pinned)
-        return f"scenario, {len(rows)} rows, {len(case.graph.ops):,} ops, {len(case.graph.tensors):,} tensors: ok"
+        sizes = {"row": len(rows), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
+        return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
     if isinstance(document, Hardware):
-        return f"hardware, {len(document.tiers)} tiers, {len(document.links)} links: ok"
+        return f"hardware, {counted(len(document.tiers), 'tier')}, {counted(len(document.links), 'link')}: ok"
     if isinstance(document, Workload) and document.graph is not None:
         return f"workload, {formats.check(path.parent / document.graph)}: ok"
     return "workload: ok"

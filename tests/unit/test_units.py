@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from simulator.units import Bytes, BytesPerSecond, FieldError, Nanoseconds, exact, human, nearest, parse
+from simulator.units import Bytes, BytesPerSecond, FieldError, Nanoseconds, counted, exact, human, nearest, parse
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,8 @@ def test_a_name_finds_its_neighbour():
     assert nearest("Static", ("static", "resident")) == "use one of static, resident (did you mean 'static'?)"
     assert nearest("zzz", ("static", "resident")) == "use one of static, resident"
     assert nearest("zzz", ()) == "remove it"
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, "0 gaps"), (1, "1 gap"), (2, "2 gaps"), (1644, "1,644 gaps")])
+def test_counted(number, shown):
+    assert counted(number, "gap") == shown
