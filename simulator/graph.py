@@ -92,6 +92,8 @@ class Op:
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier
         No cache operator may be moved across it.
+    repeatable
+        Running it again on the same values makes the same values again, and does nothing else.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Op:
     dtype: str = "bf16"
     phase: str = ""
     barrier: bool = False
+    repeatable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,7 @@ class OpFields(TypedDict, total=False):
     dtype: str
     phase: str
     barrier: bool
+    repeatable: bool
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))

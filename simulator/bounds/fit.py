@@ -14,7 +14,9 @@ from simulator.units import human
 _LARGEST = 5
 
 
-def infeasible(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float) -> Shortfall | None:
+def infeasible(
+    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float, *, may_repeat: bool = False
+) -> Shortfall | None:
     """Say what no plan can do, if there is such a thing.
 
     No plan can give an op less room than what it uses, its workspace, and what stays in the compute tier because that
@@ -29,6 +31,8 @@ def infeasible(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_by
         As for `bound`.
     budget_bytes
         What may be used of the compute tier [B].
+    may_repeat
+        Whether plans that run ops again count too; values that can be made again are then not needed at once.
 
     Returns
     -------
@@ -38,7 +42,7 @@ def infeasible(graph: Graph, hardware: Hardware, homes: Sequence[int], budget_by
     return (
         _homes_shortfall(graph, hardware, homes, budget_bytes)
         or _op_shortfall(graph, hardware, homes, budget_bytes)
-        or _total_shortfall(graph, hardware, homes, budget_bytes)
+        or _total_shortfall(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     )
 
 
@@ -97,7 +101,7 @@ def _homes_shortfall(
 
 
 def _total_shortfall(
-    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float
+    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float, *, may_repeat: bool
 ) -> Shortfall | None:
     number = {name: i for i, name in enumerate(hardware.tier_names)}
     here = number[hardware.compute_tier]
@@ -113,7 +117,7 @@ def _total_shortfall(
         <= budget_bytes + elsewhere
     ):
         return None
-    needed = working_set_bytes(graph) + Idle(graph, hardware, homes).all
+    needed = working_set_bytes(graph) + Idle(graph, hardware, homes, may_repeat=may_repeat).all
     k = int(needed.argmax())
     demand = int(needed[k])
     if demand <= budget_bytes + elsewhere:

@@ -1,7 +1,12 @@
-"""Values that are needed later but not by the op that runs: what a tight budget has to keep elsewhere."""
+"""Values that are needed later but not by the op that runs: what a tight budget has to keep elsewhere.
+
+A plan that may run ops again need not keep what it can make again. Of its values only those count that no op can make
+again: those that the step began with, and what an op made that is not repeatable.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,6 +21,13 @@ from simulator.plan import FREE, NOWHERE
 
 class Idle:
     """Bytes of the values that are needed later, but not by the op that runs; by op.
+
+    Parameters
+    ----------
+    graph, hardware, homes
+        See `bound`.
+    may_repeat
+        Whether ops may run again; then only values count that no op can make again, or that stay.
 
     Attributes
     ----------
@@ -35,7 +47,7 @@ class Idle:
         Of the graph's tensors.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, homes: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False) -> None:
         self.lifetimes = found = lifetimes(graph)
         self.work = working_set_bytes(graph)
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
@@ -43,6 +55,8 @@ class Idle:
         made_here, read_later, stays, everything = range(4)
         for t, first, last, is_read, from_start in idle_stretches(graph, found, inputs):
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
+            if may_repeat and home != compute_tier and _can_be_made_again(graph, found.writes[t], first):
+                continue
             kinds = [everything]
             if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or not from_start)):
                 kinds.append(made_here)
@@ -54,6 +68,12 @@ class Idle:
                 change[kind, first] += size
                 change[kind, last + 1] -= size
         self.made_here, self.read_later, self.stays, self.all = np.cumsum(change, axis=1)[:, :-1]
+
+
+def _can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:
+    """Whether the value that a tensor holds at an op was made by an op of the step that may run again."""
+    earlier = bisect_left(writes, at)
+    return earlier > 0 and graph.ops[writes[earlier - 1]].repeatable
 
 
 class Stretch(NamedTuple):

@@ -1,8 +1,8 @@
 """What no plan can beat, and what no plan can fit.
 
-Premises of every bound here: each op runs once in each step (no recompute), in program order, on one compute stream,
-in its own time (no contention for the compute tier), steps begin and end with the persistent tensors at home, and what
-has its home in the compute tier stays there.
+Premises of every bound here: each op runs once in each step (but see *recompute*), in program order, on one compute
+stream, in its own time (no contention for the compute tier), steps begin and end with the persistent tensors at home,
+and what has its home in the compute tier stays there.
 
 The step time is the distance of the ends of the last compute in the last two steps; in a run of one step it is the
 makespan. Let ``S`` be the start of the last op of a step. *All copies into the compute tier that a step forces lie
@@ -32,6 +32,13 @@ takes at least ``max(out / w_out, computes before) + k + max(in / w_in + the las
 
 *A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
 least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
+
+*Recompute.* A plan may run ops again, if the first runs of a step come in program order. Read "op" as the first run of
+that op in the step, and all of the above holds but one thing: a value that is needed later need not be kept, because
+the op that made it can run again. So *by the budget* and *room at an op* then count only the values that no op can make
+again: those that the step began with, those of ops that are not repeatable, and what stays in the compute tier because
+it is at home there. All else stands: every op runs at least once, before ``k`` and after it; what is forced in is read
+by some first run and has ended when the last of them starts; and the step ends no sooner than that last first run.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """
@@ -75,7 +82,13 @@ class Bound:
 
 
 def bound(
-    graph: Graph, hardware: Hardware, durations_ns: Sequence[int], homes: Sequence[int], budget_bytes: int | float
+    graph: Graph,
+    hardware: Hardware,
+    durations_ns: Sequence[int],
+    homes: Sequence[int],
+    budget_bytes: int | float,
+    *,
+    may_repeat: bool = False,
 ) -> Bound:
     """Find the largest of the lower bounds on the step time.
 
@@ -89,6 +102,8 @@ def bound(
         Tier id of each tensor at time 0, or `FREE`; of no account for what does not exist then.
     budget_bytes
         What may be used of the compute tier [B].
+    may_repeat
+        Whether the bound holds for plans that run ops again as well.
 
     Returns
     -------
@@ -96,7 +111,7 @@ def bound(
         ``max(compute, forced bytes / bandwidth of each link, queue and bus, room at each op)``; see the module's proof
         and premises.
     """
-    idle = Idle(graph, hardware, homes)
+    idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
     forced = _forced(graph, hardware, homes, idle, budget_bytes)
     terms = {"compute": sum(durations_ns)}
     op, room_ns = _room(idle, forced, hardware, durations_ns, budget_bytes)

@@ -35,6 +35,7 @@ op       `op_class`         key of the machine's achieved fractions             
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no cache operator may be moved across it                               false
+op       `repeatable`       running it again makes the same values, and does nothing else          true
 =======  =================  =====================================================================  ===========
 
 What an op reads was written by an earlier op, is persistent, or is of kind input in a graph of one step.
@@ -74,6 +75,7 @@ _OP = jsonl.Shape(
         "dtype": str,
         "phase": str,
         "barrier": bool,
+        "repeatable": bool,
     },
     ("op",),
 )
@@ -182,7 +184,7 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
         record["write_bytes"] = op.write_bytes
     if op.kind is not OpKind.COMPUTE:
         record["kind"] = op.kind.value
-    for key in ("flops", "workspace_bytes", "duration_ns", "op_class", "dtype", "phase", "barrier"):
+    for key in ("flops", "workspace_bytes", "duration_ns", "op_class", "dtype", "phase", "barrier", "repeatable"):
         value = getattr(op, key)
         if value != getattr(_PLAIN, key):
             record[key] = value

@@ -4,15 +4,19 @@ Symbols of the formulas: ``n`` steps; ``E_k`` the end of the last compute of ste
 whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 """
 
-from simulator.metrics.frames import Frames
+from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
+from simulator.metrics.steps import recomputes, run_numbers
 from simulator.metrics.summary import columns, summarise
 
 __all__ = [
     "Frames",
     "Peak",
     "columns",
+    "op_name",
     "peak_breakdown",
     "peaks_bytes",
+    "recomputes",
+    "run_numbers",
     "summarise",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import name_of
-from simulator.metrics.steps import step_starts
+from simulator.metrics.steps import run_numbers, steps_of
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace
 
@@ -48,12 +48,14 @@ class Frames:
         """
         import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
 
-        spans = _sorted(self.trace.spans.whole(), "start_ns", "rank", "issue")
-        steps = self._step_of(spans)
+        runs, _ = run_numbers(self.graph, self.hardware, self.trace)
+        spans = _sorted({**self.trace.spans.whole(), "run": runs}, "start_ns", "rank", "issue")
+        steps = steps_of(self.graph, self.hardware, self.trace, spans)
         compute = spans["kind"] == COMPUTE
         links = [*self.hardware.links.items()]
         item, track = spans["item"].tolist(), spans["track"].tolist()
-        names = _span_names(self.graph, spans, steps, compute)
+        named = zip(compute.tolist(), item, steps.tolist(), spans["run"].tolist(), strict=True)
+        names = [f"step{k}/{op_name(self.graph, i, n)}" if c else self.graph.tensors[i].name for c, i, k, n in named]
         ends = [
             (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
         ]
@@ -84,25 +86,26 @@ class Frames:
         Returns
         -------
         DataFrame
-            ``rank``, ``stream``, ``step``; ``op`` that waited; ``cause``; ``tensor`` that it lacked; ``on``, the link
-            (cause transfer) or tier (capacity) that it waited for; ``blocker``, the tensor under way; ``issue``,
-            ``start_ns``, ``end_ns``. Empty names where there is none.
+            ``rank``, ``stream``, ``step``; ``op`` that waited, named as in `spans`; ``cause``; ``tensor`` that it
+            lacked; ``on``, the link (cause transfer) or tier (capacity) that it waited for; ``blocker``, the tensor
+            under way; ``issue``, ``start_ns``, ``end_ns``. Empty names where there is none.
         """
         import pandas as pd  # noqa: PLC0415
 
-        waits = _sorted(self.trace.waits.whole(), "start_ns", "rank", "stream")
+        _, runs = run_numbers(self.graph, self.hardware, self.trace)
+        waits = _sorted({**self.trace.waits.whole(), "run": runs}, "start_ns", "rank", "stream")
         tensors = [*(t.name for t in self.graph.tensors), ""]
         tiers, links = [*self.hardware.tier_names, ""], [*self.hardware.link_names, ""]
         causes = [CAUSES[i] for i in waits["cause"].tolist()]
         places = {"transfer": links, "capacity": tiers, "compaction": tiers}
-        steps = self._step_of(waits)
-        ops = zip(waits["op"].tolist(), steps.tolist(), strict=True)
+        steps = steps_of(self.graph, self.hardware, self.trace, waits)
+        ops = zip(waits["op"].tolist(), steps.tolist(), waits["run"].tolist(), strict=True)
         return pd.DataFrame(
             {
                 "rank": waits["rank"],
                 "stream": waits["stream"],
                 "step": steps,
-                "op": [_compute_name(self.graph, op, step, 1) for op, step in ops],
+                "op": [f"step{step}/{op_name(self.graph, op, run)}" for op, step, run in ops],
                 "cause": causes,
                 "tensor": [tensors[i] for i in waits["tensor"].tolist()],
                 "on": [
@@ -181,16 +184,6 @@ class Frames:
             }
         )
 
-    def _step_of(self, rows: Block) -> Ints:
-        """The training step of each row, from its rank and issue number."""
-        tier = self.hardware.tier_names.index(self.hardware.compute_tier)
-        found = np.zeros(len(rows["issue"]), np.int64)
-        for rank in range(len(self.trace.issued)):
-            mine = rows["rank"] == rank
-            starts = step_starts(self.graph, self.trace, rank, tier)
-            found[mine] = np.searchsorted(starts, rows["issue"][mine], "right") - 1
-        return found
-
 
 def _sorted(rows: Block, *keys: str) -> Block:
     """The rows by these columns, the first of them first."""
@@ -198,23 +191,9 @@ def _sorted(rows: Block, *keys: str) -> Block:
     return {name: values[order] for name, values in rows.items()}
 
 
-def _span_names(graph: Graph, spans: Block, steps: Ints, compute: NDArray[np.bool_]) -> list[str]:
-    """Names of the spans; computes of one op in one step are numbered in issue order."""
-    number = np.ones(len(steps), np.int64)
-    mine = np.flatnonzero(compute)
-    order = mine[np.lexsort((spans["issue"][mine], spans["item"][mine], steps[mine], spans["rank"][mine]))]
-    same = np.ones(len(order), bool)
-    for key in (spans["item"][order], steps[order], spans["rank"][order]):
-        same[1:] &= key[1:] == key[:-1]
-    same[:1] = False
-    at = np.arange(len(order))
-    number[order] = at - np.maximum.accumulate(np.where(same, 0, at)) + 1 if len(order) else at
-    rows = zip(compute.tolist(), spans["item"].tolist(), steps.tolist(), number.tolist(), strict=True)
-    return [_compute_name(graph, i, k, n) if c else graph.tensors[i].name for c, i, k, n in rows]
-
-
-def _compute_name(graph: Graph, op: int, step: int, number: int) -> str:
-    return f"step{step}/{graph.ops[op].name}" + (f"#{number}" if number > 1 else "")
+def op_name(graph: Graph, op: int, run: int) -> str:
+    """Name a compute: the op, and from its second run in the step on ``#2`` and so on."""
+    return graph.ops[op].name + (f"#{run}" if run > 1 else "")
 
 
 def _running(group: Ints, delta: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""Where the training steps of a run begin, from its trace alone."""
+"""Where the training steps of a run begin, and which computes run an op again, from its trace alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph
+from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH
-from simulator.trace import Trace
+from simulator.trace import Block, Trace
 
 Ints = NDArray[np.int64]
+
+NO_OP = -1
+"""Stands for the op of a transfer."""
+
+
+def recomputes(graph: Graph, trace: Trace) -> bool:
+    """Whether some op runs more than once in a training step; of a run that did not end, whether it may have."""
+    computes = sum(int(np.count_nonzero(block["kind"] == COMPUTE)) for block in trace.spans.blocks())
+    return trace.status != "ok" or computes > len(graph.ops) * graph.steps * len(trace.issued)
+
+
+def run_numbers(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Ints, Ints]:
+    """Number the computes of an op within a training step in issue order, from 1; one above 1 is a recompute.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened.
+
+    Returns
+    -------
+    (array, array)
+        For each row of the spans (1 for a transfer), and for each row of the waits: the number of the compute that
+        it is of.
+    """
+    spans, waits = trace.spans.whole(), trace.waits.whole()
+    is_transfer = spans["kind"] != COMPUTE
+    if not recomputes(graph, trace):
+        return np.ones(len(is_transfer), np.int64), np.ones(len(waits["op"]), np.int64)
+    ops = np.concatenate((np.where(is_transfer, NO_OP, spans["item"]), waits["op"]))
+    rank, issue = (np.concatenate((spans[name], waits[name])) for name in ("rank", "issue"))
+    step = steps_of(graph, hardware, trace, {"rank": rank, "issue": issue})
+    order = np.lexsort((issue, ops, step, rank))
+    other_op = np.zeros(len(order), bool)
+    for key in (ops[order], step[order], rank[order]):
+        other_op[1:] |= key[1:] != key[:-1]
+    other_issue = other_op.copy()
+    other_issue[1:] |= np.diff(issue[order]) != 0
+    count = np.cumsum(other_issue)
+    number = np.empty(len(order), np.int64)
+    number[order] = count - np.maximum.accumulate(np.where(other_op, count, 0)) + 1
+    number[: len(is_transfer)][is_transfer] = 1
+    return number[: len(is_transfer)], number[len(is_transfer) :]
+
+
+def steps_of(graph: Graph, hardware: Hardware, trace: Trace, rows: Block) -> Ints:
+    """The training step of each row, from its rank and issue number.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened.
+    rows
+        Columns ``rank`` and ``issue`` of some spans or waits.
+    """
+    compute_tier = hardware.tier_names.index(hardware.compute_tier)
+    found = np.zeros(len(rows["issue"]), np.int64)
+    for rank in range(len(trace.issued)):
+        mine = rows["rank"] == rank
+        starts = step_starts(graph, trace, rank, compute_tier)
+        found[mine] = np.searchsorted(starts, rows["issue"][mine], "right") - 1
+    return found
 
 
 def step_starts(graph: Graph, trace: Trace, rank: int, compute_tier: int) -> Ints:

@@ -12,7 +12,7 @@ from simulator.bounds import Bound
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import peaks_bytes
-from simulator.metrics.steps import step_starts
+from simulator.metrics.steps import run_numbers, step_starts
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Trace
 
@@ -22,7 +22,17 @@ Ints = NDArray[np.int64]
 def columns(hardware: Hardware) -> tuple[str, ...]:
     """Name the columns that `summarise` gives for a machine."""
     waits = (f"wait_{cause}_ns" for cause in CAUSES)
-    times = ("step_ns", "makespan_ns", "warmup_ns", "compute_ns", "stall_ns", *waits, "drain_ns", "transfer_ns")
+    times = (
+        "step_ns",
+        "makespan_ns",
+        "warmup_ns",
+        "compute_ns",
+        "recompute_ns",
+        "stall_ns",
+        *waits,
+        "drain_ns",
+        "transfer_ns",
+    )
     peaks = (f"peak_{tier}_bytes" for tier in hardware.tier_names)
     moved = (f"moved_{name}_bytes" for name in hardware.link_names)
     shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
@@ -50,11 +60,12 @@ def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | Non
             ``M``.
         ``warmup_ns``
             ``E_(n-1)``: all that is before the step that is measured.
-        ``compute_ns``, ``stall_ns``, ``wait_<cause>_ns``
-            Computes and waits of the main stream in the measured step. The stall is the sum of the waits.
+        ``compute_ns``, ``recompute_ns``, ``stall_ns``, ``wait_<cause>_ns``
+            Computes and waits of the main stream in the measured step. The first run of an op in the step is compute,
+            every other one is recompute. The stall is the sum of the waits.
         ``drain_ns``
             ``M - E_n`` in a run of one step, which counts it; else 0. Exactly,
-            ``compute_ns + stall_ns + drain_ns = step_ns``.
+            ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
         ``transfer_ns``
             Time of the measured step in which at least one transfer of the main stream's rank is under way.
         ``exposed_transfer_ns``, ``hidden_fraction``
@@ -71,15 +82,27 @@ def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | Non
     peaks = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
     row: dict[str, Any] = {"status": trace.status, "step_ns": None, "makespan_ns": makespan}
     if trace.status != "ok":
-        columns = ("warmup_ns", "compute_ns", "stall_ns", *(f"wait_{cause}_ns" for cause in CAUSES), "drain_ns")
+        columns = (
+            "warmup_ns",
+            "compute_ns",
+            "recompute_ns",
+            "stall_ns",
+            *(f"wait_{cause}_ns" for cause in CAUSES),
+            "drain_ns",
+        )
         more = ("transfer_ns", "exposed_transfer_ns", "hidden_fraction")
         moved = (f"moved_{name}_bytes" for name in hardware.link_names)
         row |= dict.fromkeys((*columns, *more)) | peaks | dict.fromkeys(moved)
         return row | _against(None, bound)
     window = _measured(graph, hardware, trace, makespan)
     row["step_ns"] = window.end_ns - window.start_ns
+    again = run_numbers(graph, hardware, trace)[0] > 1
     return (
-        row | _ledger(trace, window) | peaks | _moved(graph, hardware, trace, window) | _against(row["step_ns"], bound)
+        row
+        | _ledger(trace, window, again)
+        | peaks
+        | _moved(graph, hardware, trace, window)
+        | _against(row["step_ns"], bound)
     )
 
 
@@ -120,29 +143,26 @@ def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) 
     return _Window(*where, first, int(earlier.max(initial=0)), int(end[main]))
 
 
-def _ledger(trace: Trace, window: _Window) -> dict[str, Any]:
-    """Compute, waits and transfers of the measured step."""
-    compute, last_end = 0, window.start_ns
-    starts, ends = [], []
-    for block in trace.spans.blocks():
-        mine = block["rank"] == window.rank
-        ran = mine & (block["kind"] == COMPUTE) & (block["track"] == window.stream)
-        ran &= block["start_ns"] >= window.start_ns
-        compute += int((block["end_ns"] - block["start_ns"])[ran].sum())
-        last_end = max(last_end, int(block["end_ns"][ran].max(initial=0)))
-        moved = mine & (block["kind"] == COPY) & (block["end_ns"] > window.start_ns)
-        starts.append(block["start_ns"][moved])
-        ends.append(block["end_ns"][moved])
+def _ledger(trace: Trace, window: _Window, again: NDArray[np.bool_]) -> dict[str, Any]:
+    """Compute, waits and transfers of the measured step; `again` tells for each span whether it is a recompute."""
+    spans = trace.spans.whole()
+    mine = spans["rank"] == window.rank
+    ran = mine & (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
+    ran &= spans["start_ns"] >= window.start_ns
+    took = spans["end_ns"] - spans["start_ns"]
+    last_end = max(window.start_ns, int(spans["end_ns"][ran].max(initial=0)))
+    moved = mine & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
     waits = np.zeros(len(CAUSES), np.int64)
     for block in trace.waits.blocks():
         mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
         mine &= block["start_ns"] >= window.start_ns
         np.add.at(waits, block["cause"][mine], (block["end_ns"] - block["start_ns"])[mine])
-    transfer = _union_ns(starts, ends, window)
+    transfer = _union_ns(spans["start_ns"][moved], spans["end_ns"][moved], window)
     exposed = int(waits[CAUSES.index("transfer")])
     return {
         "warmup_ns": window.start_ns,
-        "compute_ns": compute,
+        "compute_ns": int(took[ran & ~again].sum()),
+        "recompute_ns": int(took[ran & again].sum()),
         "stall_ns": int(waits.sum()),
         **{f"wait_{cause}_ns": int(ns) for cause, ns in zip(CAUSES, waits, strict=True)},
         "drain_ns": window.end_ns - last_end,
@@ -152,12 +172,9 @@ def _ledger(trace: Trace, window: _Window) -> dict[str, Any]:
     }
 
 
-def _union_ns(starts: list[Ints], ends: list[Ints], window: _Window) -> int:
+def _union_ns(start: Ints, end: Ints, window: _Window) -> int:
     """Time within the window in which at least one of the stretches is under way."""
-    if not starts:
-        return 0
-    start = np.clip(np.concatenate(starts), window.start_ns, window.end_ns)
-    end = np.clip(np.concatenate(ends), window.start_ns, window.end_ns)
+    start, end = np.clip(start, window.start_ns, window.end_ns), np.clip(end, window.start_ns, window.end_ns)
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     reached = np.concatenate(([window.start_ns], np.maximum.accumulate(end)[:-1])) if len(end) else end

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
-from simulator.policies import lookahead, offload_saved, optimal, reactive, resident, static, upstream_greedy
+from simulator.policies import lookahead, offload_saved, optimal, reactive, recompute, resident, static, upstream_greedy
 from simulator.policies.problem import Problem, Replay
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
@@ -35,12 +35,15 @@ class PolicyEntry:
         Model of its options.
     summary
         What it does, in one line.
+    may_repeat
+        Whether its plans may run an op again.
     """
 
     name: str
     function: Callable[[Problem, Any], Plan]
     options: type[Part]
     summary: str
+    may_repeat: bool = False
 
     def read_options(self, given: Mapping[str, Any], place: Callable[[str], str] | None = None) -> Part:
         """Check options that people wrote.
@@ -129,6 +132,13 @@ POLICIES: dict[str, PolicyEntry] = {
             upstream_greedy.plan,
             upstream_greedy.Options,
             "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
+        ),
+        PolicyEntry(
+            "recompute",
+            recompute.plan,
+            recompute.Options,
+            "gives up what can be made again, and runs its ops again",
+            may_repeat=True,
         ),
         PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
         PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),

@@ -60,8 +60,8 @@ class Writer:
         """What the tier holds, as issued [B]."""
         return self._live[tier]
 
-    def compute(self, op: int, stream: int = 0) -> None:
-        """Run an op, and then free what is dead after it."""
+    def compute(self, op: int, stream: int = 0, *, again: bool = False) -> None:
+        """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
         for tensor in self._reads[op]:
             if not self.resident(tensor):
                 self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
@@ -76,7 +76,7 @@ class Writer:
         self._note_peak(here, self._workspace[op])
         self.steps.append(COMPUTE, op, stream)
         self._last_named = next(iter((*self._writes[op], *self._reads[op])), None)
-        for tensor in self.problem.lifetimes.dead_after[op]:
+        for tensor in () if again else self.problem.lifetimes.dead_after[op]:
             self.release(tensor)
 
     def fetch(self, tensor: int) -> None:

@@ -4,6 +4,9 @@ The state is one of absent, valid and stale for each place (a tensor in a tier).
 in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
 step is over where every op has run and all places are as they must be between steps: persistent tensors valid at home
 and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began.
+
+An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
+program order gives it (`values`): run again after something was overwritten, it would make something else.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
 from simulator.referee.naming import describe
+from simulator.referee.values import INITIAL, Values
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -128,6 +132,7 @@ class _Walk:
         self._detached: dict[int, int] = {}
         self._given_up: dict[int, int] = {}
         self._ran: set[int] = set()
+        self._values = Values(graph)
         self._last_move = NOWHERE
         self._at = 0
 
@@ -140,13 +145,21 @@ class _Walk:
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
-            if not self._unlike and len(self._ran) == len(self._graph.ops):
-                self._check_outputs()
-                self._ran.clear()
-                self._given_up.clear()
+            if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
+                self._end_training_step()
                 done += 1
         if done < training_steps or self._unlike:
             self._explain_end(training_steps, done)
+        overwritten = self._values.first_made()
+        if overwritten is not None:
+            must = "no op changes what outlasts the last training step after its end"
+            raise self._end_error(must, f"that one writes {self._name(overwritten)} again", "remove it")
+
+    def _end_training_step(self) -> None:
+        self._check_outputs()
+        self._ran.clear()
+        self._given_up.clear()
+        self._values.begin_step()
 
     def _compute(self, op: int, stream: int, _: int) -> None:
         self._check_range("an op id", op, len(self._graph.ops))
@@ -155,6 +168,7 @@ class _Walk:
         for t in what.reads:
             if state[t * tiers + here] != VALID:
                 self._refuse_read(t, here, f"op {what.name!r}", "what an op reads is valid")
+        self._check_values(op)
         for t in what.writes:
             for place in range(t * tiers, (t + 1) * tiers):
                 if state[place] == VALID:
@@ -164,6 +178,26 @@ class _Walk:
             self._given_up.pop(t, None)
         self._ran.add(op)
         self._last_move = self._at
+
+    def _check_values(self, op: int) -> None:
+        """Check that the op makes what it makes in program order, also if it runs again."""
+        if op in self._ran and not self._graph.ops[op].repeatable:
+            must = "an op that is not repeatable runs once in a training step"
+            raise self._error(must, "it again", "keep or move what it makes, instead of making it again")
+        wrong = self._values.wrong_read(op)
+        if wrong is not None:
+            must = "an op, also one that runs again, reads the values that program order gives it"
+            do = "run it while they are there, or make them again before"
+            raise self._error(must, self._held(*wrong), do)
+        self._values.write(op)
+
+    def _held(self, tensor: int, maker: int, expected: int) -> str:
+        """Say which value a tensor holds, and which it should."""
+        found, wanted = (
+            "as the training step began" if op == INITIAL else f"as op {self._graph.ops[op].name!r} makes it"
+            for op in (maker, expected)
+        )
+        return f"{self._name(tensor)} {found}, not {wanted}"
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         self._check_range("a tensor id", tensor, len(self._graph.tensors))
@@ -249,6 +283,10 @@ class _Walk:
                 f"no compute of op {name!r}{more} in training step {done + 1} of {training_steps}",
                 "add it",
             )
+        if self._values.unlike and not self._unlike:
+            must = "what outlasts a training step ends it with the value that program order leaves in it"
+            found = self._held(*self._values.first_unlike())
+            raise self._end_error(must, found, "run the op that makes this value last")
         place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
         tensor, tier = divmod(place, self._tiers)
         self._refuse_end(tensor, self._plan.tiers[tier], place)

@@ -31,5 +31,7 @@ PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "pref
 """Phase of an op -> colour of its compute."""
 COMPUTE = "#75828f"
 """Compute of an op without a phase."""
+RECOMPUTE = "#aa4499"
+"""Compute that runs again, in any phase."""
 DRAIN = "#bfc6cd"
 """Copies that end after the last op of a run of one step."""

@@ -21,10 +21,11 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
+from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE as COMPUTE_STEP
 from simulator.plan import COPY
 from simulator.report import colours
-from simulator.report.rows import Row, causes, is_ok, present, quantity
+from simulator.report.rows import Row, causes, is_ok, present, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Usage, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 
@@ -92,7 +93,8 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None, rank: int = 
     """
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
-    everything = _of_rank(row.trace.spans.whole(), rank)
+    runs = run_numbers(row.graph, row.hardware, row.trace)[0]
+    everything = _of_rank({**row.trace.spans.whole(), "run": runs}, rank)
     ends = _step_ends(row, everything)
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, row.summary["makespan_ns"] or 1)
     spans = _within(everything, first, last)
@@ -143,7 +145,8 @@ def _title(row: Row) -> str:
     if not is_ok(row):
         return f"{row.label}: {row.summary['status']}"
     stall = quantity(row.summary.get("stall_ns"), "ns")
-    return f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step, {stall} of it stalled"
+    again = f", {quantity(recomputed_ns(row), 'ns')} recomputed" if recomputed_ns(row) else ""
+    return f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step, {stall} of it stalled{again}"
 
 
 def units(extent_ns: int) -> tuple[str, int]:
@@ -189,8 +192,9 @@ def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lan
         else:
             names = sorted(set(phases))
             number = np.array([names.index(p) for p in phases] or [0])
-            group = number[spans["item"][here]]
+            group = np.where(spans["run"][here] > 1, len(names), number[spans["item"][here]])
             colour_of = {i: colours.PHASE.get(p, colours.COMPUTE) for i, p in enumerate(names)}
+            colour_of[len(names)] = colours.RECOMPUTE
             stalled = waits["stream"] == track
             cause = {i: colours.CAUSE[c] for i, c in enumerate(CAUSES)}
             _bars(ax, y, (waits["start_ns"][stalled], waits["end_ns"][stalled]), waits["cause"][stalled], cause, size)
@@ -300,6 +304,8 @@ def _marks(row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> list[tup
     kinds = sorted({k for usage in tiers for k in usage.kinds} | set(moved.tolist()), reverse=True)
     marks = [("compute", "")]
     marks += [(phase or "any op", colours.PHASE.get(phase, colours.COMPUTE)) for phase in phases]
+    if (spans["run"] > 1).any():
+        marks.append(("recompute", colours.RECOMPUTE))
     if waits["cause"].size:
         marks.append(("stall, by cause", ""))
         marks += [(CAUSES[c], colours.CAUSE[CAUSES[c]]) for c in np.unique(waits["cause"])]
@@ -340,9 +346,8 @@ def comparison(rows: Sequence[Row]) -> Picture:
         if not is_ok(row):
             ax.text(0, y, f"  {row.summary['status']}", va="center", fontsize=9, color=_FAINT)
             continue
-        left = row.summary["compute_ns"] / size
-        ax.barh(y, left, color=colours.COMPUTE, height=0.7)
-        pieces = [(colours.CAUSE[cause], ns) for cause, ns in causes(row)]
+        left, pieces = 0.0, [(colours.COMPUTE, row.summary["compute_ns"]), (colours.RECOMPUTE, recomputed_ns(row))]
+        pieces += [(colours.CAUSE[cause], ns) for cause, ns in causes(row)]
         for colour, ns in [*pieces, (colours.DRAIN, row.summary.get("drain_ns") or 0)]:
             ax.barh(y, ns / size, left=left, color=colour, height=0.7)
             left += ns / size
@@ -352,6 +357,8 @@ def comparison(rows: Sequence[Row]) -> Picture:
             ax.plot([bound, bound], [y - 0.42, y + 0.42], color=_INK, linewidth=1.4)
     used = [c for c in CAUSES if any(c == cause for row in rows if is_ok(row) for cause, _ in causes(row))]
     marks = [("compute", colours.COMPUTE), *((f"stall: {c}", colours.CAUSE[c]) for c in used), ("bound", "-")]
+    if any(map(recomputed_ns, rows)):
+        marks.insert(1, ("recompute", colours.RECOMPUTE))
     _side_legend(picture, marks)
     ax.set_yticks(range(len(rows)), [row.label for row in rows], **_TEXT)
     ax.set_ylim(len(rows) - 0.5, -0.5)

@@ -12,7 +12,7 @@ import jinja2
 
 from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
-from simulator.report.rows import Row, causes, is_ok, percent, present, quantity
+from simulator.report.rows import Row, causes, is_ok, percent, present, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
 from simulator.report.text import cause_columns, memory_columns, names, time_columns
 from simulator.report.usage import usages
@@ -79,8 +79,14 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
         statuses=[str(row.summary["status"]) for row in rows],
         bars=_bars(rows),
         used_causes=used_causes(rows),
+        recomputes=any(map(recomputed_ns, rows)),
         sections=[_section(row, pictures.get(row.label)) for row in rows],
-        colours={"cause": colours.CAUSE, "kind": colours.KIND, "compute": colours.COMPUTE},
+        colours={
+            "cause": colours.CAUSE,
+            "kind": colours.KIND,
+            "compute": colours.COMPUTE,
+            "recompute": colours.RECOMPUTE,
+        },
     )
 
 
@@ -120,6 +126,7 @@ def _bars(rows: Sequence[Row]) -> list[_Bar]:
             continue
         share = 100 / most
         pieces = [("compute", colours.COMPUTE, row.summary["compute_ns"])]
+        pieces.append(("recompute", colours.RECOMPUTE, recomputed_ns(row)))
         pieces += [(f"stall: {cause}", colours.CAUSE[cause], ns) for cause, ns in causes(row)]
         pieces.append(("copies after the last op", colours.DRAIN, row.summary.get("drain_ns") or 0))
         parts = [(name, colour, f"{ns * share:.3f}", quantity(ns, "ns")) for name, colour, ns in pieces if ns]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.metrics import op_name, run_numbers
 from simulator.plan import COMPUTE, COPY
 from simulator.report.rows import Row
 from simulator.report.usage import KINDS, usages
@@ -74,10 +75,9 @@ def events(row: Row) -> Iterator[Event]:
         return
     ranks = sorted({int(r) for block in trace.spans.blocks() for r in np.unique(block["rank"])}) or [0]
     yield from _names(row, trace, ranks)
-    for block in trace.spans.blocks():
-        yield from _span_slices(row, block)
-    for block in trace.waits.blocks():
-        yield from _wait_slices(row.graph, row.hardware, block)
+    of_spans, of_waits = run_numbers(row.graph, row.hardware, trace)
+    yield from _span_slices(row, trace.spans.whole(), of_spans)
+    yield from _wait_slices(row.graph, row.hardware, trace.waits.whole(), of_waits)
     yield from _arrows(row, trace.spans.whole())
     for rank in ranks:
         yield from _counters(row, rank)
@@ -109,13 +109,14 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
-def _span_slices(row: Row, block: Block) -> Iterator[Event]:
+def _span_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
     ops, tensors, links = row.graph.ops, row.graph.tensors, row.hardware.link_names
-    for rank, kind, item, track, channel, _, issued, start, end in _rows(block):
+    for (rank, kind, item, track, channel, _, issued, start, end), run in zip(_rows(block), runs.tolist(), strict=True):
         event: Event = {"ph": "X", "pid": rank, "ts": _us(start), "dur": _us(end - start)}
         if kind == COMPUTE:
             op = ops[item]
-            event |= {"name": op.name, "cat": op.phase or "compute", "tid": track}
+            phase = "recompute" if run > 1 else op.phase or "compute"
+            event |= {"name": op_name(row.graph, item, run), "cat": phase, "tid": track}
             event["args"] = {"issued_us": _us(issued), "class": op.op_class, "flops": op.flops}
         else:
             tensor = tensors[item]
@@ -129,10 +130,12 @@ def _span_slices(row: Row, block: Block) -> Iterator[Event]:
         yield event
 
 
-def _wait_slices(graph: Graph, hardware: Hardware, block: Block) -> Iterator[Event]:
+def _wait_slices(graph: Graph, hardware: Hardware, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
     links, tiers = hardware.link_names, hardware.tier_names
-    for rank, stream, op, _, start, end, cause, tensor, on, blocker in _rows(block):
-        args: Event = {"op": graph.ops[op].name, "cause": CAUSES[cause]}
+    for (rank, stream, op, _, start, end, cause, tensor, on, blocker), run in zip(
+        _rows(block), runs.tolist(), strict=True
+    ):
+        args: Event = {"op": op_name(graph, op, run), "cause": CAUSES[cause]}
         if tensor >= 0:
             args["tensor"] = graph.tensors[tensor].name
         if on >= 0:

@@ -94,6 +94,11 @@ def causes(row: Row) -> list[tuple[str, int]]:
     return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
 
 
+def recomputed_ns(row: Row) -> int:
+    """Time in which the row runs ops again [ns]."""
+    return int(row.summary.get("recompute_ns") or 0)
+
+
 def fastest_ns(rows: Sequence[Row]) -> float | None:
     """Least step time of the rows that ran to their end [ns]."""
     times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio
+from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio, recomputed_ns
 from simulator.trace import CAUSES
 
 _TIE = 1.005
@@ -79,7 +79,8 @@ def _fastest(rows: Sequence[Row]) -> str:
         text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
     gap = row.summary.get("gap_fraction")
     if present(gap):
-        text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"))
+        others = any(map(recomputed_ns, rows)) and not recomputed_ns(row)
+        text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
 
@@ -87,19 +88,25 @@ def _hides(row: Row) -> str:
     """How much of the copying costs nothing, and what waiting remains."""
     hidden, found = row.summary.get("hidden_fraction"), causes(row)
     said = []
+    if recomputed_ns(row):
+        said.append(f"spends {_recomputing(row)}")
     if present(hidden):
         said.append("hides all of its copies" if hidden == 1 else f"hides {percent(hidden)} of its copying")
     if found:
         said.append(f"loses {_waiting(row, *found[0])}")
     elif not said:
         said.append("never waits")
-    return (" but " if hidden == 1 and found else " and ").join(said)
+    if hidden == 1 and found:
+        return f"{_listed(said[:-1])} but {said[-1]}"
+    return _listed(said)
 
 
-def _above_bound(gap: float, kind: str) -> str:
+def _above_bound(gap: float, kind: str, *, others: bool) -> str:
+    """Say how far the bound is; where `others` recompute, that it is one for plans that do not."""
+    plan = "no plan without recompute" if others else "no plan"
     if gap < 0.0005:
-        return f", and no plan can be faster ({kind})"
-    return f", {percent(gap)} above the bound that no plan can beat ({kind})"
+        return f", and {plan} can be faster ({kind})"
+    return f", {percent(gap)} above the bound that {plan} can beat ({kind})"
 
 
 def _losing(rows: Sequence[Row]) -> str:
@@ -116,9 +123,14 @@ def _loss(row: Row) -> str:
     found = causes(row)
     slowdown = row.summary.get("slowdown_vs_fastest")
     text = f"{row.label} is {ratio(slowdown).removesuffix('x')} times as slow"
-    if not found:
-        return text + " without a stall: it computes longer"
-    return f"{text}: it loses {_waiting(row, *found[0])}"
+    spent = [f"spends {_recomputing(row)}"] if recomputed_ns(row) else []
+    spent += [f"loses {_waiting(row, *found[0])}"] if found else []
+    return f"{text}: it {' and '.join(spent)}" if spent else text + " without a stall: it computes longer"
+
+
+def _recomputing(row: Row) -> str:
+    share = percent(recomputed_ns(row) / row.summary["compute_ns"]) if row.summary["compute_ns"] else "all"
+    return f"{quantity(recomputed_ns(row), 'ns')} on recompute ({share} of compute)"
 
 
 def _waiting(row: Row, cause: str, ns: int) -> str:

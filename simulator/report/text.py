@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.report.rows import ABSENT, Row, causes, is_ok, percent, quantity, ratio
+from simulator.report.rows import ABSENT, Row, causes, is_ok, percent, quantity, ratio, recomputed_ns
 from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def time_columns(rows: Sequence[Row]) -> list[Column]:
         Column("vs compute", tuple(ratio(row.summary.get("slowdown_vs_compute")) for row in rows)),
         Column("gap", tuple(percent(row.summary.get("gap_fraction")) for row in rows)),
         Column("hidden", tuple(percent(row.summary.get("hidden_fraction")) for row in rows)),
+        *([_numbers("recompute", rows, "recompute_ns", "ns")] if any(recomputed_ns(row) for row in rows) else []),
         _numbers("stall", rows, "stall_ns", "ns"),
     ]
 

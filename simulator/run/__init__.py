@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator import bounds, catalog, metrics, referee
+from simulator import catalog, metrics, referee
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.plan import Plan
 from simulator.report.rows import fastest_ns, is_ok
@@ -53,16 +53,18 @@ def run(
         If a document, an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
     """
     case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
-    rows, facts = case.rows(policies), case.bound_facts
-    unfit = bounds.infeasible(case.graph, case.hardware, *facts)
-    if unfit is not None:
-        return Results(case, [_infeasible(case, label, unfit) for label in rows])
-    limit = bounds.bound(case.graph, case.hardware, case.problem.durations_ns, *facts)
-    results = [_replay(case, label, decide, limit, progress or _silent) for label, decide in rows.items()]
+    rows = case.rows(policies)
+    results = [_row(case, label, decide, progress or _silent) for label, decide in rows.items()]
     return Results(case, _compared(results, sum(case.problem.durations_ns)))
 
 
-def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progress: Progress) -> Result:
+def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
+    """One row; at once, if no plan of its kind can fit."""
+    unfit = case.unfit(may_repeat=case.may_repeat(label))
+    return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, unfit)
+
+
+def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
     """Decide, check, replay, check again, count."""
     graph, hardware, budget = case.graph, case.hardware, case.problem.budget_bytes
     progress(label, 0, 0)
@@ -74,6 +76,7 @@ def _replay(case: Case, label: str, decide: Policy, limit: bounds.Bound, progres
         return _infeasible(case, label, error.report)
     findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
     said = {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
+    limit = case.bound(may_repeat=metrics.recomputes(graph, trace))
     summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), **said}
     result = Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
     if plan.fixed is None and trace.status == "ok":

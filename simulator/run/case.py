@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
-from simulator import engine, formats, metrics
+from simulator import bounds, engine, formats, metrics
 from simulator.builders import build
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
@@ -68,6 +68,35 @@ class Case:
     def pinned(self) -> list[int]:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
+
+    def bound(self, *, may_repeat: bool = False) -> bounds.Bound:
+        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
+        found = self._bounds.get(may_repeat)
+        if found is None:
+            times = self.problem.durations_ns
+            found = bounds.bound(self.graph, self.hardware, times, *self.bound_facts, may_repeat=may_repeat)
+            self._bounds[may_repeat] = found
+        return found
+
+    def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
+        """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
+        if may_repeat not in self._unfit:
+            found = bounds.infeasible(self.graph, self.hardware, *self.bound_facts, may_repeat=may_repeat)
+            self._unfit[may_repeat] = found
+        return self._unfit[may_repeat]
+
+    @cached_property
+    def _bounds(self) -> dict[bool, bounds.Bound]:
+        return {}
+
+    @cached_property
+    def _unfit(self) -> dict[bool, Shortfall | None]:
+        return {}
+
+    def may_repeat(self, row: str) -> bool:
+        """Whether the row's plan may run an op again: unless it is a policy that never does."""
+        own = next((c.policy for c in self.loaded.scenario.policies if c.row == row), row)
+        return own not in POLICIES or POLICIES[own].may_repeat
 
     def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
         """Say which rows to run, each with the function that decides.

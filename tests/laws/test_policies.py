@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from policy_problems import replay
 from strategies import DDR, HBM, graphs, homes, machines
 
-from simulator import engine
+from simulator import engine, metrics
+from simulator.bounds import bound
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph
@@ -34,6 +35,9 @@ OPTIONS = [
     ("offload_saved", {"synchronous": True}),
     ("upstream_greedy", {}),
     ("upstream_greedy", {"limit": "5 B", "lead": 2}),
+    ("recompute", {}),
+    ("recompute", {"time_weight": 1.0}),
+    ("recompute", {"time_weight": 0.0, "most": 50.0}),
     ("static", {}),
     ("static", {"alpha": 0.0}),
     ("static", {"alpha": 5.0}),
@@ -130,6 +134,12 @@ def test_conformance(name, options, case):
     assert trace.status == "ok"
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)
+    start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    repeats = metrics.recomputes(p.graph, trace)
+    event("repeats" if repeats else "runs each op once")
+    limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
+    assert metrics.summarise(p.graph, p.hardware, trace)["step_ns"] >= limit.ns
+    assert repeats <= POLICIES[name].may_repeat
     pinned = [t for t, home in enumerate(p.homes) if home != FREE and p.starts_with[t]]
     assert [plan.home[t] for t in pinned] == [p.homes[t] for t in pinned]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 
-from simulator import engine
+from simulator import engine, metrics
 from simulator.errors import CapacityError, PlanError
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.scenario import Switches
@@ -413,3 +413,32 @@ def test_ranks_have_their_own_device_and_share_what_the_node_has():
         (1, 1, 0, 60),
     ]
     assert NOWHERE == -1
+
+
+def test_an_op_that_runs_again_takes_room_anew_and_waits_for_it_like_any_other():
+    """a is given up after g and made again for k; the second f finds room only when b is gone, with h."""
+    h = machine("100 B")
+    g = graph("a 60, b 70", "f: -> a, 10 ns", "g: a ->, 5 ns", "h: -> b, 20 ns", "k: a ->, 5 ns")
+    t = play(
+        h,
+        g,
+        "compute f; compute g; detach a hbm; compute h; copy b hbm ddr; detach b hbm; compute f; compute k;"
+        "detach a hbm; detach b ddr",
+    )
+    assert timeline(t, g, h) == ["0-10 f", "10-15 g", "15-35 h", "35-105 d2h b", "105-115 f", "115-120 k"]
+    assert waits(t, g) == ["35-105 f capacity"]
+    assert peak_bytes(t, 0) == 70
+    row = metrics.summarise(g, h, t)
+    assert [row[c] for c in ("compute_ns", "recompute_ns", "stall_ns", "step_ns")] == [40, 10, 70, 120]
+    names = metrics.Frames(g, h, t).spans()["name"].tolist()
+    assert names == ["step0/f", "step0/g", "step0/h", "b", "step0/f#2", "step0/k"]
+    assert metrics.Frames(g, h, t).waits()["op"].tolist() == ["step0/f#2"]
+
+
+def test_every_step_of_a_repeated_plan_counts_its_runs_from_one():
+    h, g = machine(), graph("a 60", "f: -> a, 10 ns", "g: a ->, 5 ns", steps=2)
+    t = play(h, g, "compute f; detach a hbm; compute f; compute g; detach a hbm")
+    names = metrics.Frames(g, h, t).spans()["name"].tolist()
+    assert names == [f"step{n}/{what}" for n in (0, 1) for what in ("f", "f#2", "g")]
+    row = metrics.summarise(g, h, t)
+    assert [row[c] for c in ("compute_ns", "recompute_ns", "stall_ns", "step_ns")] == [15, 10, 0, 25]

@@ -193,3 +193,39 @@ def test_without_a_tier_below_everything_needed_must_fit():
     assert (found.demand_bytes, found.at) == (120, "op 'h'")
     assert found.largest == (("a", 40), ("b", 40), ("c", 40))
     assert found.levers == ("raise the budget in hbm by 20 B to 120 B", "add a tier that hbm has a link to")
+
+
+def again(g: Graph, homes: dict[str, int], budget: float) -> Bound:
+    h = machine()
+    return bound(g, h, durations_ns(g, h), ids(g, homes), budget, may_repeat=True)
+
+
+def test_what_can_be_made_again_need_not_be_kept():
+    """The same step as above: a and b leave for nothing, because f and g can run again."""
+    assert limit(SAVED, {}, 90).kind == "room at h"
+    assert again(SAVED, {}, 90) == Bound(5, "compute", {"compute": 5, "link h2d": 0, "link d2h": 0})
+
+
+def test_what_cannot_be_made_again_counts_also_where_ops_run_again():
+    """x came with the step, and a is not repeatable: while h runs, 40 B of the two are needed beyond the budget."""
+    ops = ("f: -> a, 1 ns", "g: x ->, 1 ns", "h: -> c, 1 ns", "k: c ->, 1 ns", "m: a x ->, 1 ns")
+    g = graph("x 40 input, a 40, c 40", *ops)
+    assert again(g, {"x": FREE}, 80).terms["link d2h"] == 0
+    once = replace(g, ops=(replace(g.ops[0], repeatable=False), *g.ops[1:]))
+    assert again(once, {"x": FREE}, 80).terms["link h2d"] == 40
+    assert again(g, {"x": DDR}, 80).terms["link h2d"] == 40
+    assert again(g, {"x": HBM}, 60).terms["link d2h"] == 20
+
+
+def test_a_home_elsewhere_is_left_and_reached_also_where_ops_run_again():
+    g = graph("w 30 persistent, s 20 persistent, a 1", "f: w s -> a s, 7 ns", "g: w a ->, 5 ns")
+    assert again(g, {"w": DDR, "s": DDR}, 99) == limit(g, {"w": DDR, "s": DDR}, 99)
+
+
+def test_what_can_be_made_again_needs_no_room_in_any_tier():
+    ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 10})
+    g, h = SAVED, machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
+    assert infeasible(g, h, ids(g, {}), 80) is not None
+    assert infeasible(g, h, ids(g, {}), 80, may_repeat=True) is None
+    kept = replace(g, ops=tuple(replace(op, repeatable=False) for op in g.ops))
+    assert infeasible(kept, h, ids(g, {}), 80, may_repeat=True) == infeasible(g, h, ids(g, {}), 80)

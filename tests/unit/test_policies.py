@@ -19,6 +19,7 @@ def test_policies_are_named_with_a_line_each():
         "lookahead",
         "offload_saved",
         "upstream_greedy",
+        "recompute",
         "static",
         "optimal",
     ]
@@ -28,7 +29,9 @@ def test_policies_are_named_with_a_line_each():
 def test_unknown_policy_is_answered_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'static'") as caught:
         choose("statik")
-    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, static, optimal" in str(caught.value)
+    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, recompute, static, optimal" in str(
+        caught.value
+    )
     assert choose("static") is POLICIES["static"]
 
 

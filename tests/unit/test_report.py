@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import chain
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 import simulator as hosim
 from simulator.errors import ConfigError, Shortfall
@@ -222,3 +223,43 @@ def test_comparison_shows_every_row(results):
     ax = results.comparison().axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == list(results)
     assert isinstance(results.comparison(), figures.Picture)
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    """The chain with room for four activations, by recompute and by offload over a slow link."""
+    slow = {"links.*.bandwidth": "2 GB/s"}
+    return hosim.run(chain.write(tmp_path_factory.mktemp("again")), set=slow, policies=["recompute", "static"])
+
+
+def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
+    row = again["recompute"]
+    assert row.summary["recompute_ns"] > 0
+    assert "recompute" in text.plain([row]).splitlines()[0]
+    assert "recompute" not in text.plain([again["static"]])
+    slices = [e for e in perfetto.events(row) if e.get("cat") == "recompute"]
+    assert slices
+    assert all(e["name"].endswith("#2") for e in slices)
+    assert sum(e["dur"] for e in slices) * 1000 == row.summary["recompute_ns"] * row.graph.steps
+    legend = {t.get_text() for t in row.timeline().texts}
+    assert "recompute" in legend
+    assert "recompute" not in {t.get_text() for t in again["static"].timeline().texts}
+    assert "recompute" in {t.get_text() for t in again.comparison().texts}
+    widths = {p.get_facecolor(): p.get_width() for p in again.comparison().axes[0].patches if p.get_y() < 0.5}
+    assert to_rgba(colours.RECOMPUTE) in widths
+
+
+def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_its_own(again):
+    recompute, static = again["recompute"].summary, again["static"].summary
+    assert recompute["bound_kind"] == "compute"
+    assert recompute["bound_ns"] < static["bound_ns"]
+    assert "the bound that no plan can beat (compute); it spends" in again.sentences[0]
+    assert "on recompute (" in again.sentences[0]
+
+
+def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
+    fast = _row("static", 1000, gap_fraction=0.5, bound_kind="link d2h", slowdown_vs_fastest=1.0)
+    slow = _row("recompute", 1300, slowdown_vs_fastest=1.3, recompute_ns=300, compute_ns=1000)
+    first, second = sentences([fast, slow])
+    assert "the bound that no plan without recompute can beat (link d2h)" in first
+    assert second == "recompute is 1.30 times as slow: it spends 300 ns on recompute (30 % of compute)."

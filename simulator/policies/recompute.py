@@ -1,0 +1,200 @@
+"""`recompute`: gives up what can be made again, and makes it again before its use. Nothing is copied.
+
+It goes through the step in issue order. Where the next op finds no room, it gives up the tensors with the highest
+
+    ``score = size * idle time ** time_weight / time of the ops to run again``
+
+until there is: room is bought where a byte costs least compute. What is used again sooner than it can be made again
+goes last; what is far from what it would be made of goes late. Where an op reads what was given up, the ops that make
+it run again, from what is there; what else they make on the way is kept as long as it is needed again and has room, so
+that in backward each layer is made again once. Under a tight budget this leaves checkpoints at growing distances: of
+`n` equal layers about the square root of ``2 n`` stay, and the others are made again once, as in checkpointing by hand
+(Chen et al., arXiv 1604.06174; the rule is that of dynamic tensor rematerialisation, Kirisame et al., arXiv
+2006.09616, with known next uses instead of guesses). Under a tighter one layers are made again more than once.
+
+A tensor gets in line with the score that its maker alone gives it, and the true one is found when it comes first: a
+score only falls when what the tensor is made of is given up. So each choice costs a few steps of a heap and the ops of
+one chain.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Annotated
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.lifetime import NEVER
+from simulator.plan import Plan
+from simulator.policies.problem import Problem
+from simulator.policies.remake import Remaker
+from simulator.policies.search import tune
+from simulator.policies.writer import Writer
+
+TIME_WEIGHTS = (0.0, 0.5, 1.0)
+"""Tried where no weight is given."""
+
+LONGEST_CHAIN = 256
+"""A tensor that takes more ops than this to make again is kept."""
+
+
+Rank = tuple[bool, float]
+"""Whether a tensor is used again sooner than it can be made again, and its score with the sign turned."""
+
+
+class Options(Part):
+    """What is given up first.
+
+    Attributes
+    ----------
+    time_weight
+        How much a long idle time counts: 0 looks at bytes per recompute time only, 1 at bytes times idle time. Default:
+        the best of a few, found by replay.
+    most
+        Recompute at most so many times the time of one step's ops; a plan that needs more is infeasible.
+    """
+
+    time_weight: Annotated[float, Field(ge=0, le=4)] | None = Field(
+        None, description="how much a long idle time counts for giving a tensor up"
+    )
+    most: Annotated[float, Field(ge=0)] = Field(4.0, description="recompute at most, in times of one step's ops")
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Give tensors up under pressure and make them again before their use.
+
+    Persistent tensors stay in the compute tier; those whose home is another tier come in when the step starts and go
+    back when it ends, as in `resident`.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    options
+        See `Options`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits; the report tells the least peak that was reached.
+    """
+    weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
+    remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
+    return tune(problem, [weights], lambda weight: _Walk(problem, remaker, weight, options.most).run())
+
+
+class _Walk:
+    """One pass over the step in issue order.
+
+    Parameters
+    ----------
+    problem, remaker
+        What to plan for, and how to make things again.
+    time_weight, most
+        See `Options`.
+    """
+
+    def __init__(self, problem: Problem, remaker: Remaker, time_weight: float, most: float) -> None:
+        self._problem, self._remaker, self._weight = problem, remaker, time_weight
+        self._ops, self._here = problem.graph.ops, problem.compute_tier
+        self._writer = Writer(problem, "recompute")
+        self._left_ns = int(most * problem.clock[-1])
+        self._uses, self._used = problem.lifetimes.uses, [0] * len(problem.sizes)
+        self._may_go = [
+            not t.persistent and size > 0 for t, size in zip(problem.graph.tensors, problem.sizes, strict=True)
+        ]
+        self._since = [0] * len(problem.sizes)
+        self._line: list[tuple[Rank, int, int]] = []
+        self._given_up: set[int] = set()
+        self._again = self._again_ns = 0
+
+    def run(self) -> Plan:
+        """Write the plan."""
+        writer = self._writer
+        for tensor, uses in enumerate(self._uses):
+            if uses and self._problem.starts_with[tensor] and not writer.resident(tensor):
+                writer.fetch(tensor)
+        for op, what in enumerate(self._ops):
+            missing = [t for t in what.reads if not writer.resident(t)]
+            if missing:
+                self._make_again(missing, op)
+            self._make_room(op, {*what.reads, *what.writes}, op)
+            writer.compute(op)
+            for t in {*what.reads, *what.writes}:
+                self._used[t] += 1
+                self._line_up(t, op + 1)
+        given_up = (
+            f"{len(self._given_up)} tensors are given up and made again by {self._again} runs ({self._again_ns:,} ns)"
+        )
+        return writer.finish((given_up,) if self._again else ())
+
+    def _next_use(self, tensor: int) -> int:
+        uses, used = self._uses[tensor], self._used[tensor]
+        return uses[used] if used < len(uses) else NEVER
+
+    def _make_again(self, wanted: list[int], before: int) -> None:
+        """Run again what makes the wanted tensors; keep what else is needed later, and drop the rest."""
+        writer, needed = self._writer, set(self._ops[before].reads)
+        chain = self._remaker.chain(wanted, before, writer.resident) or ()
+        last = {t: op for op in chain for t in (*self._ops[op].reads, *self._ops[op].writes)}
+        locked = needed | last.keys()
+        for op in chain:
+            what = self._ops[op]
+            self._make_room(op, locked, before)
+            writer.compute(op, again=True)
+            for t in {*what.reads, *what.writes}:
+                if last[t] == op and t not in needed:
+                    locked.discard(t)
+                    if self._next_use(t) != NEVER:
+                        self._line_up(t, before)
+                    elif self._may_go[t] and t not in self._problem.graph.outputs:
+                        writer.release(t)
+        self._again += len(chain)
+        self._again_ns += self._remaker.time_ns(chain)
+        self._left_ns -= self._remaker.time_ns(chain)
+
+    def _make_room(self, op: int, locked: set[int], now: int) -> None:
+        """Give tensors up until the op has room, or nothing is left to give up."""
+        writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
+        room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
+        kept: list[tuple[Rank, int, int]] = []
+        while writer.live_bytes(self._here) + room > self._problem.budget_bytes and self._line and self._left_ns > 0:
+            entry = heappop(self._line)
+            rank, tensor, next_use = entry
+            if next_use != self._next_use(tensor) or not writer.resident(tensor):
+                continue
+            if tensor in locked:
+                kept.append(entry)
+                continue
+            found = self._rank(tensor, next_use)
+            if found is not None and found > rank:
+                heappush(self._line, (found, tensor, next_use))
+            elif found is not None:
+                writer.detach(tensor, self._here)
+                self._given_up.add(tensor)
+        for entry in kept:
+            heappush(self._line, entry)
+
+    def _line_up(self, tensor: int, now: int) -> None:
+        """Let the tensor be given up until its next use."""
+        next_use = self._next_use(tensor)
+        if self._may_go[tensor] and next_use != NEVER and self._writer.resident(tensor):
+            self._since[tensor] = now
+            maker = self._remaker.maker(tensor, next_use)
+            if maker != NEVER:
+                heappush(self._line, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
+
+    def _rank(self, tensor: int, next_use: int) -> Rank | None:
+        """Where in the line the tensor stands; None if it cannot be made again."""
+        dies, resident = self._problem.lifetimes.dies, self._writer.resident
+        there = lambda t: t != tensor and resident(t) and dies[t] >= next_use  # noqa: E731
+        chain = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
+        return None if chain is None else self._rank_of(tensor, next_use, chain)
+
+    def _rank_of(self, tensor: int, next_use: int, chain: tuple[int, ...]) -> Rank:
+        clock = self._problem.clock
+        idle_ns = clock[next_use] - clock[min(self._since[tensor], next_use)]
+        cost_ns = max(1, self._remaker.time_ns(chain))
+        score = self._problem.sizes[tensor] * float(idle_ns) ** self._weight / cost_ns
+        return idle_ns < cost_ns, -score

@@ -1,0 +1,166 @@
+"""Which ops to run again so that a tensor that was given up is there again, how long they take, what room they need.
+
+An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
+
+- it is a compute that the graph calls repeatable, and no collective or host op;
+- it writes no persistent tensor, and updates nothing in place;
+- what it reads and what it writes has not been overwritten between its first run and ``k``.
+
+Everything here is pure and depends on the order of the ops only, so that any policy can use it: `gaps` tells for each
+idle gap of a graph what it takes to make the tensor again instead of keeping it; `Remaker.chain` does the same for any
+set of tensors at any op, given what is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from simulator.graph import Graph, OpKind
+from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, lifetimes
+
+
+class Remake(NamedTuple):
+    """What makes some tensors again.
+
+    Attributes
+    ----------
+    ops
+        The ops to run again, in program order.
+    time_ns
+        How long they take [ns].
+    room_bytes
+        Most room that they need at once, the wanted tensors included, if what else they make leaves after its last
+        use among them [B].
+    """
+
+    ops: tuple[int, ...]
+    time_ns: int
+    room_bytes: int
+
+
+class Remaker:
+    """Finds the ops to run again.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    durations_ns
+        Time of each op alone [ns].
+    found
+        Lifetimes of the graph, if they are at hand.
+    """
+
+    def __init__(self, graph: Graph, durations_ns: Sequence[int], found: Lifetimes | None = None) -> None:
+        self._graph, self._durations = graph, durations_ns
+        self._writes = (found or lifetimes(graph)).writes
+        self._sizes = [t.size_bytes for t in graph.tensors]
+        self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
+
+    def _repeatable_until(self, op: int) -> int:
+        """The last op before which this one may run again, or `NEVER`."""
+        what, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
+        if what.kind is not OpKind.COMPUTE or not what.repeatable or any(tensors[t].persistent for t in what.writes):
+            return NEVER
+        for t in {*what.reads, *what.writes}:
+            at = bisect_right(self._writes[t], op)
+            if t in what.reads and at and self._writes[t][at - 1] == op:
+                return NEVER
+            if at < len(self._writes[t]):
+                last = min(last, self._writes[t][at])
+        return last
+
+    def maker(self, tensor: int, before: int) -> int:
+        """The op that made what the tensor holds before an op; `NEVER` if none of the step did, or may not again."""
+        at = bisect_left(self._writes[tensor], before)
+        op = self._writes[tensor][at - 1] if at else NEVER
+        return op if op != NEVER and self._until[op] >= before else NEVER
+
+    def chain(
+        self, wanted: Collection[int], before: int, is_there: Callable[[int], bool], most_ops: int | None = None
+    ) -> tuple[int, ...] | None:
+        """Find the ops to run again before an op, in program order.
+
+        Parameters
+        ----------
+        wanted
+            Tensors that are not there.
+        before
+            The op that needs them.
+        is_there
+            Whether another tensor may be read.
+        most_ops
+            Give up beyond so many ops.
+
+        Returns
+        -------
+        tuple of int or None
+            None if they cannot be made again from what is there, or not by so few ops.
+        """
+        ops: set[int] = set()
+        asked, todo = set(wanted), list(wanted)
+        while todo:
+            op = self.maker(todo.pop(), before)
+            if op == NEVER or (most_ops is not None and len(ops) > most_ops):
+                return None
+            if op in ops:
+                continue
+            ops.add(op)
+            for t in self._graph.ops[op].reads:
+                if t not in asked and not is_there(t):
+                    asked.add(t)
+                    todo.append(t)
+        return tuple(sorted(ops))
+
+    def time_ns(self, ops: Collection[int]) -> int:
+        """How long the ops take one after another [ns]."""
+        return sum(self._durations[op] for op in ops)
+
+    def room_bytes(self, ops: Sequence[int], wanted: Collection[int], is_there: Callable[[int], bool]) -> int:
+        """Most room that the ops of a chain need at once [B]; see `Remake`."""
+        last: dict[int, int] = {}
+        for position, op in enumerate(ops):
+            last.update(dict.fromkeys((*self._graph.ops[op].reads, *self._graph.ops[op].writes), position))
+        held: set[int] = set()
+        live = most = 0
+        for position, op in enumerate(ops):
+            what = self._graph.ops[op]
+            new = {t for t in what.writes if t not in held and not is_there(t)}
+            held |= new
+            live += sum(self._sizes[t] for t in new)
+            most = max(most, live + what.workspace_bytes)
+            for t in {*what.reads, *what.writes}:
+                if t in held and last[t] == position and t not in wanted:
+                    held.remove(t)
+                    live -= self._sizes[t]
+        return most
+
+
+def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iterator[tuple[Gap, Remake]]:
+    """Tell for each idle gap what makes its tensor again at the end, if all that is live by then is kept.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    durations_ns
+        Time of each op alone [ns].
+    most_ops
+        Gaps that take more ops than this are left out, as are those whose tensor cannot be made again; so that this
+        takes time in proportion to the number of gaps.
+    """
+    found = lifetimes(graph)
+    remaker = Remaker(graph, durations_ns, found)
+    for gap in idle_gaps(graph, found):
+        if gap.wraps or gap.tensor not in graph.ops[gap.before].reads:
+            continue
+
+        def is_there(t: int, gap: Gap = gap) -> bool:
+            return t != gap.tensor and NEVER < found.born[t] < gap.before <= found.dies[t]
+
+        wanted = (gap.tensor,)
+        ops = remaker.chain(wanted, gap.before, is_there, most_ops)
+        if ops is not None:
+            yield gap, Remake(ops, remaker.time_ns(ops), remaker.room_bytes(ops, wanted, is_there))

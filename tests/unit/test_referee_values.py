@@ -1,0 +1,88 @@
+"""The referee on plans that run ops again, or in another order: what each op reads is what program order gives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stories import graph, machine, steps
+
+from simulator.errors import PlanError
+from simulator.plan import NOWHERE, Plan
+from simulator.referee import check_plan
+
+MACHINE = machine()
+UPDATED = graph("w 10 persistent, a 4, b 4", "f: w -> a", "g: a -> b", "u: b w -> w", "k: a ->", steps=2)
+
+
+def judge(g, text, **home):
+    homes = tuple(MACHINE.tier_names.index(home.get(t.name, "hbm")) if t.persistent else NOWHERE for t in g.tensors)
+    check_plan(g, MACHINE, Plan("hand", MACHINE.tier_names, homes, steps(g, MACHINE, text), g.steps))
+
+
+def refused(g, text):
+    with pytest.raises(PlanError) as caught:
+        judge(g, text)
+    return str(caught.value)
+
+
+def test_an_op_may_run_again_as_long_as_it_reads_the_same():
+    judge(
+        UPDATED,
+        "compute f; compute g; detach a hbm; compute f; compute u; compute k; detach a hbm; detach b hbm",
+    )
+
+
+def test_an_op_that_would_read_what_was_overwritten_since_is_refused_with_both_makers():
+    said = refused(
+        UPDATED,
+        "compute f; compute g; detach a hbm; compute u; compute f; compute k; detach a hbm; detach b hbm",
+    )
+    assert "step 4 (compute f)" in said
+    assert "reads the values that program order gives it" in said
+    assert "'w' as op 'u' makes it, not as the training step began" in said
+
+
+def test_a_value_that_a_second_run_brought_back_is_not_the_one_that_a_later_op_reads():
+    g = graph("a 4", "f: -> a", "g: a -> a", "k: a ->")
+    said = refused(g, "compute f; compute g; compute f; compute k; detach a hbm")
+    assert "step 3 (compute k)" in said
+    assert "'a' as op 'f' makes it, not as op 'g' makes it" in said
+    judge(g, "compute f; compute g; compute f; compute g; compute k; detach a hbm")
+
+
+def test_an_update_in_place_cannot_run_twice():
+    said = refused(UPDATED, "compute f; compute g; compute u; compute u; compute k; detach a hbm; detach b hbm")
+    assert "step 3 (compute u)" in said
+    assert "'w' as op 'u' makes it, not as the training step began" in said
+
+
+def test_another_order_that_swaps_a_read_and_a_write_is_refused():
+    g = graph("w 10 persistent", "f: w ->", "u: -> w")
+    assert "'w' as op 'u' makes it, not as the training step began" in refused(g, "compute u; compute f")
+
+
+def test_a_step_ends_with_the_last_values():
+    g = graph("w 10 persistent", "u: -> w", "v: -> w")
+    judge(g, "compute v; compute u; compute v")
+    said = refused(g, "compute v; compute u")
+    assert "what outlasts a training step ends it with the value that program order leaves in it" in said
+    assert "'w' as op 'u' makes it, not as op 'v' makes it" in said
+
+
+def test_after_the_last_step_nothing_that_outlasts_it_changes():
+    g = graph("w 10 persistent, a 4", "u: -> w", "v: -> w", "f: -> a")
+    judge(g, "compute u; compute v; compute f; detach a hbm; compute f; detach a hbm")
+    said = refused(g, "compute u; compute v; compute f; detach a hbm; compute u")
+    assert "no op changes what outlasts the last training step after its end" in said
+    assert "'w'" in said
+
+
+def test_what_is_not_repeatable_runs_once():
+    g = graph("a 4", "f: -> a", "k: a ->")
+    once = replace(g, ops=(replace(g.ops[0], repeatable=False), g.ops[1]))
+    text = "compute f; detach a hbm; compute f; compute k; detach a hbm"
+    judge(g, text)
+    said = refused(once, text)
+    assert "step 2 (compute f)" in said
+    assert "an op that is not repeatable runs once in a training step" in said
