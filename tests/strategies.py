@@ -100,9 +100,8 @@ def machines(
         "tiers": tiers,
         "links": found,
     }
-    finite = sorted(name for name, link in found.items() if link["bandwidth"] != "inf")
-    if buses and finite and draw(st.booleans()):
-        on_bus = draw(st.lists(st.sampled_from(finite), min_size=1, max_size=3, unique=True))
+    if buses and draw(st.booleans()):
+        on_bus = draw(st.lists(st.sampled_from(sorted(found)), min_size=1, max_size=3, unique=True))
         document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
     if queues and draw(st.integers(0, 3)) == 0:
         together = draw(st.lists(st.sampled_from(sorted(found)), min_size=2, max_size=4, unique=True))
