@@ -5,8 +5,9 @@ Whoever reads a trace folds over its blocks; nothing in it is computed from some
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,17 @@ Block = dict[str, NDArray[np.int64]]
 """Some rows of a table: column name -> values."""
 
 
+def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
+    """Make a function that turns the values of a row into bytes: what is packed at once needs no object for a number.
+
+    Parameters
+    ----------
+    columns
+        Column names of the table; the function takes a whole number for each.
+    """
+    return Struct(f"={len(columns)}q").pack
+
+
 class Table:
     """Rows that were written in blocks of columns.
 
@@ -50,11 +62,10 @@ class Table:
         self.columns = columns
         self._blocks: list[NDArray[np.int64]] = []
 
-    def append(self, rows: list[int]) -> None:
-        """Add rows given as one flat list, row after row."""
+    def append(self, rows: bytes) -> None:
+        """Add rows that were packed one after another (see `packer`)."""
         if rows:
-            flat = np.fromiter(rows, dtype=np.int64, count=len(rows))
-            self._blocks.append(flat.reshape(-1, len(self.columns)))
+            self._blocks.append(np.frombuffer(rows, np.int64).reshape(-1, len(self.columns)))
 
     def blocks(self) -> Iterator[Block]:
         """Iterate over the blocks, in order."""

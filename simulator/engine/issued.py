@@ -10,8 +10,10 @@ from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program, outputs
 from simulator.errors import PlanError
 from simulator.plan import Code
+from simulator.trace import ISSUED, packer
 
 ABSENT, VALID, STALE = range(3)
+_row = packer(ISSUED)
 _STATES = ("absent", "valid", "stale")
 
 
@@ -25,7 +27,7 @@ class Issued(Book):
     program
         Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
     rows
-        Flat list that takes the codes of the steps.
+        Takes the codes of the steps.
     """
 
     __slots__ = (
@@ -37,7 +39,7 @@ class Issued(Book):
         "_state",
     )
 
-    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, rows: list[int]) -> None:
+    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, rows: bytearray) -> None:
         super().__init__(places, columns, routes)
         self._looks, home, self._rows = program.plan.looks, program.plan.home, rows
         self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
@@ -74,7 +76,7 @@ class Issued(Book):
 
     def step(self, code: Code) -> Step:
         """Count and record the next step."""
-        self._rows += code
+        self._rows += _row(*code)
         self._steps += 1
         return self._count[code[0]](code)
 

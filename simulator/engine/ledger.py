@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.trace import CAUSES
+from simulator.trace import CAUSES, WAITS, packer
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CAPACITY, TRANSFER, HOST, ORDER = (CAUSES.index(name) for name in ("capacity", "transfer", "host", "order"))
 
+_row = packer(WAITS)
 
 Reason = tuple[int, int, int, int]
 """Where a walk ended: the cause, the tensor that the op lacks (or -1), the link or tier, the tensor under way."""
@@ -32,7 +33,7 @@ class Waiting:
     stream
         Whose waits these are.
     rows
-        Flat list that takes the rows of the trace.
+        Takes the rows of the trace.
     """
 
     __slots__ = (
@@ -44,7 +45,7 @@ class Waiting:
         "is_open",
     )
 
-    def __init__(self, stream: Stream, rows: list[int]) -> None:
+    def __init__(self, stream: Stream, rows: bytearray) -> None:
         self._stream, self._rows = stream, rows
         self.is_open = False
         self._since = 0
@@ -64,10 +65,10 @@ class Waiting:
         """The stream starts this op: write its wait, if there was one."""
         stream, now, rows = self._stream, self._stream.places.rounds.clock.now, self._rows
         for start, end, reason in self._parts:
-            rows += (stream.rank, stream.number, op, issue, start, end, *reason)
+            rows += _row(stream.rank, stream.number, op, issue, start, end, *reason)
         self._parts.clear()
         if self._reason is not None and now > self._since:
-            rows += (stream.rank, stream.number, op, issue, self._since, now, *self._reason)
+            rows += _row(stream.rank, stream.number, op, issue, self._since, now, *self._reason)
         self._reason, self.is_open = None, False
 
 

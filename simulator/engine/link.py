@@ -18,10 +18,13 @@ from simulator.engine.rounds import ISSUE_MASK, Alarm
 from simulator.engine.sharing import Domain, Path
 from simulator.hardware import Link
 from simulator.plan import COPY
+from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
     from simulator.engine.book import CopyStep
     from simulator.engine.stream import Stream
+
+_row = packer(SPANS)
 
 Transfer = tuple[int, "CopyStep", int, int]
 """A copy that was issued: key, step, lap, time of issue [ns]."""
@@ -116,7 +119,7 @@ class LinkQueue:
     places
         The rank's places.
     spans
-        Flat list that takes the rows of the trace.
+        Takes the rows of the trace.
     wait_for_end
         Whether a copy waits for the end, not the start, of the last compute issued before it.
 
@@ -162,7 +165,7 @@ class LinkQueue:
     )
 
     def __init__(
-        self, number: int, link: Link, ends: tuple[int, int], places: Places, spans: list[int], *, wait_for_end: bool
+        self, number: int, link: Link, ends: tuple[int, int], places: Places, spans: bytearray, *, wait_for_end: bool
     ) -> None:
         self.number, self.places, self.clock = number, places, places.rounds.clock
         self.source, self.target = ends
@@ -289,8 +292,8 @@ class LinkQueue:
         self.running.remove(channel)
         heappush(self.free, number)
         now = self.clock.now
-        row = (places.rank, COPY, tensor, self.number, number, key & ISSUE_MASK, issued_ns, channel.start_ns, now)
-        self._spans += row
+        issue, start = key & ISSUE_MASK, channel.start_ns
+        self._spans += _row(places.rank, COPY, tensor, self.number, number, issue, issued_ns, start, now)
         self._valid[tensor] = 1
         transfers = self._transfers[tensor]
         if len(transfers) == 1:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
 from simulator.engine.tier import TierInstance
+from simulator.trace import RESIDENCIES, packer
 
 if TYPE_CHECKING:
     from simulator.engine.book import DetachStep
     from simulator.engine.link import Transfer
     from simulator.engine.stream import Stream
 
+
+_row = packer(RESIDENCIES)
 
 NEVER = -(1 << 60)
 """Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
@@ -44,7 +47,7 @@ class Places:
     rounds
         The agenda of the instant.
     residencies
-        Flat list that takes the rows of the trace.
+        Takes the rows of the trace.
 
     Attributes
     ----------
@@ -73,7 +76,7 @@ class Places:
     )
 
     def __init__(
-        self, rank: int, columns: Columns, tiers: list[TierInstance], rounds: Rounds, residencies: list[int]
+        self, rank: int, columns: Columns, tiers: list[TierInstance], rounds: Rounds, residencies: bytearray
     ) -> None:
         size_bytes = columns.size_bytes
         tensors = len(size_bytes)
@@ -93,11 +96,11 @@ class Places:
         self.held[tier][tensor] = 1
         size = self.size_bytes[tensor]
         if size:
-            self._residencies += (self._clock.now, self.rank, tier, tensor, size)
+            self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""
-        self._residencies += (self._clock.now, self.rank, tier, tensor, delta_bytes)
+        self._residencies += _row(self._clock.now, self.rank, tier, tensor, delta_bytes)
 
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
 
 _BLOCK_ROWS = 8192
+_NUMBER_BYTES = 8
 
 
 class Recorder:
-    """Rows of the trace on their way into blocks; a row is added with one ``+=`` of a tuple to a flat list.
+    """Rows of the trace on their way into blocks; a row is added with one ``+=`` of its bytes.
 
     Parameters
     ----------
@@ -19,10 +20,10 @@ class Recorder:
     __slots__ = ("_tables", "issued", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
-        self.spans: list[int] = []
-        self.waits: list[int] = []
-        self.residencies: list[int] = []
-        self.issued: list[list[int]] = [[] for _ in range(ranks)]
+        self.spans = bytearray()
+        self.waits = bytearray()
+        self.residencies = bytearray()
+        self.issued = [bytearray() for _ in range(ranks)]
         columns = (SPANS, WAITS, RESIDENCIES, *(ISSUED for _ in range(ranks)))
         rows = (self.spans, self.waits, self.residencies, *self.issued)
         self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
@@ -30,8 +31,8 @@ class Recorder:
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Turn each list of at least so many rows into a block."""
         for table, rows in self._tables:
-            if len(rows) >= least_rows * len(table.columns):
-                table.append(rows)
+            if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
+                table.append(bytes(rows))
                 rows.clear()
 
     def trace(self, blocked: tuple[str, ...]) -> Trace:

@@ -14,10 +14,13 @@ from simulator.engine.places import NEVER, Places, Waiter
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
 from simulator.plan import COMPUTE
+from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
     from simulator.engine.book import ComputeStep
     from simulator.engine.host import Host
+
+_row = packer(SPANS)
 
 Queued = tuple[int, "ComputeStep", int, int]
 """A compute that was issued: key, step, time of issue [ns], lap."""
@@ -54,7 +57,7 @@ class Stream:
     places, columns
         The rank's places and its compiled graph.
     spans, waits
-        Flat lists that take rows of the trace.
+        Take rows of the trace.
 
     Attributes
     ----------
@@ -99,7 +102,7 @@ class Stream:
         "waiting",
     )
 
-    def __init__(self, number: int, places: Places, columns: Columns, spans: list[int], waits: list[int]) -> None:
+    def __init__(self, number: int, places: Places, columns: Columns, spans: bytearray, waits: bytearray) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
         self.host: Host
         self.kernels: Kernels | None = None
@@ -165,7 +168,7 @@ class Stream:
             key, step, issued_ns, _ = self.running  # type: ignore[misc]
             self.running, self._due_ns = None, -1
             self.ended = ended = self.ended + 1
-            spans += (rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
+            spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
                 self._leave_places(step)
             if ended in at_end:
@@ -198,7 +201,7 @@ class Stream:
                 break
             queue.popleft()
             self.started = self.ended = count
-            spans += (rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
         clock.leap(start)
 

@@ -16,7 +16,7 @@ from simulator.errors import InvariantError, PlanError
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
-from simulator.trace import CAUSES, ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
+from simulator.trace import CAUSES, ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace, packer
 
 HBM, DDR = 0, 1
 D2H, H2D = 0, 1
@@ -69,10 +69,10 @@ class Rows:
         for columns, rows in ((SPANS, self.spans), (WAITS, self.waits), (RESIDENCIES, self.residencies)):
             table = Table(columns)
             for row in rows:
-                table.append(row)
+                table.append(packer(columns)(*row))
             tables.append(table)
         issued = Table(ISSUED)
-        issued.append([number for row in self.issued for number in row])
+        issued.append(b"".join(packer(ISSUED)(*row) for row in self.issued))
         return Trace(status, *tables, (issued,), blocked)
 
 
@@ -614,5 +614,5 @@ def test_each_rank_is_judged_and_named():
 
 def _table(columns: dict[str, np.ndarray]) -> Table:
     table = Table(SPANS)
-    table.append(np.stack([columns[name] for name in SPANS], axis=1).ravel().tolist())
+    table.append(np.stack([columns[name] for name in SPANS], axis=1).astype(np.int64).tobytes())
     return table
