@@ -93,9 +93,11 @@ class CopyStep:
     __slots__ = ("alone_ns", "gate", "gate_number", "link", "moves", "tensor", "writers")
     kind: ClassVar[int] = COPY
 
-    def __init__(self, link: LinkQueue, tensor: int, gate: tuple[Stream, int], moves: int, writers: Computes) -> None:
+    def __init__(
+        self, link: LinkQueue, tensor: int, gate: Stream, gate_number: int, moves: int, writers: Computes
+    ) -> None:
         self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
-        self.gate, self.gate_number = gate
+        self.gate, self.gate_number = gate, gate_number
         self.alone_ns = link.alone_ns[tensor]
 
     def issue(self, host: Host) -> bool:
@@ -303,8 +305,8 @@ class Book:
         if self._fresh[tensor] == WRITTEN:
             self._fresh[tensor] = SEEN
         writers = self._latest(self._last_write, tensor) if self._columns.written[tensor] else ()
-        gate = self._streams[self._gate], self._computes[self._gate]
-        return CopyStep(link, tensor, gate, self._fence[tensor], writers)
+        gate, number = self._streams[self._gate], self._computes[self._gate]
+        return CopyStep(link, tensor, gate, number, self._fence[tensor], writers)
 
     def _latest(self, last: list[list[int]], tensor: int) -> Computes:
         """The compute that a list by stream and tensor names, for each stream that has one."""

@@ -105,9 +105,10 @@ class Places:
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
-        waiters = self._waiters.get(tensor)
-        while waiters and waiters[0][0] <= ended:
-            heappop(waiters)[2].look_again()
+        if tensor in self._waiters:
+            waiters = self._waiters[tensor]
+            while waiters and waiters[0][0] <= ended:
+                heappop(waiters)[2].look_again()
             if not waiters:
                 del self._waiters[tensor]
 
