@@ -30,6 +30,9 @@ SLACKS = (0, 1, 4, 16)
 GOOD_ENOUGH = 1.001
 """The search ends within 0.1 % of what the stores alone force."""
 
+EFFORT = 40_000
+"""Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
+
 CORRECTIONS = 2
 """How often positions are chosen anew by what a replay shows."""
 
@@ -80,6 +83,7 @@ class Validator:
     ) -> None:
         self._problem, self._analysis, self._order = problem, analysis, order
         self._alpha, self._tries = alpha, tries
+        self._candidates = 0
         self.best: Best[Candidate] = Best(problem)
         homes = [home if there else NOWHERE for home, there in zip(problem.homes, problem.starts_with, strict=True)]
         limit = bound(problem.graph, problem.hardware, problem.durations_ns, homes, problem.budget_bytes)
@@ -134,12 +138,13 @@ class Validator:
         unit_ns, seen = max(g.in_ns for g in selection.gaps), None
         for slack in SLACKS:
             for early in (False, True):
-                if self.best.replays >= self._tries or self.best.step_ns <= enough_ns or self._is_enough():
+                if self._is_spent() or self.best.step_ns <= enough_ns or self._is_enough():
                     return True
                 knobs = Knobs(self._alpha, slack * unit_ns, early_stores=early)
                 augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
                 if augmented.cache_ops != seen:
                     seen = augmented.cache_ops
+                    self._candidates += 1
                     self._offer(selection, augmented, timeline)
         return self.best.step_ns <= enough_ns
 
@@ -147,6 +152,10 @@ class Validator:
         """Replay a candidate if it is predicted to be better than all before."""
         candidate = self._write(selection, augmented, timeline)
         if candidate is None:
+            return
+        if self.best.replays == 0:
+            self.best.offer(candidate.plan, candidate)
+            self.best.predicted_ns = self.best.step_ns
             return
         predicted_ns = predict(self._problem, candidate.plan).step_ns
         if predicted_ns < self.best.predicted_ns:
@@ -175,8 +184,9 @@ class Validator:
             best, replay = self.best.candidate, self.best.replay
             if best is None or replay is None or replay.trace is None or self._is_enough():
                 return
-            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self.best.replays >= self._tries:
+            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self._is_spent():
                 return
+            self._candidates += 1
             timeline = observe(self._problem, best.plan, replay.trace)
             knobs = Knobs(self._alpha, max(g.in_ns for g in best.selection.gaps))
             augmented = refine(self._problem, self._analysis, best.augmented, timeline, knobs)
@@ -186,6 +196,10 @@ class Validator:
 
     def _is_enough(self) -> bool:
         return self.best.step_ns <= self._bound_ns
+
+    def _is_spent(self) -> bool:
+        ops = len(self._problem.graph.ops) * self._problem.graph.steps
+        return self.best.replays >= self._tries or (self._candidates + 1) * ops > max(EFFORT, ops)
 
     def _improve(self, replays: int) -> None:
         """On a small graph, go on with single changes."""
