@@ -190,9 +190,15 @@ class Problem:
             found = self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
         return found
 
-    def channel(self, hop: tuple[int, int]) -> object:
-        """What serves the copies of a hop in turn; hops that share it have the same."""
-        return hop
+    def queue(self, hop: tuple[int, int]) -> int:
+        """Which queue the copies of a hop wait in; hops of one queue share its channels."""
+        return self._queues[hop]
+
+    @cached_property
+    def _queues(self) -> dict[tuple[int, int], int]:
+        names = {id(link): name for name, link in self.hardware.links.items()}
+        number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
+        return {hop: number[names[id(link)]] for hop, link in self.links.items()}
 
     def servers(self, hop: tuple[int, int]) -> int:
         """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""

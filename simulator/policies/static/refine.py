@@ -69,9 +69,9 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
 
 def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline) -> dict[CacheOp, CacheOp]:
     """Let each channel take, whenever it is free, the store whose room is given up first."""
-    by_channel: dict[object, list[CacheOp]] = {}
+    by_channel: dict[int, list[CacheOp]] = {}
     for one in stores:
-        by_channel.setdefault(problem.channel(_first_hop(problem, one)), []).append(one)
+        by_channel.setdefault(problem.queue(_first_hop(problem, one)), []).append(one)
     found: dict[CacheOp, CacheOp] = {}
     for mine in by_channel.values():
         _serve(problem, mine, timeline, found)
@@ -105,30 +105,62 @@ def _backwards(
     problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs
 ) -> dict[CacheOp, CacheOp]:
     """Let each copy in end just before its use, and before the next copy of its channel begins."""
-    starts, gates, budget = timeline.start_ns, timeline.gate_ns, problem.budget_bytes
-    profile = Profile(analysis.live_bytes)
-    earliest = _leave(profile, augmented, timeline)
-    free_until: dict[object, list[int]] = {}
-    found: dict[CacheOp, CacheOp] = {}
-    prefetches = [one for one in augmented.cache_ops if one.role is Role.PREFETCH]
-    for one in sorted(prefetches, key=lambda one: (-one.before, one.tensor)):
-        hop = _last_hop(problem, one)
+    layout = _Layout(problem, analysis, augmented, timeline, knobs)
+    queues = {problem.queue(_last_hop(problem, one)) for one in augmented.cache_ops if one.role is Role.PREFETCH}
+    for one in sorted(augmented.cache_ops, key=layout.latest_ns, reverse=True):
+        if one.role is Role.PREFETCH:
+            layout.place(one)
+        elif one.role is Role.STORE and problem.queue(_first_hop(problem, one)) in queues:
+            layout.reserve(one)
+    return layout.found
+
+
+class _Layout:
+    """The copies of each channel, laid out backwards."""
+
+    def __init__(
+        self, problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs
+    ) -> None:
+        self._problem, self._timeline, self._knobs = problem, timeline, knobs
+        self._profile = Profile(analysis.live_bytes)
+        self._earliest = _leave(self._profile, augmented, timeline)
+        self._free_until: dict[int, list[int]] = {}
+        self.found: dict[CacheOp, CacheOp] = {}
+
+    def latest_ns(self, one: CacheOp) -> tuple[int, int]:
+        """When a copy should have ended: a copy in at its use, a store when it can at the earliest [ns]."""
+        if one.role is Role.PREFETCH:
+            return self._timeline.start_ns[one.before], -one.tensor
+        return self._timeline.gate_ns[one.position] + one.alone_ns, -one.tensor
+
+    def _servers(self, hop: tuple[int, int], due: int) -> list[int]:
+        """Until when each server of the hop's queue is free, negative, as a heap."""
+        return self._free_until.setdefault(self._problem.queue(hop), [-due] * self._problem.servers(hop))
+
+    def reserve(self, one: CacheOp) -> None:
+        """Keep time for a store where copies in use the same queue."""
+        hop, due = _first_hop(self._problem, one), self.latest_ns(one)[0]
+        servers = self._servers(hop, due)
+        heapreplace(servers, -(min(due, -servers[0]) - self._problem.crowded_ns(one.tensor, hop)))
+
+    def place(self, one: CacheOp) -> None:
+        """Put a copy in at its cheapest position."""
+        problem, starts, gates, knobs = self._problem, self._timeline.start_ns, self._timeline.gate_ns, self._knobs
+        budget, hop = problem.budget_bytes, _last_hop(problem, one)
         took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + problem.crowded_ns(one.tensor, hop)
         due = starts[one.before] - knobs.slack_ns
-        servers = free_until.setdefault(problem.channel(hop), [-due] * problem.servers(hop))
+        servers = self._servers(hop, due)
         begin = min(due, -servers[0]) - took
         position = one.before
         if knobs.alpha * one.size_bytes < budget:
-            feasible = max(earliest[one.trip], one.first)
+            feasible = max(self._earliest[one.trip], one.first)
             position = min(max(bisect_right(gates, begin) - 1, feasible), one.before)
-            position = profile.last_above(position, one.before - 1, budget - one.size_bytes) + 1
-        profile.add(position, one.before - 1, one.size_bytes)
-        begin = max(begin, gates[position])
-        heapreplace(servers, -begin)
+            position = self._profile.last_above(position, one.before - 1, budget - one.size_bytes) + 1
+        self._profile.add(position, one.before - 1, one.size_bytes)
+        heapreplace(servers, -max(begin, gates[position]))
         lead = max(0, starts[one.before] - gates[position])
         stall, residency = max(0, took - lead), round(knobs.alpha * lead * one.size_bytes / budget)
-        found[one] = one._replace(position=position, stall_ns=stall, residency_ns=residency)
-    return found
+        self.found[one] = one._replace(position=position, stall_ns=stall, residency_ns=residency)
 
 
 def _first_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:

@@ -150,8 +150,8 @@ class _Model:
         self._idle_at = [0] * tensors
         self._last_op, self._gate = -1, 0
         self._waits_for_end = problem.switches.copies_wait_for == "end"
-        self._servers = {hop: [0] * problem.servers(hop) for hop in problem.links}
-        self._queue_head = dict.fromkeys(problem.links, 0)
+        self._servers = {problem.queue(hop): [0] * problem.servers(hop) for hop in problem.links}
+        self._queue_head = dict.fromkeys(self._servers, 0)
         self.clock = self.last_copy_ns = self.issued_ns = 0
         self.starts: list[int] = []
         self.freed: dict[tuple[int, int], int] = {}
@@ -190,18 +190,19 @@ class _Model:
 
     def copy(self, tensor: int, source: int, target: int) -> None:
         hop, inward = (source, target), target == self.here
-        servers = self._servers[hop]
+        queue = self._problem.queue(hop)
+        servers = self._servers[queue]
         ready = self._away_ready[tensor] if source != self.here else self._ready[tensor]
         gate = max(self._gate, self.issued_ns)
         is_free = inward and self._free_copies_in
-        begin = max(gate, ready) if is_free else max(gate, ready, servers[0], self._queue_head[hop])
+        begin = max(gate, ready) if is_free else max(gate, ready, servers[0], self._queue_head[queue])
         if inward:
             self._present[tensor] = 1
             begin = max(begin, self._take(self._sizes[tensor], gate))
         end = begin if is_free else begin + self._problem.crowded_ns(tensor, hop)
         if not is_free:
             heapreplace(servers, end)
-            self._queue_head[hop] = begin
+            self._queue_head[queue] = begin
             self.last_copy_ns = max(self.last_copy_ns, end)
         if inward:
             self._ready[tensor] = end
