@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from simulator.run import Progress, Results
+    from simulator.scenario import BoundKind
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 _KINDS = ("hardware", "workload", "scenario")
@@ -110,7 +111,15 @@ def hosim() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Write tables, pictures, traces and a report here.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware for this run.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Run only this row, or this policy.")
-def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tuple[str, ...]) -> int:
+@click.option(
+    "--bound",
+    type=click.Choice(("combinatorial", "relaxation")),
+    metavar="KIND",
+    help="What no plan beats: combinatorial, or relaxation (tighter, slower, needs hosim[solve]).",
+)
+def run(
+    scenario: str, out: Path | None, changes: tuple[str, ...], policies: tuple[str, ...], bound: BoundKind | None
+) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
 
     \b
@@ -131,7 +140,7 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
         check_target(out)
     settings = dict(catalog.setting(change) for change in changes)
     with _progress() as progress:
-        results = run_scenario(scenario, set=settings, policies=policies or None, progress=progress)
+        results = run_scenario(scenario, set=settings, policies=policies or None, bound=bound, progress=progress)
     if out is not None:
         results.write(out)
     _show(results)

@@ -27,6 +27,10 @@ Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, a bare number (of a column without a unit) or a text."""
 
 
+BoundKind = Literal["combinatorial", "relaxation"]
+"""Which lower bounds a run counts."""
+
+
 class PolicyChoice(Part):
     """One row of the table: a policy with its options.
 
@@ -174,6 +178,9 @@ class Scenario(Document):
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     policies
         Rows of the table. A bare name stands for the policy with its default options.
+    bound
+        What no plan beats: the ``combinatorial`` bound, or the linear ``relaxation`` as well, which is tighter, takes
+        seconds and needs the extra ``hosim[solve]``.
     switches, expect, claim
         See there.
     """
@@ -185,6 +192,7 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
+    bound: BoundKind = "combinatorial"
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None

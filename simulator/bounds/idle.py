@@ -55,7 +55,7 @@ class Idle:
         made_here, read_later, stays, everything = range(4)
         for t, first, last, is_read, from_start in idle_stretches(graph, found, inputs):
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
-            if may_repeat and home != compute_tier and _can_be_made_again(graph, found.writes[t], first):
+            if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], first):
                 continue
             kinds = [everything]
             if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or not from_start)):
@@ -70,7 +70,7 @@ class Idle:
         self.made_here, self.read_later, self.stays, self.all = np.cumsum(change, axis=1)[:, :-1]
 
 
-def _can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:
+def can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:
     """Whether the value that a tensor holds at an op was made by an op of the step that may run again."""
     earlier = bisect_left(writes, at)
     return earlier > 0 and graph.ops[writes[earlier - 1]].repeatable

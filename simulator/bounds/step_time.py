@@ -46,7 +46,7 @@ A copy that is forced between a home and the compute tier passes every link (or 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,7 +90,7 @@ def bound(
     *,
     may_repeat: bool = False,
 ) -> Bound:
-    """Find the largest of the lower bounds on the step time.
+    """Find the largest of the combinatorial lower bounds on the step time.
 
     Parameters
     ----------
@@ -112,11 +112,30 @@ def bound(
         and premises.
     """
     idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
-    forced = _forced(graph, hardware, homes, idle, budget_bytes)
-    terms = {"compute": sum(durations_ns)}
-    op, room_ns = _room(idle, forced, hardware, durations_ns, budget_bytes)
-    if room_ns > terms["compute"]:
-        terms[f"room at {graph.ops[op].name}"] = room_ns
+    return combinatorial(graph, hardware, durations_ns, homes, idle)(budget_bytes)
+
+
+def combinatorial(
+    graph: Graph, hardware: Hardware, durations_ns: Sequence[int], homes: Sequence[int], idle: Idle
+) -> Callable[[int | float], Bound]:
+    """The same for any budget; `idle` is that of the graph, which takes most of the time to find."""
+
+    def at(budget_bytes: int | float) -> Bound:
+        forced = _forced(graph, hardware, homes, idle, budget_bytes)
+        terms = {"compute": sum(durations_ns)}
+        op, room_ns = _room(idle, forced, hardware, durations_ns, budget_bytes)
+        if room_ns > terms["compute"]:
+            terms[f"room at {graph.ops[op].name}"] = room_ns
+        terms |= _terms(forced, hardware)
+        kind = max(terms, key=lambda term: terms[term])
+        return Bound(terms[kind], kind, terms)
+
+    return at
+
+
+def _terms(forced: _Forced, hardware: Hardware) -> dict[str, int]:
+    """What the forced bytes take on each bus, link and queue."""
+    terms = {}
     for name, bus in hardware.buses.items():
         terms[f"bus {name}"] = _time_ns(forced.over(bus.links), bus.bandwidth_bytes_per_s)
     for name, link in hardware.links.items():
@@ -127,8 +146,7 @@ def bound(
         total = sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
         if len(names) > 1:
             terms[f"links {what} {hardware.compute_tier}"] = _time_ns(forced.over(names), total)
-    kind = max(terms, key=lambda term: terms[term])
-    return Bound(terms[kind], kind, terms)
+    return terms
 
 
 def _room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from simulator import catalog, metrics, referee
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.plan import Plan
 from simulator.report.rows import fastest_ns, is_ok
-from simulator.run.case import Case, Policies, Policy, execute, prepare
+from simulator.run.case import LEAST_PEAK, Case, Policies, Policy, execute, prepare
 from simulator.run.results import Result, Results
-from simulator.scenario import Scenario
+from simulator.scenario import BoundKind, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run"]
 
@@ -25,6 +26,7 @@ def run(
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
+    bound: BoundKind | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Replay a workload on a machine under some policies.
@@ -39,6 +41,9 @@ def run(
     policies
         Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
         those of the scenario.
+    bound
+        What no plan beats: ``combinatorial``, or ``relaxation`` as well (extra ``hosim[solve]``); default: as the
+        scenario says.
     progress
         Called now and then.
 
@@ -52,7 +57,10 @@ def run(
     HosimError
         If a document, an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
     """
-    case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
+    loaded = catalog.resolve(scenario, set)
+    if bound is not None:
+        loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
+    case = prepare(loaded, is_changed=bool(set))
     rows = case.rows(policies)
     results = [_row(case, label, decide, progress or _silent) for label, decide in rows.items()]
     return Results(case, _compared(results, sum(case.problem.durations_ns)))
@@ -76,8 +84,12 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
         return _infeasible(case, label, error.report)
     findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
     said = {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
-    limit = case.bound(may_repeat=metrics.recomputes(graph, trace))
-    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), **said}
+    may_repeat = metrics.recomputes(graph, trace)
+    limit = case.bound(may_repeat=may_repeat)
+    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit)}
+    if trace.status == "ok":
+        summary[LEAST_PEAK] = case.limits(may_repeat=may_repeat).peak_bytes(summary["step_ns"])
+    summary |= said
     result = Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
     if plan.fixed is None and trace.status == "ok":
         referee.check_plan(graph, hardware, result.recorded, case.pinned)

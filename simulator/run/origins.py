@@ -19,7 +19,7 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``switches``, ``set``, and the ``fitted`` and
+        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``bound``, ``switches``, ``set``, and the ``fitted`` and
         ``assumed`` fields of all documents with their reasons.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
@@ -31,6 +31,7 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
             {"kind": role, "name": names.get(role, loaded.paths[role].name), "sha256": digest}
             for role, digest in loaded.sha256.items()
         ],
+        "bound": loaded.scenario.bound,
         "switches": loaded.scenario.switches.model_dump(),
         "set": dict(loaded.scenario.set_),
         **{table: _figures(loaded, table) for table in ("fitted", "assumed")},

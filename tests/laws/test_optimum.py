@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy_problems import problem, replay
 from strategies import DDR, HBM, graphs, machines
 
-from simulator.bounds import bound, infeasible
+from simulator.bounds import Limits, infeasible
 from simulator.errors import CapacityError
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
@@ -22,7 +22,7 @@ from simulator.referee import check_plan
 def problems(draw) -> Problem:
     """A graph of up to eight ops with all kinds of homes, and a budget from what fits nobody to what fits all."""
     graph = draw(graphs(max_ops=8, max_steps=1))
-    hardware = draw(machines(buses=False, host=False, one_channel=True))
+    hardware = draw(machines(buses=False, host=False, one_channel=True)).model_copy(update={"copy_queues": {}})
     exists = set(graph.inputs)
     homes = {graph.tensors[t].name: draw(st.sampled_from([HBM, DDR, FREE])) for t in sorted(exists)}
     return problem(graph, draw(st.integers(20, 160)), homes, hardware)
@@ -53,5 +53,8 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     assert plan.notes[0].startswith("proved optimal")
     found = replay(p, plan)
     event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
-    assert bound(p.graph, p.hardware, p.durations_ns, *facts(p)).ns <= found.step_ns
+    for relaxed in (False, True):
+        limits = Limits(p.graph, p.hardware, p.durations_ns, facts(p)[0], relaxed=relaxed)
+        assert limits.step(p.budget_bytes).ns <= found.step_ns
+        assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
     assert {name: other.step_ns for name, other in others.items() if other.step_ns < found.step_ns} == {}

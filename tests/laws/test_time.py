@@ -11,7 +11,7 @@ from replays import computes, issued, makespan_ns, reactive, recorded, rows, run
 from stories import peak_bytes
 from strategies import Case, cases, with_host
 
-from simulator.bounds import FREE, bound
+from simulator.bounds import FREE, Limits
 from simulator.cost import durations_ns, transfer_ns
 from simulator.hardware import ReactiveHost
 from simulator.metrics import Frames, summarise
@@ -113,8 +113,11 @@ def test_a_run_takes_at_least_its_compute_each_links_busy_time_and_the_bound(cas
     homes = [FREE if t in moved and home >= 0 else home for t, home in enumerate(case.plan.home)]
     repeats = len(computes(trace)) > case.graph.steps * len(case.graph.ops)
     event("repeats" if repeats else "runs each op once")
-    limit = bound(case.graph, case.hardware, alone, homes, peak_bytes(trace, 0), may_repeat=repeats)
-    assert summarise(case.graph, case.hardware, trace)["step_ns"] >= limit.ns
+    step_ns, peak = summarise(case.graph, case.hardware, trace)["step_ns"], peak_bytes(trace, 0)
+    for relaxed in (False, True):
+        limits = Limits(case.graph, case.hardware, alone, homes, relaxed=relaxed, may_repeat=repeats)
+        assert step_ns >= limits.step(peak).ns
+        assert peak >= limits.peak_bytes(step_ns)
 
 
 @given(any_cases, switches)

@@ -22,6 +22,9 @@ def check_scope(problem: Problem, most_ops: int) -> None:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
     if steps != 1:
         raise _error("a graph runs one step", f"{steps} steps", "set steps to 1")
+    if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:
+        found = "other switches"
+        raise _error("copies wait for the start of an op, and take no bandwidth from it", found, "leave them out")
     host = problem.hardware.host
     if host.fixed.step_ns or host.queue_depth < ops:
         found = f"{host.fixed.step_ns} ns a step and a queue of {host.queue_depth}"
@@ -50,6 +53,8 @@ def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
     if link.channels > 1:
         raise _error("a link serves one copy at a time", f"{link.channels} channels from {names}", "set channels to 1")
     name = next(n for n, other in problem.hardware.links.items() if other is link)
+    if any(name in queue and len(queue) > 1 for queue in problem.hardware.queues):
+        raise _error("a link has a copy queue of its own", f"{name!r} in a shared one", "remove copy_queues")
     for bus_name, bus in problem.hardware.buses.items():
         if name in bus.links and bus.bandwidth_bytes_per_s < math.inf:
             raise _error("no bus slows copies down", f"bus {bus_name!r} over {name!r}", "take it off the machine")
