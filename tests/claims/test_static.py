@@ -1,0 +1,65 @@
+"""What `static` is wanted to reach, on graphs that this repository can build."""
+
+from __future__ import annotations
+
+import pytest
+from policy_problems import DDR, machine, problem, replay
+
+import simulator as hosim
+from simulator import bounds, catalog
+from simulator.graph import Graph, GraphBuilder
+from simulator.policies import POLICIES
+from simulator.policies.static import Options
+
+
+def decode(layers: int = 32, steps: int = 4) -> Graph:
+    """One token a step through a decoder whose weights stream in from DDR; the KV cache stays."""
+    builder = GraphBuilder("decode")
+    builder.tensor("x", 10)
+    for i in range(layers):
+        for part, size in (("qkv", 300), ("o", 200), ("up", 700), ("down", 700)):
+            builder.tensor(f"L{i}/{part}", size, "weight", persistent=True)
+        builder.tensor(f"L{i}/kv", 200, "kv_cache", persistent=True)
+    for i in range(layers):
+        builder.op(f"L{i}/attn.qkv", ["x", f"L{i}/qkv"] if i else [f"L{i}/qkv"], ["x"], duration_ns=300)
+        builder.op(f"L{i}/attn", ["x", f"L{i}/kv"], ["x", f"L{i}/kv"], duration_ns=250)
+        builder.op(f"L{i}/attn.o", ["x", f"L{i}/o"], ["x"], duration_ns=200)
+        builder.op(f"L{i}/mlp.up", ["x", f"L{i}/up"], ["x"], duration_ns=650)
+        builder.op(f"L{i}/mlp.down", ["x", f"L{i}/down"], ["x"], duration_ns=650)
+    return builder.build(steps=steps)
+
+
+@pytest.mark.parametrize("rate", ["1 GB/s", "1.5 GB/s", "4 GB/s"])
+def test_a_weight_streamed_decode_is_within_three_per_cent_where_compute_is_the_bound(rate):
+    graph = decode()
+    home = {t.name: DDR for t in graph.tensors if t.kind == "weight"}
+    p = problem(graph, 32 * 200 + 10 + 4 * 700, home, machine(h2d={"bandwidth": rate}, d2h={"bandwidth": rate}))
+    limit = bounds.bound(graph, p.hardware, p.durations_ns, p.homes, p.budget_bytes)
+    done = replay(p, POLICIES["static"].plan(p))
+    if limit.kind == "compute":
+        assert done.step_ns <= 1.03 * limit.ns
+    assert done.step_ns <= 1.05 * limit.ns
+    assert done.peak_bytes["hbm"] <= p.budget_bytes
+
+
+def test_one_set_of_weights_serves_all_shipped_scenarios():
+    for name in catalog.names("scenario"):
+        for choice in catalog.read_scenario(name).policies:
+            if choice.policy == "static":
+                assert Options.model_validate(choice.options) == Options(), name
+
+
+@pytest.mark.parametrize("name", ["tiny_train_910c", "tiny_train_t4", "llama3_8b_train_h100"])
+def test_static_is_never_behind_another_row_that_computes_each_op_once(name):
+    choices = [c.row for c in catalog.read_scenario(name).policies if c.policy != "recompute"]
+    results = hosim.run(name, policies=choices)
+    steps = {label: row.summary["step_ns"] for label, row in results.items() if row.status == "ok"}
+    assert min(steps.values()) == steps["static"]
+
+
+def test_what_a_slow_link_exposes_is_named():
+    results = hosim.run("tiny_train_t4")
+    assert results["static"].summary["stall_ns"] > 0
+    said = " ".join(results.sentences)
+    assert "waiting for room in hbm" in said
+    assert "waiting for transfers over d2h" in said
