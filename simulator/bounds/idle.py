@@ -41,6 +41,8 @@ class Idle:
         Of tensors that stay in the compute tier because it is their home.
     all
         Of all tensors.
+    put_out
+        Of outputs that this op or a later one makes, and that the last op does not use.
     work
         What each op uses, and its workspace.
     lifetimes
@@ -51,12 +53,14 @@ class Idle:
         self.lifetimes = found = lifetimes(graph)
         self.work = working_set_bytes(graph)
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
-        change = np.zeros((4, len(graph.ops) + 1), np.int64)
+        change, put_out = np.zeros((4, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops), np.int64)
         made_here, read_later, stays, everything = range(4)
         for t, first, last, is_read, from_start in idle_stretches(graph, found, inputs):
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
             if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], first):
                 continue
+            if t not in inputs and not is_read:  # the stretch of an output, after its last use
+                put_out[found.first_use[t]] += size
             kinds = [everything]
             if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or not from_start)):
                 kinds.append(made_here)
@@ -68,6 +72,7 @@ class Idle:
                 change[kind, first] += size
                 change[kind, last + 1] -= size
         self.made_here, self.read_later, self.stays, self.all = np.cumsum(change, axis=1)[:, :-1]
+        self.put_out = np.cumsum(put_out[::-1])[::-1]
 
 
 def can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:

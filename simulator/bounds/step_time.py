@@ -30,6 +30,10 @@ before the last op starts. Computes before ``k`` lie in the first stretch and th
 takes at least ``max(out / w_out, computes before) + k + max(in / w_in + the last op, computes after)``, for every
 ``k``: a budget that is tight at one op can cost more than each of its copies hidden elsewhere would.
 
+*What is put out.* Of the outputs that ``k`` or a later op makes, what the last op leaves no room for is copied out
+after ``k`` has ended and before the last op starts, when what must come back comes in: side by side on links of their
+own, in turn on the channels of a copy queue.
+
 *A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
 least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
 
@@ -159,14 +163,26 @@ def _room(
     tight = np.flatnonzero(idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes)
     ends, total, last = np.cumsum(np.array(durations_ns, np.int64)), sum(durations_ns), durations_ns[-1]
     best = (0, total)
+    together = _in_turn(forced, hardware)
     for k in tight.tolist():
         left_ns = _time_ns(_beyond(idle.work[k] + idle.made_here[k], budget_bytes), out_of)
         back_ns = _time_ns(_beyond(idle.work[k] + idle.read_later[k], budget_bytes), into)
+        stored_ns = _time_ns(_beyond(idle.work[-1] + idle.put_out[k], budget_bytes), out_of)
+        copies_ns = max(back_ns, stored_ns, (back_ns + stored_ns) // together if together else 0)
         before, after = int(ends[k]) - durations_ns[k], total - int(ends[k])
-        found = max(left_ns, before) + durations_ns[k] + max(back_ns + last if back_ns else 0, after)
+        found = max(left_ns, before) + durations_ns[k] + max(copies_ns + last if copies_ns else 0, after)
         if found > best[1]:
             best = (k, found)
     return best
+
+
+def _in_turn(forced: _Forced, hardware: Hardware) -> int:
+    """How many channels serve the one link out of the compute tier and the one into it; 0 if they don't share any."""
+    if len(forced.into) != 1 or len(forced.out_of) != 1:
+        return 0
+    both = {*forced.into, *forced.out_of}
+    shared = any(both <= set(queue) for queue in hardware.copy_queues.values())
+    return hardware.links[forced.into[0]].channels if shared else 0
 
 
 def _beyond(demand: np.int64, budget_bytes: int | float) -> int:

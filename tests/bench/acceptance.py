@@ -134,7 +134,8 @@ def measure(setting: Setting) -> dict[str, object]:
     times = tight.problem.durations_ns
     limit = bounds.bound(tight.graph, tight.hardware, times, *tight.bound_facts)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
-    static = replay(tight, "static", limit)
+    unfit = bounds.infeasible(tight.graph, tight.hardware, *tight.bound_facts)
+    static = Row(f"no plan fits at {unfit.at}") if unfit else replay(tight, "static", limit)
     bound_ms, compute_ms, budget_gib = limit.ns / 1e6, sum(times) / 1e6, budget / 2**30
     return {
         **asdict(setting),
@@ -144,7 +145,7 @@ def measure(setting: Setting) -> dict[str, object]:
         "bound_kind": limit.kind,
         "upstream_greedy": asdict(upstream),
         "static": asdict(static),
-        "missed": judge(setting, upstream, static, bound_ms, compute_ms, budget_gib),
+        "missed": "" if unfit else judge(setting, upstream, static, bound_ms, compute_ms, budget_gib),
     }
 
 

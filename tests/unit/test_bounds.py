@@ -78,6 +78,22 @@ def test_links_of_a_copy_queue_take_turns():
     assert (found.terms["queue copies"], found.terms["link h2d"], found.terms["link d2h"]) == (60, 30, 30)
 
 
+PUT_OUT = replace(
+    graph("a 40, b 40, z 30", "f: -> a, 1 ns", "g: -> b, 2 ns", "h: a ->, 3 ns", "k: -> z, 4 ns", "m: b ->, 5 ns"),
+    outputs=(2,),
+)
+
+
+def test_outputs_leave_while_what_must_come_back_comes_or_in_turn_with_it():
+    """At h, 30 B of b are out, which come back before m; z is made later, and 20 B of it find no room beside m."""
+    assert limit(PUT_OUT, {}, 50).terms["room at h"] == 30 + 3 + 30 + 5
+    together = machine(queue=("d2h", "h2d"))
+    assert limit(PUT_OUT, {}, 50, together).terms["room at h"] == 30 + 3 + (30 + 20) + 5
+    two = machine(queue=("d2h", "h2d"), d2h={"channels": 2}, h2d={"channels": 2})
+    assert limit(PUT_OUT, {}, 50, two).terms["room at h"] == 30 + 3 + 30 + 5
+    assert limit(replace(PUT_OUT, outputs=()), {}, 50, together).terms["room at h"] == 30 + 3 + 30 + 5
+
+
 def test_an_output_counts_until_the_step_ends_but_need_not_come_back():
     g = replace(SAVED, outputs=(0,), ops=(*SAVED.ops[:4], replace(SAVED.ops[4], reads=(1,))))
     assert limit(g, {}, 80).terms == {"compute": 5, "room at h": 43, "link h2d": 0, "link d2h": 40}
