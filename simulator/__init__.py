@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan, Steps, View
     from simulator.policies.problem import Problem, Replay
     from simulator.run import Result, Results, run
+    from simulator.run.robustness import Robustness, robustness
     from simulator.scenario import Scenario
     from simulator.trace import Trace
     from simulator.workload import Workload
@@ -36,6 +37,7 @@ _HOMES = {
     "simulator.plan": ("Plan", "Steps", "View"),
     "simulator.policies.problem": ("Problem", "Replay"),
     "simulator.run": ("Result", "Results", "run"),
+    "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.scenario": ("Scenario",),
     "simulator.trace": ("Trace",),
     "simulator.workload": ("Workload",),
@@ -58,6 +60,7 @@ __all__ = [
     "Replay",
     "Result",
     "Results",
+    "Robustness",
     "Scenario",
     "Shortfall",
     "Steps",
@@ -66,6 +69,7 @@ __all__ = [
     "Trace",
     "View",
     "Workload",
+    "robustness",
     "run",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -238,6 +238,77 @@ class _progress:  # noqa: N801 - used as a function
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
+    """Read ``5%,10%`` as shares; ``none`` as no level."""
+    if text is None:
+        return None
+    try:
+        return [] if text == "none" else [float(level.strip().removesuffix("%")) / 100 for level in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10%") from None
+
+
+_PERTURBED = (
+    ("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%"),
+    ("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%"),
+    ("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%"),
+)
+
+
+def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, what, levels in reversed(_PERTURBED):
+        said = f"Levels, or none: {what}. [default: {levels}]"
+        command = click.option(name, callback=_levels, metavar="LEVELS", help=said)(command)
+    return command
+
+
+@hosim.command(short_help="Replay a plan under jitter, slower links and longer sequences.")
+@click.argument("scenario")
+@click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
+@click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
+@_perturbations
+@click.option("--headroom", callback=_levels, metavar="LEVEL", help="Share of the budget that the plan leaves free.")
+@click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware planned for.")
+@click.option("--workers", type=click.IntRange(1), help="Processes; the result does not depend on it. [default: cores]")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the draws, their quantiles and a picture here.")
+def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: int | None, **more: Any) -> None:
+    """Replay a plan made for SCENARIO under other conditions, beside a policy that decides while it runs.
+
+    \b
+    Examples:
+      hosim robust llama3_8b_train_910c
+      hosim robust llama3_8b_train_910c --policy recompute --jitter 5% --draws 100 --longer none
+      hosim robust llama3_8b_train_910c --headroom 5%
+      hosim robust mine.yaml --slower-links 10%,90% --out results/robust
+
+    The plan is made once, for nominal conditions, and replayed unchanged; for a longer sequence it is
+    carried over by the names of ops and tensors. Jitter factors are log-normal with mean 1: one for
+    each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
+    no longer fits is an outcome in the table.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator import catalog
+    from simulator.run.robustness import robustness
+
+    if out is not None:
+        from simulator.report.files import check_target
+
+        check_target(out)
+    conditions = {name: more.pop(name) for name in ("jitter", "slower_links", "longer") if more[name] is not None}
+    headroom = more.pop("headroom") or [0.0]
+    settings = dict(catalog.setting(change) for change in changes)
+    with _progress() as progress:
+        found = robustness(
+            scenario, set=settings, workers=workers or os.cpu_count() or 1, progress=progress,
+            headroom=max(headroom), **conditions,
+            **{name: value for name, value in more.items() if value is not None},
+        )  # fmt: skip
+    if out is not None:
+        found.write(out)
+    click.echo(str(found))
 
 
 @hosim.command("list", short_help="List profiles, workloads, scenarios and policies.")

@@ -35,3 +35,6 @@ RECOMPUTE = "#aa4499"
 """Compute that runs again, in any phase."""
 DRAIN = "#bfc6cd"
 """Copies that end after the last op of a run of one step."""
+
+PAIR = ("#4477aa", "#ee6677")
+"""Two policies that are compared."""

@@ -202,7 +202,7 @@ def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lan
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_yticks(range(len(lanes)), [lane[0] for lane in lanes], **_TEXT)
     ax.tick_params(axis="y", length=0)
-    _plain(ax)
+    plain(ax)
 
 
 def _bars(ax: Axes, y: int, ends: tuple[Times, Times], group: Times, colour_of: dict[int, str], size: int) -> None:
@@ -257,7 +257,7 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
         says += f", {word} {quantity(limit, 'B')}" + ("" if shown else " (beyond the picture)")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
     ax.text(0.004, 0.975, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
-    _plain(ax)
+    plain(ax)
     return shown
 
 
@@ -290,7 +290,8 @@ def _draw_boundaries(ax: Axes, ends: list[int], size: int) -> None:
             ax.axvline(end / size, color=_FAINT, linewidth=0.8, linestyle=":")
 
 
-def _plain(ax: Axes) -> None:
+def plain(ax: Axes) -> None:
+    """Draw two of the four sides, faintly, and small numbers."""
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -364,5 +365,5 @@ def comparison(rows: Sequence[Row]) -> Picture:
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(0, 1.1 * most / size)
     ax.set_xlabel(f"one step [{unit}]", **_TEXT)
-    _plain(ax)
+    plain(ax)
     return picture

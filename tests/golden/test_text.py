@@ -61,7 +61,9 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
     assert "\n".join(results.sentences) + "\n" == golden
 
 
-@pytest.mark.parametrize("command", ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema", "hosim plan"])
+@pytest.mark.parametrize(
+    "command", ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema", "hosim plan", "hosim robust"]
+)
 def test_help(command, golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit, match="0"):

@@ -1,0 +1,66 @@
+"""The picture of `spread`: step times over the level of each perturbation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from simulator.report import colours
+from simulator.report.figures import Picture, plain, units
+from simulator.report.spread import NOMINAL
+
+_HEIGHT_IN = 4.2
+Lines = Sequence[Mapping[str, Any]]
+
+
+def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
+    """Draw one panel for each perturbation: median (line), middle 90 % (band) and worst draw (dots) of both policies.
+
+    Parameters
+    ----------
+    lines
+        What `simulator.report.spread.quantiles` gives.
+    policies
+        The tested policy and the other one.
+    """
+    kinds = list(dict.fromkeys(line["perturbation"] for line in lines if line["perturbation"] != NOMINAL)) or [NOMINAL]
+    most = max((line["worst_step_ns"] or 0 for line in lines), default=1)
+    picture, (unit, size) = Picture(_HEIGHT_IN), units(int(most))
+    width, left = 0.9 / len(kinds), 0.06
+    for number, kind in enumerate(kinds):
+        ax = picture.add_axes((left + number * width, 0.15, width - 0.035, 0.64))
+        for policy, colour in zip(policies, colours.PAIR, strict=True):
+            own = [line for line in lines if line["policy"] == policy and line["perturbation"] in (NOMINAL, kind)]
+            _draw(ax, own, policy, colour, size)
+        ax.set_title(kind, fontsize=10, loc="left")
+        ax.set_xlabel("level [%]", fontsize=9)
+        ax.set_ylim(0, 1.12 * most / size)
+        if number == 0:
+            ax.set_ylabel(f"one step [{unit}]", fontsize=9)
+        plain(ax)
+    marks = {text: mark for ax in picture.axes for mark, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    columns = -(-len(marks) // 2)
+    picture.legend(marks.values(), marks.keys(), loc="upper right", ncols=columns, fontsize=8, frameon=False)
+    return picture
+
+
+def _draw(ax: Axes, own: Lines, policy: str, colour: str, size: int) -> None:
+    ran = [line for line in own if line["median_step_ns"] is not None]
+    at = [100 * line["level"] for line in ran]
+    ax.plot(at, [line["median_step_ns"] / size for line in ran], color=colour, marker=".", label=f"{policy}, median")
+    band = [line for line in ran if line["p95_step_ns"] is not None and line["draws"] > 1]
+    band = [line for line in own if line["perturbation"] == NOMINAL and line in ran] + band if band else []
+    if band:
+        low, high = ([line[f"{name}_step_ns"] / size for line in band] for name in ("p05", "p95"))
+        ax.fill_between([100 * line["level"] for line in band], low, high, color=colour, alpha=0.25, linewidth=0,
+                        label=f"{policy}, 5 to 95 %")  # fmt: skip
+        worst = [line for line in band if line["worst_step_ns"] is not None]
+        ax.plot([100 * line["level"] for line in worst], [line["worst_step_ns"] / size for line in worst],
+                color=colour, linestyle="", marker="_", label=f"{policy}, worst")  # fmt: skip
+    failed = [100 * line["level"] for line in own if line["ok"] < line["draws"]]
+    if failed:
+        top = [0.97] * len(failed)
+        ax.plot(failed, top, color=colour, linestyle="", marker="x", transform=ax.get_xaxis_transform(),
+                label=f"{policy}: does not always run")  # fmt: skip

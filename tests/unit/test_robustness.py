@@ -1,0 +1,167 @@
+"""What perturbations do to a case, how draws are summed up, and workers that die."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tasks
+
+from simulator import catalog
+from simulator.errors import ConfigError, PlanError
+from simulator.graph import GraphBuilder
+from simulator.plan import NOWHERE, Plan, Steps
+from simulator.report import spread
+from simulator.run import prepare
+from simulator.run.perturb import JITTER, LINKS, SEQUENCE, Condition, carried, check_levels, perturbed
+from simulator.run.workers import spread as spread_over
+
+
+@pytest.fixture(scope="module")
+def case():
+    return prepare(catalog.resolve("tiny_train_910c"))
+
+
+def factors(case, other):
+    pairs = zip(case.problem.durations_ns, other.problem.durations_ns, strict=True)
+    return np.array([b / a for a, b in pairs if a])
+
+
+def test_jitter_gives_each_op_and_each_link_a_factor_of_mean_1_and_the_level_as_its_spread(case):
+    draws = [perturbed(case, Condition(JITTER, 0.2, draw), 7) for draw in range(60)]
+    ops = np.concatenate([factors(case, other) for other in draws])
+    assert ops.mean() == pytest.approx(1, abs=0.01)
+    assert ops.std() == pytest.approx(0.2, abs=0.01)
+    assert np.log(ops).std() == pytest.approx(math.sqrt(math.log1p(0.2**2)), abs=0.01)
+    for name, link in case.hardware.links.items():
+        times = [link.bandwidth_bytes_per_s / other.hardware.links[name].bandwidth_bytes_per_s for other in draws]
+        assert np.mean(times) == pytest.approx(1, abs=0.1)
+        assert 0.1 < np.std(times) < 0.3
+    assert all(type(ns) is int and ns > 0 for ns in draws[0].problem.durations_ns)
+
+
+def test_a_draw_is_the_same_again_and_moves_in_step_with_the_level(case):
+    one = perturbed(case, Condition(JITTER, 0.1, 3), 7)
+    assert one.problem.durations_ns == perturbed(case, Condition(JITTER, 0.1, 3), 7).problem.durations_ns
+    assert one.problem.durations_ns != perturbed(case, Condition(JITTER, 0.1, 4), 7).problem.durations_ns
+    assert one.problem.durations_ns != perturbed(case, Condition(JITTER, 0.1, 3), 8).problem.durations_ns
+    weaker = factors(case, perturbed(case, Condition(JITTER, 0.05, 3), 7))
+    assert np.corrcoef(np.log(factors(case, one)), np.log(weaker))[0, 1] > 0.99
+
+
+def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
+    case = prepare(catalog.resolve("tiny_train_910c"))
+    ops = tuple(replace(op, duration_ns=i % 2) for i, op in enumerate(case.graph.ops))
+    times = [i % 2 for i in range(len(ops))]
+    still = replace(case, problem=replace(case.problem, graph=replace(case.graph, ops=ops), durations_ns=times))
+    found = perturbed(still, Condition(JITTER, 1.0), 0).problem.durations_ns
+    assert [ns > 0 for ns in found] == [ns > 0 for ns in times]
+
+
+def test_slower_links_have_less_bandwidth_and_nothing_else_changes(case):
+    found = perturbed(case, Condition(LINKS, 0.2), 0)
+    assert found.problem.durations_ns == case.problem.durations_ns
+    for name, link in case.hardware.links.items():
+        assert found.hardware.links[name].bandwidth_bytes_per_s == round(link.bandwidth_bytes_per_s * 0.8)
+
+
+def test_a_longer_sequence_is_built_anew_with_the_same_names(case):
+    found = perturbed(case, Condition(SEQUENCE, 0.25), 0)
+    assert found.loaded.workload.sequence == round(case.loaded.workload.sequence * 1.25)
+    assert [op.name for op in found.graph.ops] == [op.name for op in case.graph.ops]
+    assert sum(found.problem.durations_ns) > sum(case.problem.durations_ns)
+
+
+@pytest.mark.parametrize(("kind", "level"), [(JITTER, 0.0), (LINKS, 1.0), (LINKS, -0.1), (SEQUENCE, float("nan"))])
+def test_levels_have_a_range(kind, level, case):
+    with pytest.raises(ConfigError, match="a level is above 0 %"):
+        check_levels(case, kind, [level])
+
+
+def two(*order: str):
+    builder = GraphBuilder("two")
+    for name in order:
+        builder.tensor(name, 4, "input")
+    for name in order:
+        builder.op(f"use {name}", [name], duration_ns=1)
+    return builder.build()
+
+
+def test_a_plan_is_carried_over_by_names():
+    steps = Steps()
+    steps.copy(1, 0, 1)
+    steps.compute(0)
+    plan = Plan("mine", ("hbm", "ddr"), (0, 1), steps)
+    other = carried(plan, two("a", "b"), two("b", "a"))
+    assert other.home == (1, 0)
+    assert list(other.steps.codes()) == [(1, 0, 0, 1), (0, 1, 0, 0)]
+    assert carried(plan, two("a", "b"), two("a", "b")) is plan
+    assert NOWHERE not in other.home
+    with pytest.raises(PlanError, match="a graph with the same ops, found 'use b' on one side only"):
+        carried(plan, two("a", "b"), two("a"))
+
+
+def row(policy, step, level=0.0, what="nominal", status="ok"):
+    slow = None if step is None else step / 100
+    return {"policy": policy, "perturbation": what, "level": level, "status": status if step else "blocked",
+            "step_ns": step, "slowdown": slow}  # fmt: skip
+
+
+def test_quantiles_are_values_of_draws_and_what_does_not_run_is_slowest():
+    rows = [row("p", step, 0.1, "jitter") for step in (140, None, 100, 120, 110)]
+    (line,) = spread.quantiles(rows)
+    assert (line["draws"], line["ok"], line["failed"]) == (5, 4, "blocked")
+    assert (line["p05_step_ns"], line["median_step_ns"], line["p95_step_ns"]) == (100, 120, None)
+    assert line["median_slowdown"] == 1.2
+    (line,) = spread.quantiles([row("p", step, 0.1, "jitter") for step in (None, 100, None)])
+    assert line["median_step_ns"] is None
+
+
+def test_the_crossover_is_the_first_level_at_which_the_other_median_is_less():
+    rows = [row("p", 100), row("r", 120)]
+    for level, mine, other in ((0.1, 130, 140), (0.2, 160, 150), (0.3, 190, 170)):
+        rows += [row("p", mine, level, "slower links"), row("r", other, level, "slower links")]
+    rows += [row("p", None, 0.05, "longer sequence"), row("r", 130, 0.05, "longer sequence")]
+    rows += [row("p", 101, 0.05, "jitter"), row("r", 102, 0.05, "jitter")]
+    lines = spread.quantiles(rows)
+    assert spread.crossovers(lines, "p", "r") == [
+        "r is faster than p from 20 % slower links on: p takes 190 ns, r takes 170 ns at 30 %.",
+        "r is faster than p from 5.0 % longer sequences on: p is blocked, r takes 130 ns at 5.0 %.",
+        "p stays ahead of r up to 5.0 % jitter: p takes 101 ns, r takes 102 ns at 5.0 %.",
+    ]
+    assert spread.crossovers(lines, "r", "p")[0] == "p is faster than r already under nominal conditions."
+    told = spread.table(lines, ("p", "r")).splitlines()
+    heads = "perturbation level p slowdown 5_to_95_% r slowdown 5_to_95_% faster"
+    assert "_".join(told[0].split()) == heads.replace(" ", "_")
+    assert [line.split()[-1] for line in told[1:]] == ["p", "p", "r", "r", "r", "p"]
+
+
+def test_some_draws_that_do_not_run_are_counted_in_the_table():
+    rows = [row("p", 100), row("r", 100)]
+    rows += [row("p", step, 0.1, "jitter") for step in (100, 110, None)]
+    rows += [row("r", None, 0.1, "jitter") for _ in range(3)]
+    told = spread.table(spread.quantiles(rows), ("p", "r"))
+    assert "110 ns (2 of 3 ran)" in told
+    assert "blocked" in told
+    assert told.splitlines()[1].endswith("tie")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_outcomes_come_in_the_order_of_the_tasks(workers):
+    told = []
+    found = spread_over(tasks.squares, list(range(9)), workers, lambda task: -1, told.append)
+    assert found == [n * n for n in range(9)]
+    assert told == list(range(1, 10))
+
+
+def test_a_task_that_kills_its_process_takes_no_other_with_it():
+    found = spread_over(tasks.fragile, [1, 3, 2], 2, lambda task: -task, lambda done: None)
+    assert found == [1, -3, 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_a_task_is_the_error_of_all(workers):
+    with pytest.raises(ValueError, match="no twos"):
+        spread_over(tasks.failing, [1, 2, 3], workers, lambda task: -1, lambda done: None)
