@@ -22,10 +22,11 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.lifetime import NEVER
+from simulator.lifetime import NEVER, idle_gaps, live_bytes
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.remake import Remaker
@@ -81,7 +82,27 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
     remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
-    return tune(problem, [weights], lambda weight: _Walk(problem, remaker, weight, options.most).run())
+    limit = max(problem.budget_bytes, least_peak_bytes(problem, remaker))
+    return tune(problem, [weights], lambda weight: _Walk(problem, remaker, (weight, options.most), limit).run())
+
+
+def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
+    """What is live at once even if all that can be made again is there only while it is used [B].
+
+    No plan of this policy needs less; one that is tried with less than this only makes things again in vain.
+
+    Parameters
+    ----------
+    problem, remaker
+        What to plan for, and how to make things again.
+    """
+    graph, last = problem.graph, len(problem.graph.ops)
+    change = np.zeros(last + 1, np.int64)
+    for gap in idle_gaps(graph, problem.lifetimes):
+        if not graph.tensors[gap.tensor].persistent and remaker.maker(gap.tensor, gap.before) != NEVER:
+            change[gap.after + 1] -= problem.sizes[gap.tensor]
+            change[gap.before] += problem.sizes[gap.tensor]
+    return int((live_bytes(graph, problem.lifetimes) + np.cumsum(change)[:-1]).max())
 
 
 class _Walk:
@@ -91,12 +112,17 @@ class _Walk:
     ----------
     problem, remaker
         What to plan for, and how to make things again.
-    time_weight, most
-        See `Options`.
+    weights
+        ``time_weight`` and ``most``; see `Options`.
+    limit_bytes
+        What it tries to keep to [B].
     """
 
-    def __init__(self, problem: Problem, remaker: Remaker, time_weight: float, most: float) -> None:
-        self._problem, self._remaker, self._weight = problem, remaker, time_weight
+    def __init__(
+        self, problem: Problem, remaker: Remaker, weights: tuple[float, float], limit_bytes: int | float
+    ) -> None:
+        self._problem, self._remaker, self._limit = problem, remaker, limit_bytes
+        self._weight, most = weights
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         self._left_ns = int(most * problem.clock[-1])
@@ -159,7 +185,7 @@ class _Walk:
         writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
         room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
-        while writer.live_bytes(self._here) + room > self._problem.budget_bytes and self._line and self._left_ns > 0:
+        while writer.live_bytes(self._here) + room > self._limit and self._line and self._left_ns > 0:
             entry = heappop(self._line)
             rank, tensor, next_use = entry
             if next_use != self._next_use(tensor) or not writer.resident(tensor):

@@ -15,6 +15,7 @@ from simulator.errors import CapacityError
 from simulator.graph import OpKind
 from simulator.lifetime import Gap
 from simulator.policies import POLICIES
+from simulator.policies.recompute import least_peak_bytes
 from simulator.policies.remake import Remake, Remaker, gaps
 from simulator.referee import check_plan
 from simulator.run import prepare
@@ -92,6 +93,18 @@ def test_what_cannot_fit_says_how_much_the_least_plan_would_need():
     assert report.tier == "hbm"
     assert 20 < report.demand_bytes <= 40
     assert any("would fit this plan" in lever for lever in report.levers)
+
+
+def test_what_can_never_fit_is_not_tried_in_vain():
+    """Of the layers only the one at work is live, if its neighbours are made again: w, a, the one below, and g."""
+    p = problem(train(40), budget=20)
+    remaker = Remaker(p.graph, p.durations_ns, p.lifetimes)
+    least = least_peak_bytes(p, remaker)
+    assert least == 5 + 10 + 10
+    with pytest.raises(CapacityError) as caught:
+        plan(p, most=1000.0)
+    assert caught.value.report.demand_bytes >= least
+    assert extra_ns(problem(train(40), budget=caught.value.report.demand_bytes), most=1000.0) > 0
 
 
 def test_a_limit_on_recompute_makes_tight_budgets_infeasible():
