@@ -160,11 +160,10 @@ def _room(
     out_of, into = (
         sum(hardware.links[name].bandwidth_bytes_per_s for name in names) for names in (forced.out_of, forced.into)
     )
-    tight = np.flatnonzero(idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes)
     ends, total, last = np.cumsum(np.array(durations_ns, np.int64)), sum(durations_ns), durations_ns[-1]
     best = (0, total)
     together = _in_turn(forced, hardware)
-    for k in tight.tolist():
+    for k in _promising(idle, durations_ns, budget_bytes, (out_of, into), together):
         left_ns = _time_ns(_beyond(idle.work[k] + idle.made_here[k], budget_bytes), out_of)
         back_ns = _time_ns(_beyond(idle.work[k] + idle.read_later[k], budget_bytes), into)
         stored_ns = _time_ns(_beyond(idle.work[-1] + idle.put_out[k], budget_bytes), out_of)
@@ -185,13 +184,41 @@ def _in_turn(forced: _Forced, hardware: Hardware) -> int:
     return hardware.links[forced.into[0]].channels if shared else 0
 
 
+def _promising(
+    idle: Idle,
+    durations_ns: Sequence[int],
+    budget_bytes: int | float,
+    rates: tuple[int | float, int | float],
+    together: int,
+) -> list[int]:
+    """Ops that may cost most: floating point is good enough to leave out those that are far from it."""
+    durations = np.array(durations_ns, float)
+    ends = np.cumsum(durations)
+    out_of, into = (_NS_PER_S / rate if rate else 0.0 for rate in rates)
+    left, back, stored = (
+        np.maximum(demand - float(budget_bytes), 0.0) * ns_per_byte
+        for demand, ns_per_byte in (
+            (idle.work + idle.made_here, out_of),
+            (idle.work + idle.read_later, into),
+            (idle.work[-1] + idle.put_out, out_of),
+        )
+    )
+    copies = np.maximum(np.maximum(back, stored), (back + stored) / together if together else 0.0)
+    later = np.where(copies > 0, copies + durations[-1], 0.0)
+    cost = np.maximum(left, ends - durations) + durations + np.maximum(later, ends[-1] - ends)
+    is_tight = idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes
+    limit = cost[is_tight].max(initial=0.0) * (1 - 1e-9) - 4
+    found: list[int] = np.flatnonzero(is_tight & (cost >= limit)).tolist()
+    return found
+
+
 def _beyond(demand: np.int64, budget_bytes: int | float) -> int:
     return int(max(0, demand - budget_bytes))
 
 
 def _time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    if bandwidth_bytes_per_s == math.inf:
-        return 0
+    if bandwidth_bytes_per_s in {0, math.inf}:
+        return 0  # where no link leads, `infeasible` knows more
     return ceil_div(size_bytes * _NS_PER_S, int(bandwidth_bytes_per_s))
 
 

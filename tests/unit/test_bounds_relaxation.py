@@ -94,6 +94,11 @@ def test_the_peak_falls_as_the_step_may_take_longer():
     assert limits(SAVED, relaxed=False).peak_bytes(62) == 90
 
 
+def test_without_a_link_there_is_a_bound_on_the_peak_too():
+    alone = machine().model_copy(update={"links": {}})
+    assert [limits(SAVED, hardware=alone, relaxed=relaxed).peak_bytes(5) for relaxed in (False, True)] == [80, 80]
+
+
 def test_the_peak_holds_at_least_the_homes():
     g = graph("w 40 persistent, a 1", "f: -> a, 1 ns")
     assert limits(g, {"w": 0}).peak_bytes(10**6) == 41

@@ -118,7 +118,7 @@ def test_what_the_program_does_not_describe_is_refused(change, message):
 
 def test_without_the_solver_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ConfigError, match=r'pip install "hosim\[solve\]"'):
+    with pytest.raises(ConfigError, match=r'policy .optimal.*pip install "hosim\[solve\]"'):
         OPTIMAL.plan(member(0)[1])
 
 

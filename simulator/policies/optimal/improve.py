@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from simulator import bounds
+from simulator.bounds import Limits
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import lookahead, offload_saved, resident, static
@@ -122,7 +122,7 @@ class Search:
 
 
 def _least_ns(problem: Problem) -> int:
-    """What the bounds say [ns]."""
+    """What the bounds say; nothing happens before the launch [ns]."""
     homes = [h if there else NOWHERE for h, there in zip(problem.homes, problem.starts_with, strict=True)]
-    limit = bounds.bound(problem.graph, problem.hardware, problem.durations_ns, homes, problem.budget_bytes)
-    return max(limit.ns, problem.hardware.host.fixed.launch_ns + problem.clock[-1])
+    limits = Limits(problem.graph, problem.hardware, problem.durations_ns, homes, relaxed=True)
+    return problem.hardware.host.fixed.launch_ns + limits.step(problem.budget_bytes).ns

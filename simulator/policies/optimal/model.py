@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import ConfigError
-
 Term = tuple[float, int]
 """A coefficient and a variable; the variable `ONE` is the constant 1."""
 ONE = -1
@@ -117,18 +115,10 @@ class Model:
         self._row_lower.append(lower)
 
     def minimise(self, variable: int, time_limit_s: float) -> Solution:
-        """Minimise one variable.
+        """Minimise one variable."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - an extra
+        from scipy.sparse import csr_array  # noqa: PLC0415 - an extra
 
-        Raises
-        ------
-        ConfigError
-            If scipy is not installed.
-        """
-        try:
-            from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - an extra
-            from scipy.sparse import csr_array  # noqa: PLC0415 - an extra
-        except ImportError:
-            raise missing_solver() from None
         shape = (len(self._row_lower), len(self._lower))
         rows = csr_array((self._data, self._columns, self._starts), shape=shape)
         objective = np.zeros(shape[1])
@@ -143,8 +133,3 @@ class Model:
         is_infeasible = found.status == 2
         least = -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
         return Solution(found.x, is_infeasible or found.status == 0, math.inf if is_infeasible else least)
-
-
-def missing_solver() -> ConfigError:
-    """What to say if the extra is not installed."""
-    return ConfigError("policy 'optimal'", "its solver is installed", "no scipy", 'pip install "hosim[solve]"')

@@ -14,9 +14,13 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     Raises
     ------
     ConfigError
-        If the graph is too large or runs several steps; or copies may slow each other down; or tensors go to several
-        tiers; or the host's own time matters.
+        If the solver is not installed; or the graph is too large or runs several steps; or copies may slow each other
+        down; or tensors go to several tiers; or the host's own time matters.
     """
+    try:
+        import scipy.optimize  # noqa: F401, PLC0415 - an extra
+    except ImportError:
+        raise _error("its solver is installed", "no scipy", 'pip install "hosim[solve]"') from None
     ops, steps = len(problem.graph.ops), problem.graph.steps
     if ops > most_ops:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
