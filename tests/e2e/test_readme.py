@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulator.report import text
+from simulator.run.plan import plan
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -32,6 +33,13 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
     results = namespace["results"]
     table = text.plain(list(results.values()))
     assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
+
+
+def test_the_tensor_is_told_as_hosim_plan_does():
+    ((tensor, shown),) = re.findall(
+        r"<!-- output of: hosim plan llama3_8b_train_910c --tensor (\S+) -->\n```text\n(.*?)```", README, re.DOTALL
+    )
+    assert plan("llama3_8b_train_910c").text(tensor) + "\n" == shown
 
 
 def test_every_file_it_names_is_written(namespace):

@@ -24,7 +24,7 @@ from simulator.units import human
 RESERVES = (0, 1, 4, 16)
 """Room kept for copies in under way, in units of the largest tensor that moves."""
 
-SLACKS = (0, 1, 4, 16)
+SLACKS = (0, 1, 2, 4, 8, 16)
 """How much earlier than needed a copy in ends, in units of the longest copy in."""
 
 GOOD_ENOUGH = 1.001
@@ -84,6 +84,7 @@ class Validator:
         self._problem, self._analysis, self._order = problem, analysis, order
         self._alpha, self._tries = alpha, tries
         self._candidates = 0
+        self._promising: list[Candidate] = []
         self.best: Best[Candidate] = Best(problem)
         homes = [home if there else NOWHERE for home, there in zip(problem.homes, problem.starts_with, strict=True)]
         limit = bound(problem.graph, problem.hardware, problem.durations_ns, homes, problem.budget_bytes)
@@ -93,8 +94,8 @@ class Validator:
         """Try several limits, slacks and ways to store, and return the candidate whose replay is fastest.
 
         The search ends at a plan that is as fast as the stores alone force it to be (copies in that take no time): a
-        lower limit only adds stores. A candidate that is predicted to be no faster than one that was replayed is left
-        out. If the winner does not do as predicted, positions are chosen anew by what its replay shows.
+        lower limit only adds stores. Candidates beyond the first are predicted, and those that promise most are
+        replayed. If the winner does not do as predicted, positions are chosen anew by what its replay shows.
 
         Parameters
         ----------
@@ -114,6 +115,7 @@ class Validator:
                 return on_demand
             if self._place(on_demand):
                 break
+        self._replay_promising()
         self._correct()
         self._improve(improve)
         return self.best.chosen()
@@ -138,7 +140,7 @@ class Validator:
         unit_ns, seen = max(g.in_ns for g in selection.gaps), None
         for slack in SLACKS:
             for early in (False, True):
-                if self._is_spent() or self.best.step_ns <= enough_ns or self._is_enough():
+                if self._is_spent() or self._promised_ns <= max(enough_ns, self._bound_ns):
                     return True
                 knobs = Knobs(self._alpha, slack * unit_ns, early_stores=early)
                 augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
@@ -146,10 +148,15 @@ class Validator:
                     seen = augmented.cache_ops
                     self._candidates += 1
                     self._offer(selection, augmented, timeline)
-        return self.best.step_ns <= enough_ns
+        return self._promised_ns <= enough_ns
+
+    @property
+    def _promised_ns(self) -> int | float:
+        """The shortest step that was replayed or predicted so far [ns]."""
+        return min(self.best.step_ns, self.best.predicted_ns)
 
     def _offer(self, selection: Selection, augmented: Augmented, timeline: Timeline) -> None:
-        """Replay a candidate if it is predicted to be better than all before."""
+        """Replay the first candidate, and keep others if they are predicted to be better than all before."""
         candidate = self._write(selection, augmented, timeline)
         if candidate is None:
             return
@@ -160,7 +167,15 @@ class Validator:
         predicted_ns = predict(self._problem, candidate.plan).step_ns
         if predicted_ns < self.best.predicted_ns:
             self.best.predicted_ns = predicted_ns
-            self.best.offer(candidate.plan, candidate)
+            self._promising.append(candidate)
+
+    def _replay_promising(self) -> None:
+        """Replay what is predicted to be better than all before it, the best first."""
+        for candidate in reversed(self._promising):
+            if self.best.replays >= self._tries:
+                return
+            if self.best.offer(candidate.plan, candidate) and self.best.step_ns <= self.best.predicted_ns:
+                return
 
     def _write(self, selection: Selection, augmented: Augmented, timeline: Timeline | None = None) -> Candidate | None:
         notes = (self._note(selection),)
