@@ -12,6 +12,9 @@ that in backward each layer is made again once. Under a tight budget this leaves
 (Chen et al., arXiv 1604.06174; the rule is that of dynamic tensor rematerialisation, Kirisame et al., arXiv
 2006.09616, with known next uses instead of guesses). Under a tighter one layers are made again more than once.
 
+What is made again in passing more than once, though its own uses are over, may be worth keeping: then a second pass
+lets it live until it has helped for the last time, and the faster of the two plans is taken.
+
 A tensor gets in line with the score that its maker alone gives it, and the true one is found when it comes first: a
 score only falls when what the tensor is made of is given up. So each choice costs a few steps of a heap and the ops of
 one chain.
@@ -19,6 +22,9 @@ one chain.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Annotated
 
@@ -26,8 +32,10 @@ import numpy as np
 from pydantic import Field
 
 from simulator.document import Part
+from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import NEVER, idle_gaps, live_bytes
 from simulator.plan import Plan
+from simulator.policies import resident
 from simulator.policies.problem import Problem
 from simulator.policies.remake import Remaker
 from simulator.policies.search import tune
@@ -53,7 +61,7 @@ class Options(Part):
         How much a long idle time counts: 0 looks at bytes per recompute time only, 1 at bytes times idle time. Default:
         the best of a few, found by replay.
     most
-        Recompute at most so many times the time of one step's ops; a plan that needs more is infeasible.
+        Recompute at most so many times the time of one step's ops; what needs more is infeasible, and says so.
     """
 
     time_weight: Annotated[float, Field(ge=0, le=4)] | None = Field(
@@ -83,7 +91,18 @@ def plan(problem: Problem, options: Options) -> Plan:
     weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
     remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
     limit = max(problem.budget_bytes, least_peak_bytes(problem, remaker))
-    return tune(problem, [weights], lambda weight: _Walk(problem, remaker, (weight, options.most), limit).run())
+
+    def walked(weight: float, *, keeps: bool) -> _Walk:
+        walk = _Walk(problem, remaker, weight, limit)
+        walk.run()
+        if keeps:
+            walk = _Walk(problem, remaker, weight, limit, walk.made_in_passing)
+            walk.run()
+        return walk
+
+    worth_keeping = any(len(at) > 1 for at in walked(weights[0], keeps=False).made_in_passing.values())
+    keeping = (False, True) if worth_keeping else (False,)
+    return tune(problem, [weights, keeping], lambda weight, keeps: walked(weight, keeps=keeps).plan(options.most))
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
@@ -105,6 +124,16 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     return int((live_bytes(graph, problem.lifetimes) + np.cumsum(change)[:-1]).max())
 
 
+def _too_much(problem: Problem, times: float) -> CapacityError:
+    """Say what keeping everything would need, and how much recompute not keeping it takes."""
+    try:
+        resident.plan(problem, resident.Options())
+    except CapacityError as error:
+        levers = (f"allow more recompute (most: {math.ceil(times)})", *error.report.levers)
+        return CapacityError(replace(error.report, levers=levers))
+    raise InvariantError("recompute", "what fits is not made again", f"{times:.1f} times", "report this")
+
+
 class _Walk:
     """One pass over the step in issue order.
 
@@ -112,31 +141,69 @@ class _Walk:
     ----------
     problem, remaker
         What to plan for, and how to make things again.
-    weights
-        ``time_weight`` and ``most``; see `Options`.
+    time_weight
+        See `Options`.
     limit_bytes
         What it tries to keep to [B].
+    kept
+        Tensors that live longer than their last use: by tensor, the ops before which they help to make others again.
+
+    Attributes
+    ----------
+    made_in_passing
+        Tensors that were made again after their last use, on the way to others: the ops before which that was.
     """
 
     def __init__(
-        self, problem: Problem, remaker: Remaker, weights: tuple[float, float], limit_bytes: int | float
+        self,
+        problem: Problem,
+        remaker: Remaker,
+        time_weight: float,
+        limit_bytes: int | float,
+        kept: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self._problem, self._remaker, self._limit = problem, remaker, limit_bytes
-        self._weight, most = weights
+        self._weight, kept = time_weight, kept or {}
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
-        self._left_ns = int(most * problem.clock[-1])
-        self._uses, self._used = problem.lifetimes.uses, [0] * len(problem.sizes)
+        self._uses, self._used = list(problem.lifetimes.uses), [0] * len(problem.sizes)
+        self._dies = list(problem.lifetimes.dies)
+        self._helps: dict[int, list[int]] = {}
+        for tensor, ops in kept.items():
+            self._uses[tensor] += tuple(ops)
+            self._dies[tensor] = ops[-1]
+            for op in ops:
+                self._helps.setdefault(op, []).append(tensor)
+        self.made_in_passing: dict[int, list[int]] = {}
         self._may_go = [
             not t.persistent and size > 0 for t, size in zip(problem.graph.tensors, problem.sizes, strict=True)
         ]
+        self._mortal = [not t.persistent for t in problem.graph.tensors]
+        for tensor in problem.graph.outputs:
+            self._mortal[tensor] = False
         self._since = [0] * len(problem.sizes)
         self._line: list[tuple[Rank, int, int]] = []
         self._given_up: set[int] = set()
         self._again = self._again_ns = 0
 
-    def run(self) -> Plan:
-        """Write the plan."""
+    def plan(self, most: float) -> Plan:
+        """End the plan.
+
+        Raises
+        ------
+        CapacityError
+            If it does not fit, or recomputes more than so many times the step.
+        """
+        times = self._again_ns / max(1, self._problem.clock[-1])
+        if times > most:
+            raise _too_much(self._problem, times)
+        said = (
+            f"{len(self._given_up)} tensors are given up and made again by {self._again} runs ({self._again_ns:,} ns)"
+        )
+        return self._writer.finish((said,) if self._again else ())
+
+    def run(self) -> None:
+        """Go through the step."""
         writer = self._writer
         for tensor, uses in enumerate(self._uses):
             if uses and self._problem.starts_with[tensor] and not writer.resident(tensor):
@@ -146,14 +213,12 @@ class _Walk:
             if missing:
                 self._make_again(missing, op)
             self._make_room(op, {*what.reads, *what.writes}, op)
-            writer.compute(op)
-            for t in {*what.reads, *what.writes}:
+            writer.compute(op, again=True)
+            for t in (*dict.fromkeys((*what.reads, *what.writes)), *self._helps.get(op, ())):
                 self._used[t] += 1
+                if self._next_use(t) == NEVER and self._mortal[t]:
+                    writer.release(t)
                 self._line_up(t, op + 1)
-        given_up = (
-            f"{len(self._given_up)} tensors are given up and made again by {self._again} runs ({self._again_ns:,} ns)"
-        )
-        return writer.finish((given_up,) if self._again else ())
 
     def _next_use(self, tensor: int) -> int:
         uses, used = self._uses[tensor], self._used[tensor]
@@ -174,18 +239,18 @@ class _Walk:
                     locked.discard(t)
                     if self._next_use(t) != NEVER:
                         self._line_up(t, before)
-                    elif self._may_go[t] and t not in self._problem.graph.outputs:
+                    elif self._mortal[t]:
                         writer.release(t)
+                        self.made_in_passing.setdefault(t, []).append(before)
         self._again += len(chain)
         self._again_ns += self._remaker.time_ns(chain)
-        self._left_ns -= self._remaker.time_ns(chain)
 
     def _make_room(self, op: int, locked: set[int], now: int) -> None:
         """Give tensors up until the op has room, or nothing is left to give up."""
         writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
         room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
-        while writer.live_bytes(self._here) + room > self._limit and self._line and self._left_ns > 0:
+        while writer.live_bytes(self._here) + room > self._limit and self._line:
             entry = heappop(self._line)
             rank, tensor, next_use = entry
             if next_use != self._next_use(tensor) or not writer.resident(tensor):
@@ -213,7 +278,7 @@ class _Walk:
 
     def _rank(self, tensor: int, next_use: int) -> Rank | None:
         """Where in the line the tensor stands; None if it cannot be made again."""
-        dies, resident = self._problem.lifetimes.dies, self._writer.resident
+        dies, resident = self._dies, self._writer.resident
         there = lambda t: t != tensor and resident(t) and dies[t] >= next_use  # noqa: E731
         chain = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
         return None if chain is None else self._rank_of(tensor, next_use, chain)

@@ -107,13 +107,31 @@ def test_what_can_never_fit_is_not_tried_in_vain():
     assert extra_ns(problem(train(40), budget=caught.value.report.demand_bytes), most=1000.0) > 0
 
 
+def beside(layers):
+    """Backward reads only what lies beside the chain: h0 .. die in forward, but s0 .. are made of them."""
+    names = [f"{name}{i}" for i in range(layers) for name in "hs"]
+    flow = []
+    for i in range(layers):
+        flow += [f"f{i}: {f'h{i - 1}' if i else ''} -> h{i}, 10 ns", f"g{i}: h{i} -> s{i}, 1 ns"]
+    back = [f"b{i}: s{i} ->, 10 ns" for i in reversed(range(layers))]
+    return graph(", ".join(f"{name} 10" for name in names), *flow, *back)
+
+
+@pytest.mark.parametrize("layers", [16, 128])
+def test_what_is_made_in_passing_again_and_again_lives_on_as_a_checkpoint(layers):
+    """Each s on its own would take the whole chain before it: layers / 2 forwards in all instead of one at most."""
+    p = problem(beside(layers), budget=20 + 10 * layers // 2)
+    assert extra_ns(p) <= layers * 11
+
+
 def test_a_limit_on_recompute_makes_tight_budgets_infeasible():
     p = problem(train(64), budget=7 + 10 * 10)
-    assert extra_ns(p) > 0
-    with pytest.raises(CapacityError):
-        plan(p, most=0.1)
-    with pytest.raises(CapacityError):
-        plan(p, most=0.0)
+    assert 0.1 < extra_ns(p) / p.clock[-1] < 1
+    for most in (0.1, 0.0):
+        with pytest.raises(CapacityError) as caught:
+            plan(p, most=most)
+        assert caught.value.report.levers[0] == "allow more recompute (most: 1)"
+        assert caught.value.report.demand_bytes == 5 + 64 * 10 + 1
 
 
 def test_what_lives_elsewhere_comes_in_as_in_resident():
