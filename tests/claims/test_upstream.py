@@ -91,6 +91,13 @@ def test_the_acceptance_table(share, rate, planned, step, stall, held, freed):
         assert row["peak_hbm_bytes"] / GIB == pytest.approx(peak, abs=0.001)
 
 
+@pytest.mark.parametrize(("layers", "taken"), [(8, 48), (32, 180), (128, 708), (512, 2820)])
+def test_it_takes_as_many_gaps_as_were_counted(layers, taken):
+    given = case(16, FREED, layers)
+    limit = int(live_bytes(given.graph, given.problem.lifetimes).max()) // 2
+    assert len(choose(given.problem, limit).gaps) == taken
+
+
 @pytest.mark.parametrize(("rate", "stall"), [(16, 2395.4), (50, 650.9), (200, 168.0)])
 def test_four_times_the_layers(rate, stall):
     row = run(50, rate, layers=128).row
