@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import shutil
+import sys
 from itertools import pairwise
 
 import chain
@@ -172,6 +173,33 @@ def test_set_changes_the_machine_for_this_run(hosim, scenario):
     done = hosim("run", scenario, "--set", "links.*.bandwidth=40 GB/s", "--policy", "static")
     assert done.code == 0
     assert "no plan can be faster" in done.out
+
+
+def test_the_bound_is_the_one_that_was_asked_for(hosim, scenario):
+    """Nothing but the flag, or the scenario, decides: not whether the solver is installed."""
+    plain = hosim("run", scenario, "--policy", "static").out
+    assert plain == hosim("run", scenario, "--policy", "static", "--bound", "combinatorial").out
+    assert "above the bound that no plan can beat (relaxation)" not in plain
+    tighter = hosim("run", scenario, "--policy", "static", "--bound", "relaxation")
+    assert tighter.code == 0
+    assert "above the bound that no plan can beat (relaxation)" in tighter.out
+
+
+def test_a_bound_that_is_not_installed_is_asked_for_by_name(hosim, scenario, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    done = hosim("run", scenario, "--bound", "relaxation")
+    assert done.code == 1
+    assert done.err == (
+        "hosim: bound: relaxation: the solver of the tighter bound is installed, found no scipy; "
+        'pip install "hosim[solve]"\n'
+    )
+    assert hosim("run", scenario).code == 0
+
+
+def test_the_optimum_refuses_what_it_does_not_describe(hosim, scenario):
+    done = hosim("run", scenario, "--policy", "optimal")
+    assert done.code == 1
+    assert "policy 'optimal': a graph runs one step, found 2 steps; set steps to 1" in done.err
 
 
 def test_policy_keeps_these_rows_only(hosim, scenario):
