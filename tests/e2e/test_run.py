@@ -202,6 +202,20 @@ def test_the_optimum_refuses_what_it_does_not_describe(hosim, scenario):
     assert "policy 'optimal': a graph runs one step, found 2 steps; set steps to 1" in done.err
 
 
+def test_the_optimum_of_one_step_is_a_row_like_any_other(hosim, tmp_path):
+    one_step = chain.WORKLOAD.replace("steps: 2", "steps: 1").replace(
+        "  steps: the first warms up", "  steps: one is enough"
+    )
+    path = chain.write(tmp_path, workload=one_step, scenario=chain.SCENARIO + "bound: relaxation\n")
+    done = hosim("run", path, "--policy", "static", "--policy", "optimal", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    static, optimal = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert optimal["notes"] == "proved optimal: no plan of its kind has a shorter step"
+    assert optimal["bound_ns"] <= optimal["step_ns"] <= static["step_ns"]
+    assert optimal["least_peak_bytes"] <= optimal["peak_hbm_bytes"]
+    assert "bound: relaxation" in (tmp_path / "out" / "scenario.yaml").read_text()
+
+
 def test_policy_keeps_these_rows_only(hosim, scenario):
     done = hosim("run", scenario, "--policy", "static", "--policy", "offload_saved")
     assert done.code == 0
