@@ -157,6 +157,17 @@ def test_refine_comes_no_earlier_than_there_is_room():
     assert placed(p, found, selection, slack_ns=10**6) == {"a0": "b5"}
 
 
+def test_refine_may_bring_copies_in_as_early_as_there_is_room_the_next_use_first():
+    """a2 is read first, then a1, then a0; none comes later than just in time."""
+    p = problem(train(8, size=15))
+    found = analyse(p)
+    selection = select(p, found, int(found.live_bytes.max()) - 45)
+    just_in_time, eager = placed(p, found, selection), placed(p, found, selection, eager=True)
+    ops = {op.name: i for i, op in enumerate(p.graph.ops)}
+    assert all(ops[eager[name]] <= ops[just_in_time[name]] for name in eager)
+    assert ops[eager["a2"]] <= ops[eager["a1"]] <= ops[eager["a0"]]
+
+
 @pytest.mark.parametrize("name", ["static", "lookahead", "offload_saved"])
 def test_no_copy_in_is_moved_across_a_barrier(name):
     g = train(8, duration=5)

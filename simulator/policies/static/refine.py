@@ -38,11 +38,14 @@ class Knobs:
         How much before its use a copy in should have ended [ns].
     early_stores
         Whether a store may be issued before the last reader has run.
+    eager
+        Whether copies in come as early as there is room, the next use first, instead of just in time.
     """
 
     alpha: float
     slack_ns: int = 0
     early_stores: bool = False
+    eager: bool = False
 
 
 def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs) -> Augmented:
@@ -106,6 +109,11 @@ def _backwards(
 ) -> dict[CacheOp, CacheOp]:
     """Let each copy in end just before its use, and before the next copy of its channel begins."""
     layout = _Layout(problem, analysis, augmented, timeline, knobs)
+    if knobs.eager:
+        prefetches = (one for one in augmented.cache_ops if one.role is Role.PREFETCH)
+        for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
+            layout.place_early(one)
+        return layout.found
     queues = {problem.queue(_last_hop(problem, one)) for one in augmented.cache_ops if one.role is Role.PREFETCH}
     for one in sorted(augmented.cache_ops, key=layout.latest_ns, reverse=True):
         if one.role is Role.PREFETCH:
@@ -125,6 +133,7 @@ class _Layout:
         self._profile = Profile(analysis.live_bytes)
         self._earliest = _leave(self._profile, augmented, timeline)
         self._free_until: dict[int, list[int]] = {}
+        self._last_point: dict[int, int] = {}
         self.found: dict[CacheOp, CacheOp] = {}
 
     def latest_ns(self, one: CacheOp) -> tuple[int, int]:
@@ -158,8 +167,23 @@ class _Layout:
             position = self._profile.last_above(position, one.before - 1, budget - one.size_bytes) + 1
         self._profile.add(position, one.before - 1, one.size_bytes)
         heapreplace(servers, -max(begin, gates[position]))
+        self._note(one, position, took)
+
+    def place_early(self, one: CacheOp) -> None:
+        """Put a copy in where there is room for it from then on, behind those whose use comes first."""
+        queue = self._problem.queue(_last_hop(self._problem, one))
+        earliest = max(self._earliest[one.trip], one.first, self._last_point.get(queue, 0))
+        room = self._problem.budget_bytes - one.size_bytes
+        position = self._profile.last_above(min(earliest, one.before), one.before - 1, room) + 1
+        self._profile.add(position, one.before - 1, one.size_bytes)
+        self._last_point[queue] = position
+        self._note(one, position, one.alone_ns)
+
+    def _note(self, one: CacheOp, position: int, took: int) -> None:
+        """Note a position with its cost."""
+        starts, gates, knobs = self._timeline.start_ns, self._timeline.gate_ns, self._knobs
         lead = max(0, starts[one.before] - gates[position])
-        stall, residency = max(0, took - lead), round(knobs.alpha * lead * one.size_bytes / budget)
+        stall, residency = max(0, took - lead), round(knobs.alpha * lead * one.size_bytes / self._problem.budget_bytes)
         self.found[one] = one._replace(position=position, stall_ns=stall, residency_ns=residency)
 
 

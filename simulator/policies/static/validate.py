@@ -137,18 +137,23 @@ class Validator:
         problem, selection = self._problem, on_demand.selection
         timeline = predict(problem, on_demand.plan, free_copies_in=True)
         enough_ns = max(timeline.step_ns, problem.clock[-1]) * GOOD_ENOUGH
-        unit_ns, seen = max(g.in_ns for g in selection.gaps), None
+        seen = None
+        for knobs in self._knobs(max(g.in_ns for g in selection.gaps)):
+            if self._is_spent() or self._promised_ns <= max(enough_ns, self._bound_ns):
+                return True
+            augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
+            if augmented.cache_ops != seen:
+                seen = augmented.cache_ops
+                self._candidates += 1
+                self._offer(selection, augmented, timeline)
+        return self._promised_ns <= enough_ns
+
+    def _knobs(self, unit_ns: int) -> Iterator[Knobs]:
+        """Ways to place the cache operators of a selection."""
         for slack in SLACKS:
             for early in (False, True):
-                if self._is_spent() or self._promised_ns <= max(enough_ns, self._bound_ns):
-                    return True
-                knobs = Knobs(self._alpha, slack * unit_ns, early_stores=early)
-                augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
-                if augmented.cache_ops != seen:
-                    seen = augmented.cache_ops
-                    self._candidates += 1
-                    self._offer(selection, augmented, timeline)
-        return self._promised_ns <= enough_ns
+                yield Knobs(self._alpha, slack * unit_ns, early_stores=early)
+        yield Knobs(self._alpha, early_stores=True, eager=True)
 
     @property
     def _promised_ns(self) -> int | float:
