@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.plan import COPY, DETACH, SYNC, Code, View
@@ -75,12 +75,8 @@ class Runtime:
         view
             The state of the machine; this runtime keeps its own books and does not look.
         """
-        ops = len(self._tables.moves)
-        for step in range(self._tables.problem.graph.steps):
-            yield from self._step(step * ops)
-            self._go_home()
-            yield from self._codes
-            self._codes.clear()
+        ops, steps = len(self._tables.moves), self._tables.problem.graph.steps
+        return chain.from_iterable(map(self._step, range(0, steps * ops, ops)))
 
     def _step(self, base: int) -> Iterator[Code]:
         tables, here, codes = self._tables, self._here, self._codes
@@ -105,6 +101,9 @@ class Runtime:
             yield compute
             if busy:
                 self._conclude(op)
+        self._go_home()
+        yield from codes
+        codes.clear()
 
     def _conclude(self, op: int) -> None:
         """Note what the op has taken and written, and free what is dead after it."""
