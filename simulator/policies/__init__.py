@@ -21,6 +21,10 @@ from simulator.policies.problem import Problem, Replay
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
 
 
+def _never(options: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
     """A policy that can be named.
@@ -36,14 +40,14 @@ class PolicyEntry:
     summary
         What it does, in one line.
     may_repeat
-        Whether its plans may run an op again.
+        Says for its options whether its plans may run an op again.
     """
 
     name: str
     function: Callable[[Problem, Any], Plan]
     options: type[Part]
     summary: str
-    may_repeat: bool = False
+    may_repeat: Callable[[Any], bool] = _never
 
     def read_options(self, given: Mapping[str, Any], place: Callable[[str], str] | None = None) -> Part:
         """Check options that people wrote.
@@ -138,9 +142,15 @@ POLICIES: dict[str, PolicyEntry] = {
             recompute.plan,
             recompute.Options,
             "gives up what can be made again, and runs its ops again",
-            may_repeat=True,
+            may_repeat=lambda _: True,
         ),
-        PolicyEntry("static", static.plan, static.Options, "a compiler that places copies by time, bandwidth and room"),
+        PolicyEntry(
+            "static",
+            static.plan,
+            static.Options,
+            "a compiler that places copies by time, bandwidth and room",
+            may_repeat=lambda _: True,
+        ),
         PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),
     )
 }

@@ -89,20 +89,64 @@ def plan(problem: Problem, options: Options) -> Plan:
         If no plan was found that fits; the report tells the least peak that was reached.
     """
     weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
-    remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
-    limit = max(problem.budget_bytes, least_peak_bytes(problem, remaker))
+    walker = Walker(problem)
+    limit = problem.budget_bytes
+    keeping = (False, True) if walker.worth_keeping(limit, weights[0]) else (False,)
+    return tune(
+        problem, [weights, keeping], lambda weight, keeps: walker.plan(limit, (weight, keeps), most=options.most)
+    )
 
-    def walked(weight: float, *, keeps: bool) -> _Walk:
-        walk = _Walk(problem, remaker, weight, limit)
+
+Manner = tuple[float, bool]
+"""How a walk goes: the weight of idle time, and whether what helps to make others again lives on."""
+
+
+class Walker:
+    """Makes plans that make things again.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
+        self._least_bytes = least_peak_bytes(problem, self._remaker)
+
+    def worth_keeping(self, limit_bytes: int | float, time_weight: float) -> bool:
+        """Whether something is made more than once in passing, so that it may be worth while to keep it."""
+        walk = self._walked(limit_bytes, (time_weight, False))
+        return any(len(at) > 1 for at in walk.made_in_passing.values())
+
+    def plan(self, limit_bytes: int | float, manner: Manner, *, most: float) -> Plan:
+        """Give up what a limit asks for, as far as that can be done.
+
+        Parameters
+        ----------
+        limit_bytes
+            What shall be live in the compute tier at most [B].
+        manner
+            See `Manner`.
+        most
+            See `Options`.
+
+        Raises
+        ------
+        CapacityError
+            If it does not fit the budget, or takes too much recompute.
+        """
+        return self._walked(limit_bytes, manner).plan(most)
+
+    def _walked(self, limit_bytes: int | float, manner: Manner) -> _Walk:
+        limit, (weight, keeps) = max(limit_bytes, self._least_bytes), manner
+        walk = _Walk(self._problem, self._remaker, weight, limit)
         walk.run()
         if keeps:
-            walk = _Walk(problem, remaker, weight, limit, walk.made_in_passing)
+            walk = _Walk(self._problem, self._remaker, weight, limit, walk.made_in_passing)
             walk.run()
         return walk
-
-    worth_keeping = any(len(at) > 1 for at in walked(weights[0], keeps=False).made_in_passing.values())
-    keeping = (False, True) if worth_keeping else (False,)
-    return tune(problem, [weights, keeping], lambda weight, keeps: walked(weight, keeps=keeps).plan(options.most))
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:

@@ -105,8 +105,16 @@ class Case:
 
     def may_repeat(self, row: str) -> bool:
         """Whether the row's plan may run an op again: unless it is a policy that never does."""
-        own = next((c.policy for c in self.loaded.scenario.policies if c.row == row), row)
-        return own not in POLICIES or POLICIES[own].may_repeat
+        choice = self._choice(row)
+        if choice.policy not in POLICIES:
+            return True
+        entry = POLICIES[choice.policy]
+        return entry.may_repeat(entry.read_options(choice.options))
+
+    def _choice(self, row: str) -> PolicyChoice:
+        """The row of the scenario with this name, or else the policy with its default options."""
+        known = {choice.row: choice for choice in self.loaded.scenario.policies}
+        return known.get(row, PolicyChoice(policy=row))
 
     def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
         """Say which rows to run, each with the function that decides.
@@ -136,8 +144,7 @@ class Case:
         row
             A row of the scenario, or the name of a policy.
         """
-        known = {choice.row: choice for choice in self.loaded.scenario.policies}
-        choice = known.get(row, PolicyChoice(policy=row))
+        choice = self._choice(row)
         if choice.policy != "static":
             return None
         return static.Options.model_validate(choice.options)

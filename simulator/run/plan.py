@@ -122,7 +122,7 @@ def plan(
     if options is None:
         return Planned(_replayed(case, label, decide(case.problem)), None)
     found = static.explained(case.problem, options)
-    return Planned(_replayed(case, label, found.candidate.plan), found)
+    return Planned(_replayed(case, label, found.plan), found)
 
 
 def _replayed(case: Case, label: str, made: Any) -> Result:
@@ -130,6 +130,6 @@ def _replayed(case: Case, label: str, made: Any) -> Result:
     referee.check_plan(graph, hardware, made, case.pinned)
     trace = execute(case, made)
     referee.check_trace(graph, hardware, [made], trace, problem.budget_bytes, case.loaded.scenario.switches)
-    limit = bounds.bound(graph, hardware, problem.durations_ns, *case.bound_facts)
+    limit = case.bound(may_repeat=metrics.recomputes(graph, trace))
     summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), "notes": "; ".join(made.notes)}
     return Result(case, label, summary, plan=made, trace=trace)

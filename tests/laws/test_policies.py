@@ -41,6 +41,7 @@ OPTIONS = [
     ("static", {}),
     ("static", {"alpha": 0.0}),
     ("static", {"alpha": 5.0}),
+    ("static", {"recompute": True}),
 ]
 
 

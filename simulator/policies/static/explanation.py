@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.ledger import Slot, ledger
@@ -19,9 +20,11 @@ class Explanation:
     Attributes
     ----------
     problem
-        What was planned for.
+        What was compiled; if ops run again, the problem with an op for each run.
     candidate
-        The plan, its selection and its augmented graph.
+        The plan for it, its selection and its augmented graph.
+    plan
+        The plan for the problem as given.
     choices
         The decision about each gap, best score first.
     replay
@@ -32,6 +35,7 @@ class Explanation:
 
     problem: Problem
     candidate: Candidate
+    plan: Plan
     choices: tuple[Choice, ...]
     replay: Replay
     slots: tuple[Slot, ...]
@@ -45,7 +49,7 @@ class Explanation:
         return [one for one in self.candidate.augmented.cache_ops if one.tensor == tensor]
 
 
-def explanation(problem: Problem, candidate: Candidate, choices: list[Choice]) -> Explanation:
+def explanation(problem: Problem, candidate: Candidate, choices: list[Choice], plan: Plan) -> Explanation:
     """Replay a candidate and put together what there is to say about it.
 
     Parameters
@@ -56,10 +60,12 @@ def explanation(problem: Problem, candidate: Candidate, choices: list[Choice]) -
         The plan.
     choices
         The decision about each gap.
+    plan
+        The plan for the problem as given.
     """
     replay = problem.replay(candidate.plan)
     timeline = candidate.timeline or predict(problem, candidate.plan, free_copies_in=True)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
         slots = tuple(ledger(problem, candidate.augmented, timeline, candidate.plan, replay.trace))
-    return Explanation(problem, candidate, tuple(choices), replay, slots)
+    return Explanation(problem, candidate, plan, tuple(choices), replay, slots)

@@ -19,7 +19,7 @@ from simulator.policies.static.score import Score
 from simulator.policies.static.select import Selection, select
 from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
-from simulator.units import human
+from simulator.units import counted, human
 
 RESERVES = (0, 1, 4, 16)
 """Room kept for copies in under way, in units of the largest tensor that moves."""
@@ -194,7 +194,7 @@ class Validator:
         """What the plan says about itself."""
         if selection.gaps:
             moved = sum(gap.size_bytes for gap in selection.gaps)
-            return f"{len(selection.gaps)} gaps are spent away, {moved:,} B in all"
+            return f"{counted(len(selection.gaps), 'gap')} spent away, {moved:,} B in all"
         most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
         return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 

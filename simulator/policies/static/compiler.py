@@ -1,0 +1,122 @@
+"""The passes in a row; with recompute, once for the graph as it is and once for the one in which some ops run again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from simulator.errors import CapacityError
+from simulator.plan import Plan
+from simulator.policies.problem import Problem
+from simulator.policies.static.analyse import Analysis, Idle, analyse
+from simulator.policies.static.explanation import Explanation, explanation
+from simulator.policies.static.mix import rewrites
+from simulator.policies.static.options import Options
+from simulator.policies.static.score import Score, Scorer
+from simulator.policies.static.select import explain, ranked
+from simulator.policies.static.validate import GOOD_ENOUGH, Candidate, Validator
+
+MIXES = 3
+"""How many rewritten problems are compiled at most, beside the one that needs no copies."""
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Compile a plan that fits the budget and stalls least.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    options
+        See `Options`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits; the report tells the least demand reached.
+    """
+    return compiled(problem, options).plan
+
+
+def explained(problem: Problem, options: Options) -> Explanation:
+    """Compile a plan and say why it is as it is.
+
+    Parameters
+    ----------
+    problem, options
+        As for `plan`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits.
+    """
+    found = compiled(problem, options)
+    forced = [(gap, found.score(gap)) for gap in found.analysis.forced]
+    choices = explain(found.problem, found.candidate.selection, found.order, forced)
+    return explanation(found.problem, found.candidate, choices, found.plan)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan with what led to it.
+
+    Attributes
+    ----------
+    problem
+        What was compiled: the problem as given, or rewritten so that some ops run again.
+    analysis, score, order
+        Its gaps, and how they rank.
+    candidate
+        What was chosen for that problem.
+    plan
+        The plan for the problem as given.
+    """
+
+    problem: Problem
+    analysis: Analysis
+    score: Scorer
+    order: list[tuple[Idle, Score]]
+    candidate: Candidate
+    plan: Plan
+
+
+def compiled(problem: Problem, options: Options) -> Compiled:
+    """Compile a plan, with recompute if that may be and is faster, and keep what led to it."""
+    try:
+        best: Compiled | CapacityError = _passes(problem, options)
+    except CapacityError as error:
+        best = error
+    if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.gaps):
+        best = _mixed(problem, options, best)
+    if isinstance(best, CapacityError):
+        raise best
+    return best
+
+
+def _passes(problem: Problem, options: Options) -> Compiled:
+    analysis, score = analyse(problem), Scorer(problem, options.weights)
+    order = ranked(problem, analysis, score)
+    candidate = Validator(problem, analysis, order, options.alpha, options.tries).run(options.improve)
+    return Compiled(problem, analysis, score, order, candidate, candidate.plan)
+
+
+def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:
+    """Compile the rewritten problems that promise most, and return the fastest plan."""
+    best = pure
+    best_ns = math.inf if isinstance(pure, CapacityError) else problem.replay(pure.plan).step_ns
+    if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
+        return pure
+    for rewritten in rewrites(problem)[: 1 + MIXES]:
+        if rewritten.bound_ns * GOOD_ENOUGH >= best_ns:
+            continue
+        try:
+            mixed = _passes(rewritten.problem, options)
+        except CapacityError:
+            continue
+        step_ns = rewritten.problem.replay(mixed.plan).step_ns
+        if step_ns < best_ns:
+            plan = rewritten.translated(mixed.plan)
+            best = replace(mixed, plan=replace(plan, notes=(*plan.notes, rewritten.note)))
+            best_ns = step_ns
+    return best

@@ -1,0 +1,183 @@
+"""Keep, move or make again: recompute and copies in one plan.
+
+What is made again is chosen by the walk of `recompute`, under a limit above the budget: it gives up first what costs
+least compute for its bytes. What is still too much then is left to copies. The runs that the walk repeats are written
+out as a graph of their own: an op that runs again is an op of its own (``name#2``), and a tensor that was given up is a
+new tensor once it is made again (``name#2``). So the compiler plans copies for it as for any other graph, and its plan
+is translated back step by step.
+
+The lower the limit, the more compute and the fewer copies. For a limit the *lower bound* of the rewritten graph tells
+what may be hoped for without planning it: the sum of its ops rises as the limit falls, and what copies cost falls. So
+the best limit is where the two meet, which bisection finds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from simulator.bounds import bound
+from simulator.graph import Graph, Op, Tensor
+from simulator.lifetime import lifetimes, live_bytes
+from simulator.plan import COMPUTE, DETACH, NOWHERE, Plan, Steps
+from simulator.policies import recompute
+from simulator.policies.problem import Problem
+from simulator.units import counted
+
+LARGEST = 4096
+"""Ops of a step up to which recompute is considered."""
+
+HALVINGS = 5
+"""How often the range of limits, from the budget to the peak of all that is live, is halved."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A problem in which some ops run again, and the way back.
+
+    Attributes
+    ----------
+    problem
+        The problem: its graph has an op for each run, and a tensor for each time that one is made.
+    op_of, tensor_of
+        Op and tensor of the original graph, by op and tensor of the rewritten one.
+    """
+
+    problem: Problem
+    op_of: tuple[int, ...]
+    tensor_of: tuple[int, ...]
+
+    @cached_property
+    def bound_ns(self) -> int:
+        """What no plan for the rewritten graph can beat [ns]."""
+        p = self.problem
+        homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+        return bound(p.graph, p.hardware, p.durations_ns, homes, p.budget_bytes).ns
+
+    @property
+    def note(self) -> str:
+        """How much runs again."""
+        durations_ns = self.problem.durations_ns
+        once = dict(zip(self.op_of, durations_ns, strict=True))
+        again_ns = sum(durations_ns) - sum(once.values())
+        return f"{counted(len(self.op_of) - len(once), 'repeated run')} of ops, {again_ns:,} ns in all"
+
+    def translated(self, plan: Plan) -> Plan:
+        """Return a plan for the rewritten graph as one for the original graph, step for step."""
+        return _translated(plan, self.op_of, self.tensor_of)
+
+
+def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
+    """Write out a plan that runs ops again as a problem of its own.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    repeated
+        A fixed plan without copies.
+    """
+    written, op_of, tensor_of = _written_out(problem.graph, repeated, problem.compute_tier)
+    new = replace(
+        problem,
+        graph=written,
+        homes=tuple([problem.homes[t] for t in tensor_of]),
+        durations_ns=[problem.durations_ns[op] for op in op_of],
+        lifetimes=lifetimes(written),
+        replay=lambda plan: problem.replay(_translated(plan, op_of, tensor_of)),
+    )
+    return Rewritten(new, op_of, tensor_of)
+
+
+def rewrites(problem: Problem) -> list[Rewritten]:
+    """Look for the limit where recompute and copies balance, and return what was found on the way.
+
+    First comes the best that needs no copies, then the others, the best bound first.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    """
+    low: float = problem.budget_bytes
+    high: float = int(live_bytes(problem.graph, problem.lifetimes).max())
+    if high <= low or len(problem.graph.ops) > LARGEST:
+        return []
+    walker = recompute.Walker(replace(problem, budget_bytes=math.inf))
+
+    def rewritten(limit_bytes: float, manner: recompute.Manner) -> Rewritten:
+        return rewrite(problem, walker.plan(limit_bytes, manner, most=math.inf))
+
+    keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
+    manners = list(product(recompute.TIME_WEIGHTS, keeping))
+    alone = [(rewritten(low, manner), manner) for manner in manners]
+    first, manner = min(alone, key=lambda one: one[0].bound_ns)
+    found: list[Rewritten] = []
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found.append(rewritten(middle, manner))
+        if found[-1].bound_ns > found[-1].problem.clock[-1]:
+            high = middle
+        else:
+            low = middle
+    return [first, *sorted(found, key=lambda one: one.bound_ns)]
+
+
+def _translated(plan: Plan, op_of: tuple[int, ...], tensor_of: tuple[int, ...]) -> Plan:
+    steps, fixed = Steps(), plan.fixed
+    for kind, a, b, c in fixed.codes() if fixed is not None else ():
+        steps.append(kind, op_of[a] if kind == COMPUTE else tensor_of[a], b, c)
+    originals = max(tensor_of, default=-1) + 1
+    return replace(plan, steps=steps, home=plan.home[:originals])
+
+
+def _written_out(graph: Graph, plan: Plan, here: int) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """Turn the computes of a plan into a graph; tell which op and tensor each of its ops and tensors is."""
+    writer = _WriteOut(graph)
+    for kind, a, b, _ in plan.fixed.codes() if plan.fixed is not None else ():
+        if kind == COMPUTE:
+            writer.run(a)
+        elif kind == DETACH and b == here:
+            writer.lost.add(a)
+    outputs = tuple([writer.now[t] for t in graph.outputs])
+    new = replace(graph, tensors=tuple(writer.tensors), ops=tuple(writer.ops), outputs=outputs)
+    return new, tuple(writer.op_of), tuple(writer.tensor_of)
+
+
+class _WriteOut:
+    """Writes runs of ops as ops; `now` is the tensor that holds each original tensor's value, `lost` is given up."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.tensors: list[Tensor] = list(graph.tensors)
+        self.tensor_of = list(range(len(graph.tensors)))
+        self.now = list(self.tensor_of)
+        self.ops: list[Op] = []
+        self.op_of: list[int] = []
+        self.lost: set[int] = set()
+        self._made = [1] * len(graph.tensors)
+        self._runs = [0] * len(graph.ops)
+
+    def run(self, op: int) -> None:
+        """Write one run of an op."""
+        what = self._graph.ops[op]
+        reads = tuple([self.now[t] for t in what.reads])
+        for tensor in self.lost.intersection(what.writes):
+            self._make_again(tensor)
+        writes = tuple([self.now[t] for t in what.writes])
+        self._runs[op] += 1
+        name = what.name if self._runs[op] == 1 else f"{what.name}#{self._runs[op]}"
+        self.ops.append(replace(what, name=name, reads=reads, writes=writes))
+        self.op_of.append(op)
+
+    def _make_again(self, tensor: int) -> None:
+        self.lost.remove(tensor)
+        about = self._graph.tensors[tensor]
+        if about.persistent:
+            return
+        self._made[tensor] += 1
+        self.now[tensor] = len(self.tensors)
+        self.tensor_of.append(tensor)
+        self.tensors.append(replace(about, name=f"{about.name}#{self._made[tensor]}"))

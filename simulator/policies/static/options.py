@@ -1,0 +1,35 @@
+"""Options of the compiler."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.policies.static.score import Weights
+
+
+class Options(Part):
+    """Weights of the costs; the defaults serve every scenario.
+
+    Attributes
+    ----------
+    alpha
+        What residency costs in Algorithm 1: nanoseconds of stall that are as bad as holding the whole budget for a
+        nanosecond. A copy in is issued ahead of its use if its share of the budget, times alpha, is below 1.
+    tries
+        How many candidates are replayed at most.
+    recompute
+        Whether ops may run again, where that is faster than moving what they made.
+    improve
+        How many replays single changes may take on a small graph.
+    weights
+        How much each term of the score counts by which gaps are chosen.
+    """
+
+    alpha: Annotated[float, Field(ge=0)] = Field(0.1, description="cost of residency against stall")
+    tries: Annotated[int, Field(ge=1)] = Field(6, description="candidates replayed at most")
+    improve: Annotated[int, Field(ge=0)] = Field(150, description="replays for single changes on a small graph")
+    recompute: bool = Field(False, description="run ops again where that is faster than copies")
+    weights: Weights = Field(Weights(), description="weights of the score's terms")
