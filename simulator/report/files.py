@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_all_start_methods, get_context
@@ -136,8 +136,12 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def write_rows(folder: Path, rows: Sequence[Row], story: html.Story) -> None:
-    """Write what concerns each row (timeline picture, Perfetto trace), and the report of all.
+RowWriter = Callable[[Any, Path], None]
+"""Writes more about a row into its folder."""
+
+
+def write_rows(folder: Path, rows: Sequence[Row], story: html.Story, more: RowWriter) -> None:
+    """Write what concerns each row (timeline picture, Perfetto trace, and more), and the report of all.
 
     Parameters
     ----------
@@ -147,14 +151,16 @@ def write_rows(folder: Path, rows: Sequence[Row], story: html.Story) -> None:
         The rows of the table.
     story
         What the report says besides them.
+    more
+        Called for each row that ran, with its folder.
     """
     names = folder_names([row.label for row in rows])
-    pages = [(row, folder / names[row.label]) for row in rows if row.trace is not None]
-    pictures = dict(zip((row.label for row, _ in pages), _written(pages), strict=True))
+    pages = [(row, folder / names[row.label], more) for row in rows if row.trace is not None]
+    pictures = dict(zip((row.label for row, *_ in pages), _written(pages), strict=True))
     (folder / "report.html").write_text(html.page(story, rows, pictures), encoding="utf-8")
 
 
-_Page = tuple[Row, Path]
+_Page = tuple[Row, Path, RowWriter]
 _inherited: list[_Page] = []
 """What forked workers write: they inherit the rows, which are too large to send."""
 
@@ -182,8 +188,9 @@ def _write_inherited(number: int) -> bytes:
     return _write_row(*_inherited[number])
 
 
-def _write_row(row: Row, folder: Path) -> bytes:
-    folder.mkdir(exist_ok=True)
+def _write_row(row: Row, folder: Path, more: RowWriter) -> bytes:
+    folder.mkdir()
+    more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
     picture = figures.timeline(row).png()
     (folder / "timeline.png").write_bytes(picture)

@@ -13,7 +13,7 @@ from simulator.report.html import Story
 from simulator.scenario import PolicyChoice
 
 if TYPE_CHECKING:
-    from simulator.run.results import Results
+    from simulator.run.results import Result, Results
 
 
 def write(results: Results, out: Path) -> None:
@@ -37,18 +37,17 @@ def _fill(results: Results, folder: Path) -> None:
     graph = results.case.loaded.paths.get("graph")
     if graph is not None:
         (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
-    for label, row in results.items():
-        if row.trace is not None:
-            own = folder / names[label]
-            own.mkdir()
-            formats.plan_jsonl.write(row.recorded, row.graph, own / "plan.jsonl")
-            for table in ("spans", "waits", "memory"):
-                getattr(row, table).to_csv(own / f"{table}.csv", index=False, lineterminator="\n")
     scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
     story = Story(scenario.name, scenario.title, tuple(results.sentences), results.provenance, tuple(verdicts))
-    files.write_rows(folder, list(results.values()), story)
+    files.write_rows(folder, list(results.values()), story, _write_tables)
     more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
     files.write_summary(folder, [row.summary for row in results.values()], more)
+
+
+def _write_tables(row: Result, folder: Path) -> None:
+    formats.plan_jsonl.write(row.recorded, row.graph, folder / "plan.jsonl")
+    for table in ("spans", "waits", "memory"):
+        getattr(row, table).to_csv(folder / f"{table}.csv", index=False, lineterminator="\n")
 
 
 def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:

@@ -107,7 +107,8 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
     best_ns = math.inf if isinstance(pure, CapacityError) else problem.replay(pure.plan).step_ns
     if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
         return pure
-    for rewritten in rewrites(problem)[: 1 + MIXES]:
+    found = rewrites(problem)
+    for rewritten in (*found[:MIXES], *found[-1:]):
         if rewritten.bound_ns * GOOD_ENOUGH >= best_ns:
             continue
         try:

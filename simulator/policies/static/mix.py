@@ -29,7 +29,7 @@ from simulator.units import counted
 LARGEST = 4096
 """Ops of a step up to which recompute is considered."""
 
-HALVINGS = 5
+HALVINGS = 4
 """How often the range of limits, from the budget to the peak of all that is live, is halved."""
 
 
@@ -94,7 +94,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
 def rewrites(problem: Problem) -> list[Rewritten]:
     """Look for the limit where recompute and copies balance, and return what was found on the way.
 
-    First comes the best that needs no copies, then the others, the best bound first.
+    They come with the best bound first, and at last the best that needs no copies.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def rewrites(problem: Problem) -> list[Rewritten]:
     keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
     manners = list(product(recompute.TIME_WEIGHTS, keeping))
     alone = [(rewritten(low, manner), manner) for manner in manners]
-    first, manner = min(alone, key=lambda one: one[0].bound_ns)
+    first, manner = min(alone, key=lambda one: one[0].problem.clock[-1])
     found: list[Rewritten] = []
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -122,7 +122,7 @@ def rewrites(problem: Problem) -> list[Rewritten]:
             high = middle
         else:
             low = middle
-    return [first, *sorted(found, key=lambda one: one.bound_ns)]
+    return [*sorted(found, key=lambda one: one.bound_ns), first]
 
 
 def _translated(plan: Plan, op_of: tuple[int, ...], tensor_of: tuple[int, ...]) -> Plan:
