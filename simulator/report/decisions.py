@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from statistics import median
 
 from simulator.errors import ConfigError
+from simulator.plan import COMPUTE
 from simulator.policies.static.augmented import CacheOp, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
@@ -19,7 +20,7 @@ from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Choice, Decision
 from simulator.report.rows import percent
 from simulator.report.text import aligned_lines
-from simulator.units import human
+from simulator.units import counted, human
 
 MOST_LINES = 12
 """Lines of a table; what is left over is counted."""
@@ -37,6 +38,7 @@ def told(explanation: Explanation) -> str:
     parts = [
         _decisions(explanation, Decision.MOVE),
         _decisions(explanation, Decision.KEEP),
+        _repeated(explanation),
         _positions(explanation),
         _ledger(explanation.slots),
     ]
@@ -64,6 +66,34 @@ def _decisions(explanation: Explanation, decision: Decision) -> str:
     total = human(sum(choice.gap.size_bytes for choice in chosen), "B")
     head = f"{'spent away' if decision is Decision.MOVE else 'kept'}: {len(chosen):,} idle gaps, {total}"
     return _table(head, lines, len(ordered))
+
+
+def _repeated(explanation: Explanation) -> str:
+    """Ops that run again instead of what they made being kept or moved."""
+    steps, problem = explanation.plan.fixed, explanation.problem
+    groups: dict[str, list[int]] = {}
+    seen: set[int] = set()
+    runs = (a for kind, a, _, _ in steps.codes() if kind == COMPUTE) if steps is not None else ()
+    for run, op in enumerate(runs):
+        if op in seen:
+            groups.setdefault(pattern(problem.graph.ops[run].name), []).append(run)
+        seen.add(op)
+    if not groups:
+        return ""
+    lines = [("ops", "runs", "time", "makes again")]
+    ordered = sorted(groups.items(), key=lambda item: -_made_bytes(explanation, item[1]))
+    for name, group in ordered[:MOST_LINES]:
+        time_ns = sum(problem.durations_ns[run] for run in group)
+        lines.append((name, str(len(group)), human(time_ns, "ns"), human(_made_bytes(explanation, group), "B")))
+    every = [run for group in groups.values() for run in group]
+    time_ns = sum(problem.durations_ns[run] for run in every)
+    head = f"run again: {counted(len(every), 'op')}, {human(time_ns, 'ns')}"
+    return _table(head, lines, len(ordered))
+
+
+def _made_bytes(explanation: Explanation, runs: Iterable[int]) -> int:
+    graph = explanation.problem.graph
+    return sum(graph.tensors[t].size_bytes for run in runs for t in graph.ops[run].writes)
 
 
 def _positions(explanation: Explanation) -> str:

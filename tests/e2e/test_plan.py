@@ -70,3 +70,15 @@ def test_what_does_not_fit_is_told_with_a_way_out(hosim, scenario):
     done = hosim("plan", small)
     assert done.code == 1
     assert "must fit in hbm" in done.err
+
+
+def test_what_runs_again_is_told_and_written(hosim, tmp_path):
+    out = tmp_path / "out"
+    done = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--out", out)
+    assert done.code == 0
+    assert "run again: " in done.out
+    assert "makes again" in done.out
+    assert "-" not in done.out.splitlines()[0].split("a step, ")[1].split(" % above")[0]
+    steps = [json.loads(line) for line in (out / "plan.jsonl").read_text(encoding="utf-8").splitlines()]
+    runs = [step["compute"] for step in steps if "compute" in step]
+    assert len(runs) > len(set(runs))
