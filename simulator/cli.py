@@ -163,7 +163,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, chang
     \b
     Examples:
       hosim plan llama3_8b_train_910c
-      hosim plan llama3_8b_train_910c --tensor L00/mlp.gate.out
+      hosim plan llama3_8b_train_910c --tensor L00/ffn.gate.out
       hosim plan mine.yaml --out results/plan
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog

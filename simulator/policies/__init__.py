@@ -149,7 +149,7 @@ POLICIES: dict[str, PolicyEntry] = {
             static.plan,
             static.Options,
             "a compiler that places copies by time, bandwidth and room",
-            may_repeat=lambda _: True,
+            may_repeat=lambda options: options.recompute,
         ),
         PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),
     )

@@ -191,7 +191,20 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     mine = (choice for choice in explanation.choices if choice.gap.tensor == tensor)
     for choice in sorted(mine, key=lambda choice: choice.gap.after):
         lines += _gap_told(explanation, choice)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_made_again(explanation, name)])
+
+
+def _made_again(explanation: Explanation, name: str) -> list[str]:
+    """Where a tensor that was given up is made again; from there on it is a tensor of its own."""
+    problem = explanation.problem
+    found = []
+    for tensor, about in enumerate(problem.graph.tensors):
+        if re.fullmatch(rf"{re.escape(name)}#\d+", about.name) and problem.lifetimes.writes[tensor]:
+            op = problem.lifetimes.writes[tensor][0]
+            when, took = (human(ns, "ns") for ns in (problem.clock[op], problem.durations_ns[op]))
+            found.append(f"  given up, and made again at {when} of compute by {problem.graph.ops[op].name} in {took}")
+            found.append(f"    from there on it is told as {about.name}")
+    return found
 
 
 def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:

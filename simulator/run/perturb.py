@@ -28,6 +28,9 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
 from simulator.run.case import Case, prepare
 
+LARGEST_LOSS = 0.99
+"""Most that a link may lose of its bandwidth."""
+
 NOMINAL, JITTER, LINKS, SEQUENCE = "nominal", "jitter", "slower links", "longer sequence"
 
 
@@ -153,10 +156,10 @@ def check_levels(case: Case, kind: str, levels: Sequence[float]) -> None:
     ConfigError
         If a level is out of range, or a graph from a file shall get a longer sequence.
     """
-    most = 1.0 if kind == LINKS else math.inf
+    most, limit = {LINKS: (LARGEST_LOSS, "99 %"), JITTER: (1.0, "100 %"), SEQUENCE: (99.0, "9,900 %")}[kind]
     for level in levels:
-        if not 0 < level < most:
-            must = "a level is above 0 %" + (" and below 100 %" if kind == LINKS else "")
+        if not 0 < level <= most:
+            must = f"a level is above 0 % and at most {limit}"
             raise ConfigError(f"levels of {kind}", must, f"{100 * level:g} %", "correct it")
     if kind == SEQUENCE and levels and case.loaded.workload.model is None:
         must = "only the step of a model can be built for a longer sequence"

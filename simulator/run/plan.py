@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator import bounds, catalog, formats, metrics, referee
+from simulator import catalog, formats, metrics, referee
 from simulator.errors import CapacityError, ConfigError
 from simulator.formats import augmented_json
 from simulator.policies import static
@@ -114,10 +114,10 @@ def plan(
     rows = case.rows([policy])
     if len(rows) > 1:
         raise ConfigError("--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
-    unfit = bounds.infeasible(case.graph, case.hardware, *case.bound_facts)
+    ((label, decide),) = rows.items()
+    unfit = case.unfit(may_repeat=case.may_repeat(label))
     if unfit is not None:
         raise CapacityError(unfit)
-    ((label, decide),) = rows.items()
     options = case.static_options(label)
     if options is None:
         return Planned(_replayed(case, label, decide(case.problem)), None)

@@ -35,6 +35,9 @@ LEVELS: dict[str, tuple[float, ...]] = {
     SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
 }
 """Levels that are tried where none are given."""
+MOST_DRAWS = 10_000
+"""Draws at a level."""
+
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""
 
@@ -201,6 +204,8 @@ def _conditions(case: Case, given: Conditions) -> Iterator[Condition]:
     for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
         if type(number) is not int or number < least:
             raise ConfigError(name, f"{name} is a whole number, at least {least}", repr(number), "correct it")
+    if draws > MOST_DRAWS:
+        raise ConfigError("draws", f"there are at most {MOST_DRAWS:,} draws at a level", f"{draws:,}", "draw fewer")
     yield Condition()
     asked = {JITTER: given.get("jitter"), LINKS: given.get("slower_links"), SEQUENCE: given.get("longer")}
     if case.loaded.workload.model is None and asked[SEQUENCE] is None:

@@ -82,3 +82,15 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     steps = [json.loads(line) for line in (out / "plan.jsonl").read_text(encoding="utf-8").splitlines()]
     runs = [step["compute"] for step in steps if "compute" in step]
     assert len(runs) > len(set(runs))
+    told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "L00/ffn.silu.out")
+    assert "given up, and made again at" in told.out
+    assert "told as L00/ffn.silu.out#2" in told.out
+
+
+def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
+    less = ("--set", "tiers.ddr.capacity=10 MB")
+    planned, ran = hosim("plan", "tiny_train_910c", *less), hosim("run", "tiny_train_910c", *less)
+    assert planned.code == 1
+    assert "must fit in hbm" in planned.err
+    assert "short by 71,131,008 B" in planned.err
+    assert "offload_saved and static do not fit in hbm: short by 71.1 MB" in ran.out

@@ -100,7 +100,9 @@ def test_one_that_does_not_fit_is_a_row_where_it_is_the_other(scenario):
     ("arguments", "code", "said"),
     [
         (("--longer", "10%"), 1, "only the step of a model can be built for a longer sequence"),
-        (("--slower-links", "100%"), 1, "a level is above 0 % and below 100 %"),
+        (("--slower-links", "100%"), 1, "a level is above 0 % and at most 99 %"),
+        (("--jitter", "1e300%"), 1, "a level is above 0 % and at most 100 %"),
+        (("--draws", "100000000000"), 1, "there are at most 10,000 draws at a level"),
         (("--jitter", "much"), 2, "'much' is no list of levels such as 5%,10%"),
         (("--policy", "reactive"), 1, "two different ones are compared"),
         (("--against", "statik"), 1, "a policy is a row of the scenario or one that hosim has"),
