@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
-    from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
+    from simulator.graph import Graph, Op, OpKind, Tensor, TensorKind
+    from simulator.graph_builder import GraphBuilder
     from simulator.hardware import Hardware
     from simulator.plan import Plan, Steps, View
     from simulator.policies.problem import Problem, Replay
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
-    "simulator.graph": ("Graph", "GraphBuilder", "Op", "OpKind", "Tensor", "TensorKind"),
+    "simulator.graph": ("Graph", "Op", "OpKind", "Tensor", "TensorKind"),
+    "simulator.graph_builder": ("GraphBuilder",),
     "simulator.hardware": ("Hardware",),
     "simulator.plan": ("Plan", "Steps", "View"),
     "simulator.policies.problem": ("Problem", "Replay"),

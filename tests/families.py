@@ -13,7 +13,8 @@ from random import Random
 
 from policy_problems import DDR, HBM, machine, problem
 
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import live_bytes
 from simulator.policies import FREE, Problem

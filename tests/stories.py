@@ -6,7 +6,8 @@ from typing import Any
 
 from simulator import engine
 from simulator.cost import durations_ns
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.trace import CAUSES, Trace

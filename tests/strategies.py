@@ -12,7 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
 

@@ -36,7 +36,8 @@ from __future__ import annotations
 from typing import NamedTuple, Unpack
 
 from simulator.builders.naming import blocks
-from simulator.graph import Graph, GraphBuilder, OpFields
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.workload import LlamaModel, Workload
 
 _FP32_BYTES = 4

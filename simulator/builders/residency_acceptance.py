@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simulator.builders.naming import blocks
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.workload import ResidencyAcceptanceModel, Workload
 
 _STATISTICS_BYTES = 8

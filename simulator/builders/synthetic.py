@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from simulator.builders.naming import blocks
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 
 
 def chain(layers: int, *, weight_bytes: int, duration_ns: int, activation_bytes: int = 0, steps: int = 1) -> Graph:

@@ -48,7 +48,8 @@ from pathlib import Path
 from sys import intern
 
 from simulator.formats import jsonl
-from simulator.graph import Graph, GraphBuilder, Op, OpKind, Tensor, TensorKind
+from simulator.graph import Graph, Op, OpKind, Tensor, TensorKind
+from simulator.graph_builder import GraphBuilder
 from simulator.units import counted
 
 SCHEMA = "hosim-graph/1"

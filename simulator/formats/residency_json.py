@@ -38,7 +38,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
 from simulator.formats.residency_schedule import Runtime
-from simulator.graph import LARGEST, Graph, GraphBuilder
+from simulator.graph import LARGEST, Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan
 from simulator.units import human
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulator import catalog, metrics, referee
+from simulator import catalog
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.plan import Plan
 from simulator.report.rows import fastest_ns, is_ok
-from simulator.run.case import LEAST_PEAK, Case, Policies, Policy, execute, prepare
+from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.results import Result, Results
+from simulator.run.row import replayed
 from simulator.scenario import BoundKind, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run"]
@@ -73,27 +75,12 @@ def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
 
 
 def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
-    """Decide, check, replay, check again, count."""
-    graph, hardware, budget = case.graph, case.hardware, case.problem.budget_bytes
+    """Decide, and replay what was decided; what does not fit is a row, too."""
     progress(label, 0, 0)
     try:
-        plan = _decided(label, decide, case)
-        referee.check_plan(graph, hardware, plan, case.pinned)
-        trace = execute(case, plan, lambda done, total: progress(label, done, total))
+        return replayed(case, label, _decided(label, decide, case), partial(progress, label))
     except CapacityError as error:
         return _infeasible(case, label, error.report)
-    findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
-    said = {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
-    may_repeat = metrics.recomputes(graph, trace)
-    limit = case.bound(may_repeat=may_repeat)
-    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit)}
-    if trace.status == "ok":
-        summary[LEAST_PEAK] = case.limits(may_repeat=may_repeat).peak_bytes(summary["step_ns"])
-    summary |= said
-    result = Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
-    if plan.fixed is None and trace.status == "ok":
-        referee.check_plan(graph, hardware, result.recorded, case.pinned)
-    return result
 
 
 def _decided(label: str, decide: Policy, case: Case) -> Plan:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator import catalog, formats, metrics, referee
+from simulator import catalog, formats
 from simulator.errors import CapacityError, ConfigError
 from simulator.formats import augmented_json
 from simulator.policies import static
 from simulator.report import decisions, files, plan_files
 from simulator.report.rows import percent
-from simulator.run.case import Case, execute, prepare
+from simulator.run.case import prepare
 from simulator.run.results import Result
+from simulator.run.row import replayed
 from simulator.units import human, nearest
 
 
@@ -120,16 +121,6 @@ def plan(
         raise CapacityError(unfit)
     options = case.static_options(label)
     if options is None:
-        return Planned(_replayed(case, label, decide(case.problem)), None)
+        return Planned(replayed(case, label, decide(case.problem)), None)
     found = static.explained(case.problem, options)
-    return Planned(_replayed(case, label, found.plan), found)
-
-
-def _replayed(case: Case, label: str, made: Any) -> Result:
-    graph, hardware, problem = case.graph, case.hardware, case.problem
-    referee.check_plan(graph, hardware, made, case.pinned)
-    trace = execute(case, made)
-    referee.check_trace(graph, hardware, [made], trace, problem.budget_bytes, case.loaded.scenario.switches)
-    limit = case.bound(may_repeat=metrics.recomputes(graph, trace))
-    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, limit), "notes": "; ".join(made.notes)}
-    return Result(case, label, summary, plan=made, trace=trace)
+    return Planned(replayed(case, label, found.plan), found)

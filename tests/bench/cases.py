@@ -9,7 +9,8 @@ from typing import Any
 from simulator import engine
 from simulator.builders.synthetic import decode
 from simulator.cost import durations_ns
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan, Steps

@@ -7,7 +7,8 @@ from policy_problems import DDR, machine, problem, replay
 
 import simulator as hosim
 from simulator import bounds, catalog
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.policies import POLICIES
 from simulator.policies.static import Options
 

@@ -11,7 +11,7 @@ from policy_problems import machine, problem, replay
 from simulator import engine, metrics
 from simulator.bounds import bound
 from simulator.errors import CapacityError
-from simulator.graph import GraphBuilder
+from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Gap, live_bytes, working_set_bytes
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem

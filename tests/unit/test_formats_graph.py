@@ -12,7 +12,8 @@ from simulator import formats
 from simulator.builders import build
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.graph import PHASES, Graph, GraphBuilder, OpKind, TensorKind
+from simulator.graph import PHASES, Graph, OpKind, TensorKind
+from simulator.graph_builder import GraphBuilder
 from simulator.workload import LlamaModel, Workload
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simulator import formats
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, plan_jsonl
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Code, Compute, Copy, Detach, Plan, Steps, Sync, View
 
 TIERS = ("hbm", "dram", "ssd")

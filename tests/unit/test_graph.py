@@ -3,7 +3,8 @@
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.graph import LARGEST_RUN, Graph, GraphBuilder, OpKind, TensorKind
+from simulator.graph import LARGEST_RUN, Graph, OpKind, TensorKind
+from simulator.graph_builder import GraphBuilder
 
 
 def small() -> GraphBuilder:

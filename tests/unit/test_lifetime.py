@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.graph import Graph, GraphBuilder
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import NEVER, Gap, idle_gaps, lifetimes, live_bytes, working_set_bytes
 
 W, X, A, B, OUT, SPARE = range(6)

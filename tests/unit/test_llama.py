@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from simulator.builders import build
 from simulator.errors import ConfigError
-from simulator.graph import Graph, GraphBuilder, TensorKind
+from simulator.graph import Graph, TensorKind
+from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.workload import Dtypes, LlamaModel, Parallel, Workload
 

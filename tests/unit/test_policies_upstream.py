@@ -10,7 +10,7 @@ from policy_problems import DDR, problem, replay, tell, train
 from strategies import graphs
 
 from simulator.errors import CapacityError
-from simulator.graph import GraphBuilder
+from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Gap
 from simulator.policies import POLICIES
 from simulator.policies.upstream_greedy import choose

@@ -11,7 +11,7 @@ import tasks
 
 from simulator import catalog
 from simulator.errors import ConfigError, PlanError
-from simulator.graph import GraphBuilder
+from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report import spread
 from simulator.run import prepare

@@ -1,0 +1,228 @@
+"""Building an operator graph by names, with every rule of a graph checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import filterfalse
+from typing import TypedDict, Unpack
+
+from simulator.errors import ConfigError
+from simulator.graph import LARGEST, PHASES, Graph, Op, OpKind, Tensor, TensorKind
+from simulator.units import suggestion
+
+
+class OpFields(TypedDict, total=False):
+    """Fields of `Op` that `GraphBuilder.op` hands on."""
+
+    read_bytes: int
+    write_bytes: int
+    flops: int
+    workspace_bytes: int
+    duration_ns: int | None
+    op_class: str
+    dtype: str
+    phase: str
+    barrier: bool
+    repeatable: bool
+
+
+_NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
+_TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
+_OP_KINDS = {str(kind): kind for kind in OpKind}
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+class GraphBuilder:
+    """Build a graph by names, in program order; every rule of a graph is checked here.
+
+    Parameters
+    ----------
+    name
+        For people.
+    where
+        What the messages call the origin of the graph: a file, or the builder's name.
+
+    Attributes
+    ----------
+    line
+        Where in that file the next tensor or op stands; messages name it unless it is 0.
+    """
+
+    def __init__(self, name: str, where: str = "") -> None:
+        self._name, self._where = name, where or name
+        self.line = 0
+        self._tensors: list[Tensor] = []
+        self._ops: list[Op] = []
+        self._tensor_ids: dict[str, int] = {}
+        self._op_names: set[str] = set()
+        self._sizes: list[int] = []
+        self._shared: set[int] = set()
+        self._there: set[int] = set()  # from the start, or written by an op so far
+        self._early: dict[int, tuple[str, int]] = {}
+
+    def tensor(
+        self,
+        name: str,
+        size_bytes: int,
+        kind: str = "activation",
+        *,
+        persistent: bool = False,
+        shared: str | None = None,
+    ) -> int:
+        """Add a tensor and return its id; the parameters are the fields of `Tensor`.
+
+        Raises
+        ------
+        ConfigError
+            If the name is taken, or a field breaks its rule.
+        """
+        if not name or name in self._tensor_ids:
+            raise self._bad_name("tensor", name)
+        if not _is_whole(size_bytes):
+            raise self._bad_number("tensor", name, "size_bytes", size_bytes)
+        known = _TENSOR_KINDS.get(kind)
+        if known is None:
+            raise self._bad_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if shared not in (None, "node", "supernode"):
+            raise self._bad_choice("tensor", name, "shared", shared, ("node", "supernode"))
+        t = self._tensor_ids[name] = len(self._tensors)
+        self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
+        self._sizes.append(size_bytes)
+        if persistent or known is TensorKind.INPUT:
+            self._there.add(t)
+        if shared:
+            self._shared.add(t)
+        return t
+
+    def op(
+        self,
+        name: str,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        kind: str = "compute",
+        **more: Unpack[OpFields],
+    ) -> int:
+        """Add the next op and return its id.
+
+        Parameters
+        ----------
+        name
+            Unique path name.
+        reads, writes
+            Names of tensors that were added before.
+        kind
+            Where it runs.
+        **more
+            Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors.
+
+        Raises
+        ------
+        ConfigError
+            If the name is taken, a tensor is not known, or a field breaks its rule.
+        """
+        if not name or name in self._op_names:
+            raise self._bad_name("op", name)
+        for field, value in more.items():
+            if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
+                raise self._bad_number("op", name, field, value)
+        known = _OP_KINDS.get(kind)
+        if known is None:
+            raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
+        if more.get("phase", "") not in PHASES:
+            raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
+        read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
+        if "read_bytes" not in more:
+            more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
+        if "write_bytes" not in more:
+            more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
+        if not self._there.issuperset(read_ids):
+            for t in filterfalse(self._there.__contains__, read_ids):
+                self._early.setdefault(t, (name, self.line))
+        if not self._shared.isdisjoint(write_ids):
+            must, found = "no op writes a shared tensor", "one among its writes"
+            raise self._error("op", name, must, found, "do not share the tensor")
+        self._there.update(write_ids)
+        self._op_names.add(name)
+        self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))
+        return len(self._ops) - 1
+
+    def build(self, outputs: Iterable[str] = (), steps: int = 1) -> Graph:
+        """Check the whole and return the graph.
+
+        Parameters
+        ----------
+        outputs
+            Names of tensors that must still be valid when a step ends.
+        steps
+            How many times the ops run.
+
+        Raises
+        ------
+        ConfigError
+            If there is no op; or something is read before it is written that is neither persistent nor an
+            input (in program order that is a cycle if a later op writes it, and dangling if nobody does); or no
+            op writes an output; or the sizes or the durations add up to more than `LARGEST`.
+        """
+        self.line = 0
+        if not self._ops:
+            raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
+        if self._early:
+            t, (op, line) = next(iter(self._early.items()))
+            raise self._early_read(t, op, line)
+        ids = self._ids("", outputs)
+        for t in ids:
+            if t not in self._there:
+                must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
+                raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
+        graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids).repeated(steps, self._where)
+        self._check_totals(steps)
+        return graph
+
+    def _error(self, what: str, name: object, must: str, found: str, do: str) -> ConfigError:
+        line = f":{self.line}" if self.line else ""
+        return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
+
+    def _bad_name(self, what: str, name: str) -> ConfigError:
+        found = "it twice" if name else "an empty one"
+        return self._error(what, name, f"each {what} has its own name", found, "rename it")
+
+    def _bad_number(self, what: str, name: str, field: str, value: object) -> ConfigError:
+        return self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
+
+    def _bad_choice(self, what: str, name: str, field: str, value: object, known: Iterable[str]) -> ConfigError:
+        must, hint = f"{field} is one of {', '.join(known)}", suggestion(value, known)
+        return self._error(what, name, must, repr(value), f"choose one of these{hint}")
+
+    def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
+        known = self._tensor_ids
+        try:
+            ids = tuple([known[name] for name in names])
+        except (KeyError, TypeError) as error:
+            unknown = error.args[0] if isinstance(error, KeyError) else names
+            where = ("op", op) if op else ("outputs of", self._name)
+            do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
+            raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
+        return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+    def _early_read(self, t: int, op: str, line: int) -> ConfigError:
+        tensor, self.line = self._tensors[t], line
+        if t in self._there:
+            must = "what an op reads was written by an earlier op"
+            found = f"{tensor.name!r}, which only this op or a later one writes (a cycle)"
+            do = "put the ops in program order, or mark the tensor persistent"
+        else:
+            must = "what an op reads is written by an earlier op, persistent, or of kind input"
+            found = f"{tensor.name!r}, which nothing writes (dangling)"
+            do = "add the op that writes it, or mark the tensor persistent"
+        return self._error("op", op, must, found, do)
+
+    def _check_totals(self, steps: int) -> None:
+        sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
+        times = steps * sum(op.duration_ns or 0 for op in self._ops)
+        for what, total in (("sizes", sizes), ("durations of all steps", times)):
+            if total > LARGEST:
+                must = f"the {what} add up to at most 2**62"
+                raise ConfigError(self._where, must, str(total), "correct the largest ones")
