@@ -70,7 +70,7 @@ class Shortfall:
     largest
         ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
     levers
-        Sentences, each one change that would make it fit.
+        Sentences, each one change after which nothing that is known speaks against it; the least room comes first.
     """
 
     tier: str

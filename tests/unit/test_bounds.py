@@ -117,7 +117,7 @@ def test_what_has_its_home_in_the_compute_tier_stays_there():
     assert limit(g, {"w": HBM}, 90).terms == {"compute": 3, "room at g": 42, "link h2d": 20, "link d2h": 20}
     found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
     assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op 'g'", ("workspace of g", 50))
-    assert found.levers[1] == "leave the home of some of the 40 B that stay in hbm free"
+    assert found.levers[1] == "leave the homes of activation tensors free: 40 B of them stay in hbm"
 
 
 def test_a_free_home_may_be_below_from_the_start_but_what_is_read_comes_in():
@@ -168,19 +168,53 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
     assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
     assert found.levers == (
         "raise the budget in hbm by 1 B to 90 B",
-        "split op 'g', or give it a smaller batch: what it alone uses is 90 B",
+        "split op 'g': what it alone uses is 90 B",
+        "make the batch smaller, or the sequence shorter",
     )
 
 
 def test_homes_that_do_not_fit_are_infeasible():
     g = graph("v 40 persistent, w 30 persistent, a 1", "f: v -> a, 1 ns", "g: w a ->, 1 ns")
     found = infeasible(g, machine(), ids(g, {"v": HBM, "w": HBM}), 60)
-    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 70, 60, "the homes at time 0")
-    assert found.levers[0] == "give activation tensors (70 B of the 70 B) another home"
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 71, 60, "op 'f'")
+    assert found.levers == (
+        "raise the budget in hbm by 11 B to 71 B",
+        "leave the homes of activation tensors free: 70 B of them stay in hbm",
+    )
     ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 69})
     tight = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
     assert infeasible(g, machine(), ids(g, {"v": DDR, "w": DDR}), 60) is None
-    assert infeasible(g, tight, ids(g, {"v": DDR, "w": DDR}), 60).tier == "ddr"
+    found = infeasible(g, tight, ids(g, {"v": DDR, "w": DDR}), 60)
+    assert (found.tier, found.at) == ("ddr", "the homes at time 0")
+    assert found.levers == (
+        "raise the capacity of ddr by 1 B",
+        "leave the homes of activation tensors free: 70 B of them stay in ddr",
+    )
+
+
+def test_where_nothing_else_can_help_only_the_least_budget_is_named():
+    """What op g writes has no home to leave, and no cut of 90 B into a few parts fits into 1 B."""
+    g = graph("v 40 persistent, w 30 persistent, a 40, b 30", "f: v w -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
+    homes = ids(g, {"v": HBM, "w": HBM})
+    found = infeasible(g, machine("200 B"), homes, 1)
+    assert found.levers == ("raise the budget in hbm by 159 B to 160 B",)
+    assert infeasible(g, machine("200 B"), homes, 160) is None
+    assert infeasible(g, machine("200 B"), homes, 159) is not None
+
+
+def test_a_lever_helps_on_its_own():
+    """Op f uses 110 B, op g 90 B beside 70 B that stay: which of the two are too large for what, and what is not."""
+    g = graph("v 40 persistent, w 30 persistent, a 40, b 30", "f: v w -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
+    homes = ids(g, {"v": HBM, "w": HBM})
+
+    def helps(budget: int) -> tuple[str, ...]:
+        return infeasible(g, machine("200 B"), homes, budget).levers[1:]
+
+    free = "leave the homes of activation tensors free: 70 B of them stay in hbm"
+    smaller = "make the batch smaller, or the sequence shorter"
+    assert helps(110) == (free, "split op 'g': what it alone uses is 90 B", smaller)
+    assert helps(109) == ("split the 2 ops that need more than the budget; 'f' alone uses 110 B", smaller)
+    assert helps(70) == ()
 
 
 @pytest.mark.parametrize(("budget", "fits"), [(90, True), (89, False)])
@@ -193,7 +227,7 @@ def test_what_is_needed_at_once_fits_in_all_tiers_together(budget: int, fits: bo
     else:
         assert found.tier == "hbm"
         assert found.gap_bytes == 1
-        assert found.levers[0] == "raise the capacity of ddr by 1 B"
+        assert found.levers[1] == "raise the capacity of ddr by 1 B"
 
 
 def test_without_a_tier_below_everything_needed_must_fit():
@@ -208,7 +242,7 @@ def test_without_a_tier_below_everything_needed_must_fit():
     found = infeasible(SAVED, alone, ids(SAVED, {}), 100)
     assert (found.demand_bytes, found.at) == (120, "op 'h'")
     assert found.largest == (("a", 40), ("b", 40), ("c", 40))
-    assert found.levers == ("raise the budget in hbm by 20 B to 120 B", "add a tier that hbm has a link to")
+    assert found.levers[:2] == ("raise the capacity of hbm by 20 B", "add a tier that hbm has a link to")
 
 
 def again(g: Graph, homes: dict[str, int], budget: float) -> Bound:

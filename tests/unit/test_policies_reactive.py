@@ -132,6 +132,14 @@ def test_an_op_that_cannot_run_is_a_shortfall():
     assert caught.value.report.largest == (("a0", 10), ("a1", 10), ("w", 5))
 
 
+@pytest.mark.parametrize("free", [False, True])
+def test_free_homes_are_advised_only_where_a_home_takes_room(free):
+    p = problem(train(4), budget=24, homes={"w": FREE} if free else {})
+    with pytest.raises(CapacityError) as caught:
+        POLICIES["reactive"].plan(p)
+    assert ("homes that are left free would pin less" in caught.value.report.levers) is not free
+
+
 def test_no_room_away_is_a_shortfall_of_that_tier():
     p = problem(train(4), budget=28, hardware=machine(ddr="15 B"))
     with pytest.raises(CapacityError) as caught:

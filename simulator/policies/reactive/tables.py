@@ -96,6 +96,7 @@ class Tables:
         held.update(
             t for t, pinned in enumerate(self.pinned) if pinned and lifetimes.born[t] <= op <= lifetimes.dies[t]
         )
+        stay = any(tensors[t].persistent and self.pinned[t] for t in held) and problem.neighbours
         largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
         return Shortfall(
             tier=problem.tiers[problem.compute_tier],
@@ -105,7 +106,7 @@ class Tables:
             largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
             levers=(
                 f"a budget of {human(demand_bytes, 'B')} ({demand_bytes:,} B) would let this op run",
-                "homes that are left free would pin less",
+                *(["homes that are left free would pin less"] if stay else []),
                 "a smaller batch or a shorter sequence needs less",
             ),
         )
