@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import NEVER, Computes, Detaching, Places, wait_for
 from simulator.engine.program import Columns
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.errors import PlanError
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 
@@ -175,13 +176,20 @@ class Book:
         Its compiled graph.
     routes
         The rank's links.
+
+    Attributes
+    ----------
+    count
+        By kind of step, what counts the next one: takes its code and returns the step.
+    host
+        Who issues the steps, if they are not counted before.
     """
 
     __slots__ = (
         "_alone",
+        "_at",
         "_columns",
         "_computes",
-        "_count",
         "_fence",
         "_fresh",
         "_gate",
@@ -193,9 +201,11 @@ class Book:
         "_plain",
         "_reads",
         "_routes",
-        "_steps",
         "_streams",
+        "_tracked",
         "_writes",
+        "count",
+        "host",
     )
 
     def __init__(self, places: Places, columns: Columns, routes: Routes) -> None:
@@ -209,41 +219,50 @@ class Book:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._fresh = bytearray(tensors)
         self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
-        self._gate, self._steps = 0, -1
-        self._count: tuple[Callable[[Code], Step], ...] = (
-            self._compute,
-            self._copy,
-            self._detach,
-            self._sync,
-        )
+        self._tracked = columns.tracked
+        self._gate, self._at = 0, -1
+        self.host: Host | None = None
+        compute = self._compute_alone if self._alone else self._compute
+        self.count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
 
-    def step(self, code: Code) -> Step:
-        """Count the next step."""
-        self._steps += 1
-        return self._count[code[0]](code)
+    @property
+    def _number(self) -> int:
+        """Number of the step at hand."""
+        return self._at if self.host is None else self.host.key & ISSUE_MASK
 
-    def _compute(self, code: Code) -> ComputeStep:
-        _, op, stream, _ = code
-        self._gate = stream
-        try:
-            self._computes[stream] = number = self._computes[stream] + 1
-        except IndexError:
-            raise self._unknown_stream(stream) from None
-        fresh, last_use, last_write = self._fresh, self._last_use[stream], self._last_write[stream]
-        is_plain = self._alone
+    def _compute_alone(self, code: Code) -> ComputeStep:
+        """Count a compute of the only stream; it is plain if earlier ones have seen to all its tensors."""
+        op = code[1]
+        if code[2]:
+            raise self._unknown_stream(code[2])
+        computes, fresh, last_use = self._computes, self._fresh, self._last_use[0]
+        computes[0] = number = computes[0] + 1
+        is_plain = True
         for tensor in self._reads[op]:
             last_use[tensor] = number
             if not fresh[tensor]:
                 is_plain = False
         for tensor in self._writes[op]:
-            last_use[tensor] = last_write[tensor] = number
+            last_use[tensor] = self._last_write[0][tensor] = number
             if fresh[tensor] < WRITTEN:
                 is_plain = False
-        return (self._plain[op] or self._plain_step(op)) if is_plain else self._look_up(op, stream)
+        return (self._plain[op] or self._plain_step(op)) if is_plain else self._look_up(op, 0)
+
+    def _compute(self, code: Code) -> ComputeStep:
+        """Count a compute of one of several streams."""
+        _, op, stream, _ = code
+        self._gate = stream
+        self._computes[stream] = number = self._computes[stream] + 1
+        last_use, last_write = self._last_use[stream], self._last_write[stream]
+        for tensor in self._reads[op]:
+            last_use[tensor] = number
+        for tensor in self._writes[op]:
+            last_use[tensor] = last_write[tensor] = number
+        return self._look_up(op, stream)
 
     def _unknown_stream(self, number: int) -> PlanError:
         return PlanError(
-            f"step {self._steps} (compute)",
+            f"step {self._number} (compute)",
             f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}",
             f"stream {number}",
             "issue it on stream 0, or make a fixed plan",
@@ -296,7 +315,7 @@ class Book:
         if link is None:
             names = [tier.name for tier in self._places.tiers]
             raise PlanError(
-                f"step {self._steps} (copy {names[source]} -> {names[target]})",
+                f"step {self._number} (copy {names[source]} -> {names[target]})",
                 "a link joins the two tiers",
                 "none",
                 "copy along the links of the hardware profile, or add the link",
@@ -322,7 +341,7 @@ class Book:
 
     def _parts_with_output(self, tensor: int) -> bool:
         """Whether the present step, a detach, gives up the only valid copy of an output."""
-        return self._steps in self._columns.parting
+        return self._number in self._columns.parting
 
     def settled(self, tensor: int) -> bool:
         """Whether all steps so far that name the tensor have ended."""
@@ -332,11 +351,14 @@ class Book:
 
     def laps(self, codes: Iterable[Code]) -> list[Step]:
         """Count the steps of a lap that is run many times."""
-        codes = list(codes)
-        for code in codes:
-            self.step(code)
+        codes, count = list(codes), self.count
+        for self._at, code in enumerate(codes):
+            count[code[0]](code)
         self._begin_lap()
-        return [self.step(code) for code in codes]
+        steps = []
+        for self._at, code in enumerate(codes):
+            steps.append(count[code[0]](code))
+        return steps
 
     def _begin_lap(self) -> None:
         """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
@@ -349,4 +371,3 @@ class Book:
         self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
         self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
         self._fresh = bytearray(len(self._fresh))
-        self._steps = -1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import simpy
 
@@ -11,9 +12,8 @@ from simulator.cost import ceil_div
 from simulator.engine.book import Book, Step
 from simulator.engine.issued import Issued
 from simulator.engine.rounds import RANK_SHIFT, recurring
-from simulator.errors import InvariantError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import Plan, Steps
+from simulator.plan import Code, Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.rank import Rank
@@ -58,12 +58,16 @@ class Host:
 
     __slots__ = (
         "_begin_lap",
+        "_book",
         "_caught_up",
         "_checkpoint",
+        "_codes",
         "_depth",
+        "_issue_lap",
         "_laps",
         "_looks",
         "_next_checkpoint",
+        "_note",
         "_pending",
         "_prices",
         "_room",
@@ -92,11 +96,14 @@ class Host:
         self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
         self._next_checkpoint = self.key
         self._room = QueueRoom(self)
-        self._begin_lap, prices, self.now = _program(plan, costs, book)
+        prices, self.now = _prices(plan, costs)
         self._prices = prices if any(prices) else None
+        self._book, self._note = book, book.note if isinstance(book, Issued) else None
         self._laps = plan.repeats if plan.fixed is not None else 1
         self._looks = plan.fixed is None and plan.looks
+        self._codes: Iterator[Code] = iter(())
         self._steps: Iterator[Step] = iter(())
+        self._begin_lap, self._issue_lap = self._program(plan)
         self._pending: Step | None = None
         self._caught_up = recurring(self.clock, self._go_on)
 
@@ -129,24 +136,55 @@ class Host:
     look_again = begin = advance
     """Go on at the sync; begin, after the launch."""
 
+    def _program(self, plan: Plan) -> tuple[Callable[[], None], Callable[[], bool]]:
+        """What begins a lap, and what issues the steps of one: they are counted once if there are several laps."""
+        book, steps = self._book, plan.steps
+        if isinstance(steps, Steps) and plan.repeats > 1:
+            counted = book.laps(steps.codes())
+            return lambda: setattr(self, "_steps", iter(counted)), self._issue_counted
+        book.host = self
+        codes = steps.codes if isinstance(steps, Steps) else partial(steps, cast("Issued", book))
+        return lambda: setattr(self, "_codes", codes()), self._count_and_issue
+
     def _pull(self) -> None:
         """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""
-        prices, looks = self._prices, self._looks
-        while not self.finished:
-            for step in self._steps:
-                if prices is not None:
-                    self.now += prices[step.kind]
-                if looks and self.is_ahead:
-                    self._pending = step
-                    self.wait_for_clock()
-                    return
-                if not step.issue(self):
-                    self._pending = step
-                    return
-                self.key += 1
+        while not self.finished and self._issue_lap():
             self.lap += 1
             self.finished = self.lap == self._laps
-            self._steps = iter(()) if self.finished else self._begin_lap()
+            if not self.finished:
+                self._begin_lap()
+
+    def _issue_counted(self) -> bool:
+        """Issue the rest of a lap whose steps were counted; False if one has to wait."""
+        prices = self._prices
+        for step in self._steps:
+            if prices is not None:
+                self.now += prices[step.kind]
+            if not step.issue(self):
+                self._pending = step
+                return False
+            self.key += 1
+        return True
+
+    def _count_and_issue(self) -> bool:
+        """Count and issue the rest of a lap; False if a step has to wait."""
+        prices, looks, note, count = self._prices, self._looks, self._note, self._book.count
+        for code in self._codes:
+            kind = code[0]
+            if prices is not None:
+                self.now += prices[kind]
+            if note is not None:
+                note(code)
+            step = count[kind](code)
+            if looks and self.is_ahead:
+                self._pending = step
+                self.wait_for_clock()
+                return False
+            if not step.issue(self):
+                self._pending = step
+                return False
+            self.key += 1
+        return True
 
     def has_credit(self) -> bool:
         """Whether a compute may be issued; if not, the queue is full, and is filled up when half of it has started."""
@@ -197,15 +235,9 @@ class QueueRoom:
         self._host.fill_up()
 
 
-def _program(plan: Plan, costs: HostCosts, book: Book) -> tuple[Callable[[], Iterator[Step]], tuple[int, ...], int]:
-    """What begins a lap, the price of each kind of step, and the cost of the launch."""
-    steps, reactive = plan.steps, costs.reactive
-    if isinstance(steps, Steps):
-        prices: tuple[int, ...] = (costs.fixed.step_ns,) * 4
-        if plan.repeats == 1:
-            return lambda: map(book.step, steps.codes()), prices, costs.fixed.launch_ns
-        return book.laps(steps.codes()).__iter__, prices, costs.fixed.launch_ns
-    if not isinstance(book, Issued):
-        raise InvariantError("engine", "a reactive plan has a view", "none", "report this")
-    prices = (reactive.inspect_ns + reactive.compute_ns, reactive.copy_ns, reactive.detach_ns, reactive.sync_ns)
-    return lambda: map(book.step, steps(book)), prices, 0
+def _prices(plan: Plan, costs: HostCosts) -> tuple[tuple[int, ...], int]:
+    """The price of each kind of step, and the cost of the launch [ns]."""
+    fixed, reactive = costs.fixed, costs.reactive
+    if plan.fixed is not None:
+        return (fixed.step_ns,) * 4, fixed.launch_ns
+    return (reactive.inspect_ns + reactive.compute_ns, reactive.copy_ns, reactive.detach_ns, reactive.sync_ns), 0

@@ -5,15 +5,13 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep, Routes, Step, SyncStep
+from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep, Routes, SyncStep
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program, outputs
 from simulator.errors import PlanError
 from simulator.plan import Code
-from simulator.trace import ISSUED, packer
 
 ABSENT, VALID, STALE = range(3)
-_row = packer(ISSUED)
 _STATES = ("absent", "valid", "stale")
 
 
@@ -26,22 +24,31 @@ class Issued(Book):
         See `Book`; places also for what has happened on the device.
     program
         Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
-    rows
+    codes
         Takes the codes of the steps.
+
+    Attributes
+    ----------
+    note
+        Takes the code of the next step.
     """
 
     __slots__ = (
         "_compute_tier",
+        "_count_copy",
+        "_count_detach",
         "_graph",
+        "_look_up_step",
         "_looks",
         "_outputs",
-        "_rows",
         "_state",
+        "note",
     )
 
-    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, rows: bytearray) -> None:
+    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, codes: list[Code]) -> None:
+        self._look_up_step, self._count_copy, self._count_detach = super()._look_up, super()._copy, super()._detach
         super().__init__(places, columns, routes)
-        self._looks, home, self._rows = program.plan.looks, program.plan.home, rows
+        self._looks, home, self.note = program.plan.looks, program.plan.home, codes.append
         self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
         self._state = [bytearray(len(home)) for _ in places.tiers]
         for tensor, tier in enumerate(home):
@@ -72,17 +79,11 @@ class Issued(Book):
     def _look(self, what: str) -> None:
         if not self._looks:
             must = "only a plan that says so looks at the machine"
-            raise PlanError(f"step {self._steps + 1}", must, f"a look at {what}", "make the plan with looks=True")
-
-    def step(self, code: Code) -> Step:
-        """Count and record the next step."""
-        self._rows += _row(*code)
-        self._steps += 1
-        return self._count[code[0]](code)
+            raise PlanError(f"step {self._number}", must, f"a look at {what}", "make the plan with looks=True")
 
     def _look_up(self, op: int, stream: int) -> ComputeStep:
         """Check and note what no earlier compute has seen to."""
-        step = super()._look_up(op, stream)
+        step = self._look_up_step(op, stream)
         here = self._state[self._compute_tier]
         for tensor in step.reads:
             if here[tensor] != VALID:
@@ -101,27 +102,27 @@ class Issued(Book):
             self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
             self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
-        self._check_touch("copy", tensor, source)
+        if not self._tracked[tensor]:
+            self._refuse_touch("copy", tensor, source)
         self._state[target][tensor] = VALID
-        return super()._copy(code)
+        return self._count_copy(code)
 
     def _detach(self, code: Code) -> DetachStep:
         _, tensor, tier, _ = code
         if self._state[tier][tensor] == ABSENT:
             self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
-        self._check_touch("detach", tensor, tier)
+        if not self._tracked[tensor]:
+            self._refuse_touch("detach", tensor, tier)
         self._state[tier][tensor] = ABSENT
-        return super()._detach(code)
+        return self._count_detach(code)
 
     def _sync(self, code: Code) -> SyncStep:
-        self._check_touch("sync", code[1], self._compute_tier)
+        if not self._tracked[code[1]]:
+            self._refuse_touch("sync", code[1], self._compute_tier)
         return super()._sync(code)
 
-    def _check_touch(self, what: str, tensor: int, tier: int) -> None:
-        if not self._columns.tracked[tensor]:
-            self._refuse(
-                what, "a tensor that the plan calls untouched is not named", tensor, tier, "leave it out there"
-            )
+    def _refuse_touch(self, what: str, tensor: int, tier: int) -> None:
+        self._refuse(what, "a tensor that the plan calls untouched is not named", tensor, tier, "leave it out there")
 
     def _parts_with_output(self, tensor: int) -> bool:
         return tensor in self._outputs and all(state[tensor] != VALID for state in self._state)
@@ -129,4 +130,4 @@ class Issued(Book):
     def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
         found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
-        raise PlanError(f"step {self._steps} ({what})", must, found, do)
+        raise PlanError(f"step {self._number} ({what})", must, found, do)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import chain
+
+from simulator.plan import Code
 from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
 
 _BLOCK_ROWS = 8192
@@ -17,15 +21,15 @@ class Recorder:
         How many ranks issue steps.
     """
 
-    __slots__ = ("_tables", "issued", "residencies", "spans", "waits")
+    __slots__ = ("_issued", "_tables", "issued", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
-        self.issued = [bytearray() for _ in range(ranks)]
-        columns = (SPANS, WAITS, RESIDENCIES, *(ISSUED for _ in range(ranks)))
-        rows = (self.spans, self.waits, self.residencies, *self.issued)
+        self.issued: list[list[Code]] = [[] for _ in range(ranks)]
+        self._issued = [Table(ISSUED) for _ in range(ranks)]
+        columns, rows = (SPANS, WAITS, RESIDENCIES), (self.spans, self.waits, self.residencies)
         self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
@@ -34,9 +38,13 @@ class Recorder:
             if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
                 table.append(bytes(rows))
                 rows.clear()
+        for table, codes in zip(self._issued, self.issued, strict=True):
+            if len(codes) >= least_rows:
+                table.append(array("q", chain.from_iterable(codes)).tobytes())
+                codes.clear()
 
     def trace(self, blocked: tuple[str, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies, *issued = (table for table, _ in self._tables)
-        return Trace("blocked" if blocked else "ok", spans, waits, residencies, tuple(issued), blocked)
+        spans, waits, residencies = (table for table, _ in self._tables)
+        return Trace("blocked" if blocked else "ok", spans, waits, residencies, tuple(self._issued), blocked)
