@@ -1,4 +1,8 @@
-"""The operator graph: what runs, in which order, on which tensors; it knows no machine."""
+"""The operator graph: what runs, in which order, on which tensors; it knows no machine.
+
+A *job* is what all ranks run together: one graph for all of them, or several. Ranks meet in *collectives*: ops on a
+named group.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,74 @@ class OpKind(StrEnum):
     COMPUTE = "compute"
     COLLECTIVE = "collective"
     HOST = "host"
+
+
+class CollectiveKind(StrEnum):
+    """What a collective does."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND = "send"
+    RECV = "recv"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What an op does together with the other ranks of a group.
+
+    The k-th collective that a rank issues on some members meets the k-th that each other member issues on the same
+    members; they are of one kind (a send meets a receive), of one size and of one algorithm.
+
+    Attributes
+    ----------
+    kind
+        What it does.
+    group
+        Name of a group of the graph. A send is to the second of two members, a receive from the first.
+    size_bytes
+        What it is about [B]: the tensor that each member holds before (all_reduce, reduce_scatter, all_to_all), that
+        each holds after (all_gather, broadcast), or the message (send, recv).
+    algorithm
+        ``ring``, ``tree``, ``direct``, ``hierarchical``, or ``auto``: the one that alone is the fastest here.
+    """
+
+    kind: CollectiveKind
+    group: str
+    size_bytes: int
+    algorithm: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that meet under one name: a partition of some ranks for collectives, pairs for send and receive.
+
+    Attributes
+    ----------
+    name
+        Such as ``tensor`` or ``pipeline.next``.
+    members
+        Ranks that meet, each in order. For collectives no rank is in two of them. For sends and receives each is a
+        pair (from, to); a rank is the first of at most one pair and the second of at most one.
+    """
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+
+    def of(self, rank: int, kind: CollectiveKind) -> tuple[int, ...] | None:
+        """Who meets when this rank issues a collective of this kind; None if it is in no members."""
+        for ranks in self.members:
+            if kind is CollectiveKind.SEND:
+                found = ranks[0] == rank
+            elif kind is CollectiveKind.RECV:
+                found = ranks[-1] == rank
+            else:
+                found = rank in ranks
+            if found:
+                return ranks
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +164,8 @@ class Op:
         No cache operator may be moved across it.
     repeatable
         Running it again on the same values makes the same values again, and does nothing else.
+    collective
+        What it does together with other ranks, if `kind` is ``collective``; None for other ops.
     """
 
     name: str
@@ -108,6 +182,7 @@ class Op:
     phase: str = ""
     barrier: bool = False
     repeatable: bool = True
+    collective: Collective | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +199,8 @@ class Graph:
         Tensors (ids) that must still be valid in some tier when a step ends; persistent ones always must.
     steps
         How many times the ops run, one after another. Tensors that are not persistent are new in each step.
+    groups
+        Groups that its collectives name, for all ranks of the job.
 
     Notes
     -----
@@ -136,6 +213,7 @@ class Graph:
     ops: tuple[Op, ...]
     outputs: tuple[int, ...] = ()
     steps: int = 1
+    groups: tuple[Group, ...] = ()
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -181,6 +259,46 @@ class Graph:
                         "mark it persistent, or set steps to 1",
                     )
         return replace(self, steps=steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all ranks run together.
+
+    Attributes
+    ----------
+    name
+        For people.
+    graphs
+        The different graphs.
+    graph_of
+        For each rank, which of them it runs.
+    labels
+        For each graph, what its ranks are called (``stage 0``); the job's name if there is only one.
+    """
+
+    name: str
+    graphs: tuple[Graph, ...]
+    graph_of: tuple[int, ...]
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, ranks: int = 1) -> Self:
+        """Make the job in which so many ranks run the same graph."""
+        return cls(graph.name, (graph,), (0,) * ranks, (graph.name,))
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.graph_of)
+
+    def graph(self, rank: int) -> Graph:
+        """What a rank runs."""
+        return self.graphs[self.graph_of[rank]]
+
+    def ranks_of(self, graph: int) -> tuple[int, ...]:
+        """Ranks that run this graph."""
+        return tuple(rank for rank, found in enumerate(self.graph_of) if found == graph)
 
 
 def check_run(ops: int, steps: int, where: str) -> None:

@@ -189,6 +189,60 @@ class Bus(Part):
     scope: Literal["device", "node", "supernode"] = "device"
 
 
+class Topology(Part):
+    """How many devices there are: rank r sits on the r-th device, node after node.
+
+    Attributes
+    ----------
+    devices_per_node, nodes
+        All nodes together are the supernode.
+    """
+
+    devices_per_node: Count = 1
+    nodes: Count = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.devices_per_node * self.nodes
+
+
+class Fabric(Part):
+    """What joins devices with one another; collectives go over it.
+
+    Attributes
+    ----------
+    scope
+        Whom it joins: the devices of each ``node``, or of the ``supernode``.
+    bandwidth_bytes_per_s
+        Of one device on one plane, each way [B/s].
+    planes
+        Parallel planes; every transfer is spread over all of them.
+    latency_ns
+        Of one hop: what each step of a collective costs apart from its bytes [ns].
+    achieved_bandwidth_fraction
+        Share of the bandwidth that collectives reach.
+    """
+
+    scope: Literal["node", "supernode"] = "node"
+    bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
+    planes: Count = 1
+    latency_ns: Nanoseconds = Field(0, alias="latency")
+    achieved_bandwidth_fraction: Fraction = Field(1.0, alias="achieved_bandwidth")
+
+
+class OnChip(Part):
+    """On-chip memory: in the profile for people, not simulated.
+
+    Attributes
+    ----------
+    capacity_bytes
+        Size [B].
+    """
+
+    capacity_bytes: Bytes = Field(alias="capacity")
+
+
 class Hardware(Document):
     """A machine, as one of its devices sees it.
 
@@ -204,6 +258,13 @@ class Hardware(Document):
         By name, links whose transfers wait in one queue, in issue order, for the channels that these links then share
         (one copy stream for both directions); all of them have the same number of channels. Each other link has a
         queue of its own.
+    topology
+        How many devices there are.
+    fabrics
+        By name, what joins devices with one another. Each has two ports a device, ``<name>.out`` and ``<name>.in``,
+        which a bus may cap together with links.
+    on_chip
+        By name, memories of the chip itself (SRAM, caches), for people.
     """
 
     schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
@@ -214,6 +275,9 @@ class Hardware(Document):
     links: dict[Key, Link] = {}
     buses: dict[Key, Bus] = {}
     copy_queues: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = {}
+    topology: Topology = Topology()
+    fabrics: dict[Key, Fabric] = {}
+    on_chip: dict[Key, OnChip] = {}
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -224,6 +288,11 @@ class Hardware(Document):
     def link_names(self) -> tuple[str, ...]:
         """Link names in id order."""
         return tuple(self.links)
+
+    @property
+    def capped(self) -> tuple[str, ...]:
+        """What a bus may cap: links, and the ports of fabrics."""
+        return (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
 
     @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
@@ -253,7 +322,7 @@ class Hardware(Document):
                 raise FieldError("a link joins two different tiers", found, "change one end", ("links", name))
         for name, bus in self.buses.items():
             for known in bus.links:
-                _check_name(known, self.links, "a bus caps links", ("buses", name, "links"))
+                _check_name(known, self.capped, "a bus caps links and ports of fabrics", ("buses", name, "links"))
             if len(set(bus.links)) < len(bus.links):
                 must, found = "a bus names each link once", ", ".join(bus.links)
                 raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))

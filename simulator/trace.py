@@ -12,8 +12,11 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order")
-"""Root causes of a wait; a trace refers to them by position."""
+CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order", "collective")
+"""Root causes of a wait; a trace refers to them by position.
+
+``peer``: another rank has not come to the collective yet. ``collective``: all have, and it is under way.
+"""
 
 SPANS = ("rank", "kind", "item", "track", "channel", "issue", "issued_ns", "start_ns", "end_ns")
 """A compute (``kind`` COMPUTE; ``item`` op, ``track`` stream) or a transfer (COPY; tensor, link, channel)."""
@@ -21,8 +24,9 @@ SPANS = ("rank", "kind", "item", "track", "channel", "issue", "issued_ns", "star
 WAITS = ("rank", "stream", "op", "issue", "start_ns", "end_ns", "cause", "tensor", "on", "blocker")
 """A stretch in which a compute stream waited to run ``op``.
 
-``cause``: position in `CAUSES`. ``tensor``: what the op lacked, or -1. ``on``: the link (transfer) or the tier
-(capacity) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, or -1.
+``cause``: position in `CAUSES`. ``tensor``: what the op lacked, or -1. ``on``: the link (transfer), the tier
+(capacity) or the rank (peer) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, the op that
+is the collective (collective, peer), or -1.
 """
 
 RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")

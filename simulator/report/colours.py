@@ -24,6 +24,7 @@ CAUSE = {
     "compaction": "#009988",
     "peer": "#33bbee",
     "order": "#0077bb",
+    "collective": "#aa4499",
 }
 """Cause of a wait -> colour of the stall."""
 

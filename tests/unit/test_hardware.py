@@ -128,7 +128,7 @@ def test_a_tier_may_be_read_only():
         (
             {"buses": {"pcie": {"links": ["d2h", "up"], "bandwidth": "1 GB/s"}}},
             "buses.pcie.links",
-            "a bus caps links, found 'up'; use one of d2h, h2d",
+            "a bus caps links and ports of fabrics, found 'up'; use one of d2h, h2d",
         ),
         (
             {"buses": {"pcie": {"links": ["d2h", "d2h"], "bandwidth": "1 GB/s"}}},
