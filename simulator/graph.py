@@ -166,6 +166,9 @@ class Op:
         Running it again on the same values makes the same values again, and does nothing else.
     collective
         What it does together with other ranks, if `kind` is ``collective``; None for other ops.
+    fused
+        Name of its fused group, or empty. Ops in a row with the same name are one: the runtime issues them as one
+        sequence of launches, with no other step between them.
     """
 
     name: str
@@ -183,6 +186,7 @@ class Op:
     barrier: bool = False
     repeatable: bool = True
     collective: Collective | None = None
+    fused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,19 @@ class Graph:
             found.update(t for t in op.reads if t not in written)
             written.update(op.writes)
         return tuple(sorted(found))
+
+    @property
+    def launches(self) -> tuple[range, ...]:
+        """The ops by what is issued together: each fused group, and every other op alone; in program order."""
+        found: list[range] = []
+        before = ""
+        for i, op in enumerate(self.ops):
+            if op.fused and op.fused == before:
+                found[-1] = range(found[-1].start, i + 1)
+            else:
+                found.append(range(i, i + 1))
+            before = op.fused
+        return tuple(found)
 
     def repeated(self, steps: int, where: str = "") -> Self:
         """Return the same graph run `steps` times.

@@ -24,6 +24,7 @@ class OpFields(TypedDict, total=False):
     phase: str
     barrier: bool
     repeatable: bool
+    fused: str
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
@@ -58,6 +59,7 @@ class GraphBuilder:
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
         self._op_names: set[str] = set()
+        self._groups: set[str] = set()
         self._sizes: list[int] = []
         self._shared: set[int] = set()
         self._there: set[int] = set()  # from the start, or written by an op so far
@@ -121,7 +123,8 @@ class GraphBuilder:
         Raises
         ------
         ConfigError
-            If the name is taken, a tensor is not known, or a field breaks its rule.
+            If the name is taken, a tensor is not known, another op stands between two of a fused group, or a field
+            breaks its rule.
         """
         if not name or name in self._op_names:
             raise self._bad_name("op", name)
@@ -133,6 +136,7 @@ class GraphBuilder:
             raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
         if more.get("phase", "") not in PHASES:
             raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
+        self._check_fused(name, more.get("fused", ""))
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
@@ -206,6 +210,15 @@ class GraphBuilder:
             do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+    def _check_fused(self, name: str, group: str) -> None:
+        if not group or (self._ops and self._ops[-1].fused == group):
+            return
+        if group in self._groups:
+            must = "the ops of a fused group follow one another in program order"
+            found = f"{self._ops[-1].name!r} between it and the others of {group!r}"
+            raise self._error("op", name, must, found, "put them in a row, or give it another group")
+        self._groups.add(group)
 
     def _early_read(self, t: int, op: str, line: int) -> ConfigError:
         tensor, self.line = self._tensors[t], line

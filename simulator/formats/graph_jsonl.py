@@ -36,6 +36,8 @@ op       `dtype`            key of the machine's peaks                          
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no cache operator may be moved across it                               false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
+op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
+                            no copy, detach or sync between them
 =======  =================  =====================================================================  ===========
 
 What an op reads was written by an earlier op, is persistent, or is of kind input in a graph of one step.
@@ -77,11 +79,12 @@ _OP = jsonl.Shape(
         "phase": str,
         "barrier": bool,
         "repeatable": bool,
+        "fused": str,
     },
     ("op",),
 )
 _LINES = {"op": _OP, "tensor": _TENSOR}
-_REPEATED = {"op_class", "dtype", "phase"}
+_REPEATED = {"op_class", "dtype", "phase", "fused"}
 """Texts that many ops share; each is kept once."""
 
 
@@ -172,6 +175,17 @@ def _tensor_record(tensor: Tensor) -> dict[str, object]:
 
 
 _PLAIN = Op("")
+_PLAIN_KEYS = (
+    "flops",
+    "workspace_bytes",
+    "duration_ns",
+    "op_class",
+    "dtype",
+    "phase",
+    "barrier",
+    "repeatable",
+    "fused",
+)
 
 
 def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
@@ -185,7 +199,7 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
         record["write_bytes"] = op.write_bytes
     if op.kind is not OpKind.COMPUTE:
         record["kind"] = op.kind.value
-    for key in ("flops", "workspace_bytes", "duration_ns", "op_class", "dtype", "phase", "barrier", "repeatable"):
+    for key in _PLAIN_KEYS:
         value = getattr(op, key)
         if value != getattr(_PLAIN, key):
             record[key] = value

@@ -16,6 +16,7 @@ from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
 from simulator.policies import lookahead, offload_saved, optimal, reactive, recompute, resident, static, upstream_greedy
+from simulator.policies.fused import contract
 from simulator.policies.problem import Problem, Replay
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
@@ -88,7 +89,7 @@ class PolicyEntry:
         return f"policy {self.name!r}, option {option!r}"
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
-        """Make a plan.
+        """Make a plan; the policy sees each fused group as one op.
 
         Parameters
         ----------
@@ -105,7 +106,8 @@ class PolicyEntry:
             If no plan of this policy fits.
         """
         read = options if isinstance(options, Part) else self.read_options(options or {})
-        return self.function(problem, read)
+        contracted = contract(problem)
+        return contracted.written_out(self.function(contracted.problem, read))
 
 
 def _choices(error: ValidationError) -> str:

@@ -6,7 +6,8 @@ step is over where every op has run and all places are as they must be between s
 and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began.
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
-program order gives it (`values`): run again after something was overwritten, it would make something else.
+program order gives it (`values`): run again after something was overwritten, it would make something else. The ops of a
+fused group are issued in a row (`fused`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
+from simulator.referee.fused import FusedGroups
 from simulator.referee.naming import describe
 from simulator.referee.values import INITIAL, Values
 
@@ -132,7 +134,7 @@ class _Walk:
         self._detached: dict[int, int] = {}
         self._given_up: dict[int, int] = {}
         self._ran: set[int] = set()
-        self._values = Values(graph)
+        self._values, self._groups = Values(graph), FusedGroups(graph)
         self._last_move = NOWHERE
         self._at = 0
 
@@ -145,9 +147,15 @@ class _Walk:
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
+            breach = self._groups.step(kind, a, b)
+            if breach is not None:
+                raise self._error(*breach)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
                 done += 1
+        breach = self._groups.end()
+        if breach is not None:
+            raise self._end_error(*breach)
         if done < training_steps or self._unlike:
             self._explain_end(training_steps, done)
         overwritten = self._values.first_made()

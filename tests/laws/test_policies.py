@@ -4,6 +4,7 @@ leaves persistent state as it was; or it says that it does not fit."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import event, given
@@ -15,7 +16,7 @@ from simulator import engine, metrics
 from simulator.bounds import bound
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
-from simulator.graph import Graph
+from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import NOWHERE, Plan, Steps
@@ -59,19 +60,27 @@ def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Pr
 
 
 def needed(graph: Graph, home: list[int]) -> list[int]:
-    """By op: what is pinned, and the working set of the rest."""
+    """By fused group, or op alone: what is pinned, the working set of the rest, and the largest workspace."""
     size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
-    return [
-        op.workspace_bytes
-        + sum(
-            s
-            for t, s in enumerate(size)
-            if t in op.reads
-            or t in op.writes
-            or (home[t] == HBM and found.born[t] != -1 and found.born[t] <= i <= found.dies[t])
-        )
-        for i, op in enumerate(graph.ops)
-    ]
+    demand = []
+    for group in graph.launches:
+        used = {t for i in group for t in (*graph.ops[i].reads, *graph.ops[i].writes)}
+        pinned = {t for t, tier in enumerate(home) if tier == HBM and found.born[t] != -1}
+        there = {t for t in pinned if found.born[t] <= group[-1] and group[0] <= found.dies[t]}
+        demand.append(sum(size[t] for t in used | there) + max(graph.ops[i].workspace_bytes for i in group))
+    return demand
+
+
+@st.composite
+def fused(draw, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """The same ops, some of them in fused groups."""
+    joins = [draw(st.booleans()) for _ in ops] if draw(st.booleans()) else [False] * len(ops)
+    names = list(accumulate(joins, lambda name, joined: name if joined else name + 1, initial=0))
+    alone = [draw(st.booleans()) for _ in ops]
+    return tuple(
+        replace(op, fused=f"g{name}" if names.count(name) > 1 or single else "")
+        for op, name, single in zip(ops, names[1:], alone, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ class Given:
 
     def __repr__(self) -> str:
         p = self.problem
-        ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns, op.phase) for op in p.graph.ops]
+        keys = ("name", "reads", "writes", "workspace_bytes", "duration_ns", "phase", "fused")
+        ops = [tuple(getattr(op, key) for key in keys) for op in p.graph.ops]
         tensors = [(t.name, t.size_bytes, t.persistent) for t in p.graph.tensors]
         machine = p.hardware.model_dump(include={"links", "buses", "host", "tiers"}, exclude_defaults=True)
         rest = f"outputs={p.graph.outputs} homes={p.homes} budget={p.budget_bytes}"
@@ -93,7 +103,7 @@ def problems(draw) -> Given:
     graph = draw(graphs(max_ops=8))
     turn = draw(st.integers(0, len(graph.ops)))
     ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
-    graph = replace(graph, ops=ops)
+    graph = replace(graph, ops=draw(fused(ops)))
     hardware = draw(machines())
     start = draw(homes(graph, hardware))
     home = [
@@ -132,6 +142,7 @@ def test_conformance(name, options, case):
             raise
         return
     event("runs")
+    event("fuses" if any(len(group) > 1 for group in p.graph.launches) else "fuses nothing")
     assert trace.status == "ok"
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)

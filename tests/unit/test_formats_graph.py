@@ -73,7 +73,9 @@ def graphs(draw: st.DrawFn) -> Graph:
         shared = draw(st.sampled_from([None, None, "node", "supernode"])) if name != names[0] else None
         kind = draw(st.sampled_from(list(TensorKind))) if persistent else "input"
         builder.tensor(name, draw(number), kind, persistent=persistent, shared=shared)
-    for name in draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True)):
+    ops = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
+    groups = sorted(draw(st.lists(text, min_size=len(ops), max_size=len(ops))))
+    for name, group in zip(ops, groups, strict=True):
         more = draw(
             st.fixed_dictionaries(
                 {},
@@ -92,7 +94,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             )
         )
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
-        builder.op(name, reads, writes, **more)
+        builder.op(name, reads, writes, fused=group, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
 
@@ -137,6 +139,10 @@ BAD = {
     "a list for a tensor": (lines(A, '{"op":"f","reads":[["alpha"]]}'), ":3: op 'f': tensors are named that the graph"),
     "a negative duration": (lines(A, '{"op":"f","duration_ns":-1}'), ":3: op 'f': duration_ns is a whole number"),
     "a barrier in words": (lines(A, '{"op":"f","barrier":"yes"}'), ":3: barrier is true or false, found 'yes'"),
+    "a torn group": (
+        lines(A, *(f'{{"op":"{op}","fused":"{group}"}}' for op, group in ("fx", "gy", "hx"))),
+        ":5: op 'h': the ops of a fused group follow one another in program order, found 'g' between it and",
+    ),
     "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
     "a cycle": (lines(A, '{"op":"e","reads":["alpha"]}', F), ":3: op 'e': what an op reads was written by an earlier"),
     "an unknown output": (lines(A, F, header='"outputs":["b"]'), "tensors are named that the graph has, found 'b'"),

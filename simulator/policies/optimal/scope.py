@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from simulator.errors import ConfigError
+from simulator.policies.fused import has_fused
 from simulator.policies.problem import Problem
 
 
@@ -14,8 +15,9 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     Raises
     ------
     ConfigError
-        If the solver is not installed; or the graph is too large or runs several steps; or copies may slow each other
-        down; or tensors go to several tiers; or the host's own time matters.
+        If the solver is not installed; or the graph is too large, runs several steps or has fused groups (the machine
+        frees room within them, which the program does not see); or copies may slow each other down; or tensors go to
+        several tiers; or the host's own time matters.
     """
     try:
         import scipy.optimize  # noqa: F401, PLC0415 - an extra
@@ -26,6 +28,8 @@ def check_scope(problem: Problem, most_ops: int) -> None:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
     if steps != 1:
         raise _error("a graph runs one step", f"{steps} steps", "set steps to 1")
+    if has_fused(problem.graph):
+        raise _error("each op may be followed by a copy", "a fused group", "use 'static', or leave the groups out")
     if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:
         found = "other switches"
         raise _error("copies wait for the start of an op, and take no bandwidth from it", found, "leave them out")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
+from simulator.policies.fused import contract
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle, analyse
 from simulator.policies.static.explanation import Explanation, explanation
@@ -51,10 +52,11 @@ def explained(problem: Problem, options: Options) -> Explanation:
     CapacityError
         If no plan was found that fits.
     """
-    found = compiled(problem, options)
+    contracted = contract(problem)
+    found = compiled(contracted.problem, options)
     forced = [(gap, found.score(gap)) for gap in found.analysis.forced]
     choices = explain(found.problem, found.candidate.selection, found.order, forced)
-    return explanation(found.problem, found.candidate, choices, found.plan)
+    return explanation(found.problem, found.candidate, choices, contracted.written_out(found.plan))
 
 
 @dataclass(frozen=True)

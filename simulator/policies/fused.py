@@ -1,0 +1,147 @@
+"""Fused groups: policies decide about a graph in which each group is one op, and their plans are written out again.
+
+So no policy can issue anything between two ops of a group, whatever it does. The op that stands for a group reads what
+the group reads and did not make itself, writes all that it writes, takes as long as its ops in sum, and needs the
+largest of their workspaces. In issue order a plan then holds all that the group uses at once: nothing leaves in it.
+
+The machine knows no groups: it runs op by op, and what is detached behind a group is free as soon as its last user has
+ended. So a plan never holds more than was planned for, and what no plan can beat or fit stays as it is without groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from simulator.graph import Graph, Op, OpKind
+from simulator.lifetime import lifetimes
+from simulator.plan import COMPUTE, Code, Plan, Steps, View
+from simulator.policies.problem import Problem, Replay
+from simulator.trace import SPANS, Table, Trace
+
+_KIND, _ITEM, _ISSUE, _START, _END = map(SPANS.index, ("kind", "item", "issue", "start_ns", "end_ns"))
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """A problem in which each fused group is one op, and the way back.
+
+    Attributes
+    ----------
+    problem
+        The problem.
+    members
+        The ops that each of its ops stands for.
+    """
+
+    problem: Problem
+    members: tuple[range, ...]
+
+    def written_out(self, plan: Plan) -> Plan:
+        """Return a plan for the contracted graph as one for the original graph."""
+        if isinstance(plan.steps, Steps):
+            steps = Steps()
+            for code in _written_out(plan.steps.codes(), self.members):
+                steps.append(*code)
+            return replace(plan, steps=steps)
+        return replace(plan, steps=partial(_issued, plan.steps, self.members))
+
+
+def contract(problem: Problem) -> Contracted:
+    """Make one op of each fused group; a problem without any stays as it is.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    """
+    graph, members = problem.graph, problem.graph.launches
+    if not any(op.fused for op in graph.ops):
+        return Contracted(problem, members)
+    ops = tuple([_one_op([graph.ops[i] for i in group]) for group in members])
+    durations = [sum(problem.durations_ns[i] for i in group) for group in members]
+    contracted = replace(graph, ops=ops)
+    new = replace(
+        problem,
+        graph=contracted,
+        durations_ns=durations,
+        lifetimes=lifetimes(contracted),
+        replay=lambda plan: _replay(problem, Contracted(new, members), plan),
+    )
+    return Contracted(new, members)
+
+
+def has_fused(graph: Graph) -> bool:
+    """Whether an op of a contracted graph stands for several."""
+    return any(op.fused for op in graph.ops)
+
+
+def _one_op(ops: Sequence[Op]) -> Op:
+    """The op that stands for a group."""
+    if len(ops) == 1:
+        return replace(ops[0], fused="")
+    reads: dict[int, None] = {}
+    writes: dict[int, None] = {}
+    for op in ops:
+        reads.update(dict.fromkeys(t for t in op.reads if t not in writes))
+        writes.update(dict.fromkeys(op.writes))
+    return replace(
+        ops[0],
+        name=f"fused {ops[0].fused}",
+        reads=tuple(reads),
+        writes=tuple(writes),
+        read_bytes=sum(op.read_bytes for op in ops),
+        write_bytes=sum(op.write_bytes for op in ops),
+        flops=sum(op.flops for op in ops),
+        workspace_bytes=max(op.workspace_bytes for op in ops),
+        kind=next((op.kind for op in ops if op.kind is not OpKind.COMPUTE), OpKind.COMPUTE),
+        collective=None,
+        phase=next((op.phase for op in ops if op.phase), ""),
+        barrier=any(op.barrier for op in ops),
+        repeatable=all(op.repeatable for op in ops),
+    )
+
+
+def _written_out(codes: Iterator[Code], members: Sequence[range]) -> Iterator[Code]:
+    for kind, a, b, c in codes:
+        if kind == COMPUTE:
+            for op in members[a]:
+                yield kind, op, b, c
+        else:
+            yield kind, a, b, c
+
+
+def _issued(steps: Callable[[View], Iterator[Code]], members: Sequence[range], view: View) -> Iterator[Code]:
+    """Let a runtime issue what its steps stand for."""
+    return _written_out(steps(view), members)
+
+
+def _replay(original: Problem, contracted: Contracted, plan: Plan) -> Replay:
+    """Try a plan for the contracted graph, and tell what happened in its terms."""
+    found = original.replay(contracted.written_out(plan))
+    if found.trace is None or plan.fixed is None:
+        return replace(found, trace=None)
+    return replace(found, trace=replace(found.trace, spans=_spans(found.trace, plan.fixed, contracted.members)))
+
+
+def _spans(trace: Trace, steps: Steps, members: Sequence[range]) -> Table:
+    """The spans with one for each group, from the start of its first op to the end of its last."""
+    runs = [len(members[a]) if kind == COMPUTE else 1 for kind, a, _, _ in steps.codes()]
+    position = np.repeat(np.arange(len(runs)), runs)
+    number = np.repeat(np.arange(len(members)), [len(group) for group in members])
+    rows = np.column_stack(list(trace.spans.whole().values()))
+    lap, at = np.divmod(rows[:, _ISSUE], len(position))
+    rows[:, _ISSUE] = lap * len(runs) + position[at]
+    is_compute = rows[:, _KIND] == COMPUTE
+    rows[is_compute, _ITEM] = number[rows[is_compute, _ITEM]]
+    rows = rows[np.lexsort((rows[:, _START], rows[:, _ISSUE]))]
+    first = np.flatnonzero(np.diff(rows[:, _ISSUE], prepend=-1))
+    merged = rows[first]
+    if len(first):
+        merged[:, _END] = np.maximum.reduceat(rows[:, _END], first)
+    table = Table(SPANS)
+    table.append(np.ascontiguousarray(merged).tobytes())
+    return table
