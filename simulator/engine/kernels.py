@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.cost import arithmetic_ns, memory_rate_cap, memory_work
 from simulator.engine.rounds import Rounds
-from simulator.engine.sharing import Domain, Path
+from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -30,13 +30,12 @@ class ContendedKernels:
     ----------
     graph, hardware
         For traffic and arithmetic of each op; a measured duration counts as arithmetic.
-    path
+    path, network
         Where the traffic flows.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, path: Path) -> None:
-        self.path = path
-        self.domain: Domain | None = None
+    def __init__(self, graph: Graph, hardware: Hardware, path: Path, network: Network) -> None:
+        self._path, self._network = path, network
         launch = hardware.compute.launch_ns
         self._cap = memory_rate_cap(hardware)
         self._least = [
@@ -60,7 +59,6 @@ class ContendedKernels:
             self._join(work, key, traffic, None)
 
     def _join(self, work: int, key: int, traffic: MemoryTraffic, rounds: Rounds | None) -> None:
-        if self.domain is not None:
-            self.domain.join(self.path, self._cap, work, key, traffic)
+        self._network.join(self._path, self._cap, work, key, traffic)
         if rounds is not None:
             rounds.close()

@@ -15,7 +15,7 @@ import simpy
 from simulator.cost import rate_cap, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for
 from simulator.engine.rounds import ISSUE_MASK, Alarm
-from simulator.engine.sharing import Domain, Path
+from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
 from simulator.plan import COPY
 from simulator.trace import SPANS, packer
@@ -58,19 +58,17 @@ class Channel(simpy.Event):
 
 
 class Shared:
-    """Service in a domain: latency first, then a flow whose rate depends on the others."""
+    """Service beside others: latency first, then a flow whose rate depends on theirs."""
 
     __slots__ = (
         "_link",
+        "_network",
+        "_path",
         "_queue",
-        "domain",
-        "path",
     )
 
-    def __init__(self, queue: LinkQueue, link: Link, path: Path) -> None:
-        self._queue, self._link = queue, link
-        self.path = path
-        self.domain: Domain | None = None
+    def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
+        self._queue, self._link, self._path, self._network = queue, link, path, network
         for channel in queue.channels:
             channel.callbacks = [self._join_late]
 
@@ -89,8 +87,7 @@ class Shared:
     def _join(self, channel: Channel) -> None:
         key, step = channel.transfer[:2]
         size = self._queue.places.size_bytes[step.tensor]
-        if self.domain is not None:
-            self.domain.join(self.path, rate_cap(size, self._link), work(size, self.path.unit), key, channel)
+        self._network.join(self._path, rate_cap(size, self._link), work(size, self._path.unit), key, channel)
 
 
 class _AloneTimes(dict[int, int]):

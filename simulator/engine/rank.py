@@ -15,7 +15,7 @@ from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Rounds
-from simulator.engine.sharing import Path, Resource
+from simulator.engine.sharing import Network, Path, Resource
 from simulator.engine.stream import Stream
 from simulator.engine.tier import TierInstance
 from simulator.errors import CapacityError, Shortfall
@@ -40,6 +40,7 @@ class Machine(Protocol):
 
     hardware: Hardware
     rounds: Rounds
+    network: Network
     recorder: Recorder
     switches: SwitchesLike
 
@@ -48,6 +49,9 @@ class Machine(Protocol):
 
     def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
         """What else the flows on a link of this rank go through."""
+
+    def path(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> Path:
+        """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""
@@ -73,7 +77,6 @@ class Rank:
         hardware, plan = machine.hardware, program.plan
         self._graph, self.machine, self.number = program.graph, machine, number
         self._tiers = [machine.tier(tier, number) for tier in range(len(hardware.tiers))]
-        self.flows: list[Shared | ContendedKernels] = []
         compute_tier = hardware.tier_names.index(hardware.compute_tier)
         self.columns = columns = Columns(program, compute_tier)
         recorder = machine.recorder
@@ -107,12 +110,12 @@ class Rank:
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue
         unit = link.bandwidth_bytes_per_s
-        own = (Resource(unit),) if link.sharing == "fair" else ()
+        own = (Resource(unit),) if link.sharing == "fair" and link.channels > 1 else ()
         if unit == math.inf:
             unit = min((other.bandwidth for other in others), default=unit)
-        path = Path(unit, own + others, even=link.sharing == "fifo" and unit == link.bandwidth_bytes_per_s)
-        queue.shared = Shared(queue, link, path)
-        self.flows.append(queue.shared)
+        is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
+        path = machine.path(unit, own + others, even=is_even)
+        queue.shared = Shared(queue, link, path, machine.network)
         return queue
 
     def _share_queues(self) -> None:
@@ -135,8 +138,8 @@ class Rank:
         if not machine.switches.hbm_contention:
             return
         bandwidth = machine.compute_bandwidth(self.number)
-        kernels = ContendedKernels(self._graph, machine.hardware, Path(bandwidth.bandwidth, (bandwidth,), even=False))
-        self.flows.append(kernels)
+        path = machine.path(bandwidth.bandwidth, (bandwidth,), even=False)
+        kernels = ContendedKernels(self._graph, machine.hardware, path, machine.network)
         for stream in self.streams:
             stream.kernels = kernels
 

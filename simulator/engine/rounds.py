@@ -17,7 +17,7 @@ from simpy.events import NORMAL
 
 if TYPE_CHECKING:
     from simulator.engine.places import Detaching
-    from simulator.engine.sharing import Domain
+    from simulator.engine.sharing import Network
     from simulator.engine.stream import Stream
 
 RANK_SHIFT = 40
@@ -120,7 +120,7 @@ class Rounds:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
         self.frees: deque[Detaching] = deque()
-        self.touched: list[Domain] = []
+        self.touched: list[Network] = []
         self.restless: list[Stream] = []
         self._events = clock.events
 
@@ -162,8 +162,8 @@ class Rounds:
                 head.considered = False
                 head.try_start()
         if self.touched:
-            for domain in self.touched:
-                domain.reset_rates()
+            for network in self.touched:
+                network.reset_rates()
             self.touched.clear()
         if self.restless:
             for stream in self.restless:

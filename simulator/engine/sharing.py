@@ -1,19 +1,18 @@
 """Who gets how much of a link: max-min fair rates, and transfers that end when their service is done.
 
-A *pipe* is all flows of one link with the same cap; they have the same rate at all times, so that one virtual clock
+A *pipe* is all flows of one path with the same cap; they have the same rate at all times, so that one virtual clock
 (service per flow since the pipe began) and one heap of finish tags serve them all, and a change costs O(log n).
-A *domain* is the pipes that can influence one another: those of one link, or of links that share a bus.
+Ranks whose transfers go through the same resources share the path. When a flow comes or goes, rates are shared anew
+among the pipes that it is connected with over resources in use, and only among them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable
 from fractions import Fraction
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
-
-import simpy
 
 from simulator.cost import FULL_RATE, ceil_div
 
@@ -22,12 +21,23 @@ if TYPE_CHECKING:
 
 
 class Resource:
-    """Something with a bandwidth [B/s] that flows share: a link, a bus, or the compute tier."""
+    """Something with a bandwidth that flows share: a link, a bus, a port, or the compute tier.
 
-    __slots__ = ("bandwidth",)
+    Attributes
+    ----------
+    bandwidth
+        What there is to share [B/s].
+    multiplicity
+        How many flows of the machine each flow here stands for (see `simulator.engine.folding`).
+    pipes
+        Those with flows at present.
+    """
 
-    def __init__(self, bandwidth: int | float) -> None:
-        self.bandwidth = bandwidth
+    __slots__ = ("bandwidth", "multiplicity", "pipes")
+
+    def __init__(self, bandwidth: int | float, multiplicity: int = 1) -> None:
+        self.bandwidth, self.multiplicity = bandwidth, multiplicity
+        self.pipes: list[Pipe] = []
 
 
 class Owner(Protocol):
@@ -49,24 +59,67 @@ class Path:
         Resources whose bandwidth the flow shares max-min.
     even
         ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
+    pipes
+        Those with flows at present, by cap.
     """
 
-    __slots__ = ("even", "shared", "unit")
+    __slots__ = ("even", "pipes", "shared", "unit")
 
     def __init__(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> None:
         self.unit, self.shared, self.even = unit, shared, even
+        self.pipes: dict[int, Pipe] = {}
 
 
 class Pipe:
-    """The flows of one path with one cap, and their virtual clock."""
+    """The flows of one path with one cap, and their virtual clock; as an event, the next end of one of them.
 
-    __slots__ = ("cap", "clock", "path", "rate", "tags")
+    Attributes
+    ----------
+    path, cap, rate
+        Where they flow; the most each may get, and what each gets, as shares of the path's unit in fixed point.
+    tags
+        For each flow the reading of the virtual clock at which it ends, a key for ties, and whose it is.
+    due_ns
+        When the next one ends at the present rate, or -1 [ns].
+    is_touched
+        Whether flows have come or gone since the rates were set.
+    """
 
-    def __init__(self, path: Path, cap: int) -> None:
-        self.path, self.cap = path, cap
-        self.clock = 0
-        self.rate = 0
+    __slots__ = ("_clock", "_since_ns", "callbacks", "cap", "due_ns", "is_touched", "path", "rate", "tags")
+
+    def __init__(self, path: Path, cap: int, at_end: Callable[[Pipe], None] | None = None) -> None:
+        self.path, self.cap, self.rate = path, cap, 0
+        self.callbacks = (at_end,)
+        self._clock = self._since_ns = 0
         self.tags: list[tuple[int, int, Owner]] = []
+        self.due_ns, self.is_touched = -1, False
+
+    def join(self, now_ns: int, work: int, key: int, owner: Owner) -> None:
+        """Begin a flow now."""
+        self.advance(now_ns)
+        heappush(self.tags, (self._clock + work, key, owner))
+
+    def advance(self, now_ns: int) -> None:
+        """Bring the virtual clock up to the present."""
+        if now_ns != self._since_ns:
+            self._clock += self.rate * (now_ns - self._since_ns)
+            self._since_ns = now_ns
+
+    def pop_ended(self, now_ns: int) -> list[Owner]:
+        """Take out the flows whose service is done, in the order in which they are."""
+        self.advance(now_ns)
+        tags, ended = self.tags, []
+        while tags and tags[0][0] <= self._clock:
+            ended.append(heappop(tags)[2])
+        return ended
+
+    def set_rate(self, now_ns: int, rate: int) -> bool:
+        """Go on at this rate; whether the next end has another time than before."""
+        self.advance(now_ns)
+        self.rate = rate
+        due_ns = now_ns + ceil_div(max(0, self.tags[0][0] - self._clock), rate)
+        is_new, self.due_ns = due_ns != self.due_ns, due_ns
+        return is_new
 
 
 def max_min_rates(pipes: list[Pipe]) -> list[int]:
@@ -78,15 +131,24 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
     Parameters
     ----------
     pipes
-        All pipes of a domain, each with at least one flow.
+        All pipes that are connected over resources, each with at least one flow.
     """
     caps = _own_caps(pipes)
+    if len(pipes) == 1:
+        return [_lone_rate(pipes[0], caps[0])]
     if not any(p.path.shared for p in pipes):
         return caps
-    if len(pipes) == 1 and all(r.bandwidth == pipes[0].path.unit for r in pipes[0].path.shared):
-        return [min(caps[0], FULL_RATE // len(pipes[0].tags))]
     rates = _fill(pipes, [Fraction(cap, FULL_RATE) * _finite(p.path.unit) for cap, p in zip(caps, pipes, strict=True)])
     return [max(1, math.floor(r * FULL_RATE / _finite(p.path.unit))) for r, p in zip(rates, pipes, strict=True)]
+
+
+def _lone_rate(pipe: Pipe, cap: int) -> int:
+    """The rate if no other pipe is on its resources: the same in whole numbers."""
+    rate, flows, unit = cap, len(pipe.tags), _finite(pipe.path.unit)
+    for r in pipe.path.shared:
+        if r.bandwidth != math.inf:
+            rate = min(rate, int(r.bandwidth) * FULL_RATE // (flows * r.multiplicity * unit))
+    return max(1, rate)
 
 
 def _own_caps(pipes: list[Pipe]) -> list[int]:
@@ -104,24 +166,35 @@ def _finite(bandwidth: int | float) -> int:
 def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
     """Progressive filling in exact arithmetic [B/s per flow]."""
     left = {r: Fraction(int(r.bandwidth)) for p in pipes for r in p.path.shared if r.bandwidth != math.inf}
+    users = dict.fromkeys(left, 0)
+    for p in pipes:
+        for r in p.path.shared:
+            if r in users:
+                users[r] += len(p.tags) * r.multiplicity
     rates = [Fraction(0)] * len(pipes)
     rising = list(range(len(pipes)))
     while rising:
-        users = {r: sum(len(pipes[i].tags) for i in rising if r in pipes[i].path.shared) for r in left}
-        level = min([caps[i] for i in rising] + [left[r] / n for r, n in users.items() if n])
-        full = {r for r, n in users.items() if n and left[r] / n == level}
-        done = [i for i in rising if caps[i] == level or any(r in full for r in pipes[i].path.shared)]
-        for i in done:
+        shares = {r: left[r] / n for r, n in users.items() if n}
+        level = min([*(caps[i] for i in rising), *shares.values()])
+        full = {r for r, share in shares.items() if share == level}
+        still = []
+        for i in rising:
+            shared = pipes[i].path.shared
+            if caps[i] > level and full.isdisjoint(shared):
+                still.append(i)
+                continue
             rates[i] = level
-            for r in pipes[i].path.shared:
+            for r in shared:
                 if r in left:
-                    left[r] -= level * len(pipes[i].tags)
-        rising = [i for i in rising if i not in done]
+                    flows = len(pipes[i].tags) * r.multiplicity
+                    left[r] -= level * flows
+                    users[r] -= flows
+        rising = still
     return rates
 
 
-class Domain:
-    """Flows that can influence one another.
+class Network:
+    """All flows of a run.
 
     Parameters
     ----------
@@ -129,69 +202,74 @@ class Domain:
         The agenda of the instant: rates are set anew once it is settled.
     """
 
-    __slots__ = (
-        "_changed",
-        "_clock",
-        "_generation",
-        "_now",
-        "_pipes",
-        "_rounds",
-    )
+    __slots__ = ("_clock", "_rounds", "_touched")
 
     def __init__(self, rounds: Rounds) -> None:
         self._clock, self._rounds = rounds.clock, rounds
-        self._pipes: dict[Hashable, Pipe] = {}
-        self._now = 0
-        self._generation = 0
-        self._changed = False
+        self._touched: list[Pipe] = []
 
     def join(self, path: Path, cap: int, work: int, key: int, owner: Owner) -> None:
-        """Begin a flow now; `key` decides among flows that end at the same instant."""
-        self._advance()
-        pipe = self._pipes.get((path, cap))
+        """Begin a flow now; `key` decides among flows of a pipe that end at the same instant."""
+        pipe = path.pipes.get(cap)
         if pipe is None:
-            pipe = self._pipes[path, cap] = Pipe(path, cap)
-        heappush(pipe.tags, (pipe.clock + work, key, owner))
-        self._change()
+            pipe = path.pipes[cap] = Pipe(path, cap, self._at_end)
+            for resource in path.shared:
+                resource.pipes.append(pipe)
+        pipe.join(self._clock.now, work, key, owner)
+        self._touch(pipe)
 
-    def _advance(self) -> None:
-        """Bring the virtual clocks up to the present."""
-        elapsed = self._clock.now - self._now
-        if elapsed:
-            for pipe in self._pipes.values():
-                pipe.clock += pipe.rate * elapsed
-            self._now = self._clock.now
-
-    def _change(self) -> None:
-        if not self._changed:
-            self._changed = True
+    def _touch(self, pipe: Pipe) -> None:
+        if not self._touched:
             self._rounds.touched.append(self)
+        if not pipe.is_touched:
+            pipe.is_touched = True
+            self._touched.append(pipe)
 
-    def reset_rates(self) -> None:
-        """Share the resources anew and arm the timer of the next end."""
-        self._changed = False
-        self._generation += 1
-        pipes = list(self._pipes.values())
-        if not pipes:
-            return
-        for pipe, rate in zip(pipes, max_min_rates(pipes), strict=True):
-            pipe.rate = rate
-        wait = min(ceil_div(max(0, p.tags[0][0] - p.clock), p.rate) for p in pipes)
-        timer = self._clock.timeout(wait, value=self._generation)
-        timer.callbacks.append(self._timer)
-
-    def _timer(self, event: simpy.Event) -> None:
-        """End what is done by now; a timer of an older generation only closes the round."""
-        if event.value == self._generation:
-            self._advance()
-            ended: list[tuple[int, Owner]] = []
-            for name, pipe in list(self._pipes.items()):
-                while pipe.tags and pipe.tags[0][0] <= pipe.clock:
-                    ended.append(heappop(pipe.tags)[1:])
-                if not pipe.tags:
-                    del self._pipes[name]
-            ended.sort(key=lambda end: end[0])
-            self._change()
-            for _, owner in ended:
+    def _at_end(self, pipe: Pipe) -> None:
+        """End what is done by now; an end that was put off only closes the round."""
+        if pipe.due_ns == self._clock.now:
+            pipe.due_ns = -1
+            ended = pipe.pop_ended(self._clock.now)
+            self._touch(pipe)
+            if not pipe.tags:
+                self._remove(pipe)
+            for owner in ended:
                 owner.end()
         self._rounds.close()
+
+    def _remove(self, pipe: Pipe) -> None:
+        del pipe.path.pipes[pipe.cap]
+        for resource in pipe.path.shared:
+            resource.pipes.remove(pipe)
+
+    def reset_rates(self) -> None:
+        """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
+        touched, now = self._touched, self._clock.now
+        seen: set[Pipe] = set()
+        for pipe in touched:
+            pipe.is_touched = False
+        for pipe in touched:
+            connected = _connected(pipe, seen)
+            for other, rate in zip(connected, max_min_rates(connected) if connected else (), strict=True):
+                if other.set_rate(now, rate):
+                    self._clock.at(other.due_ns, other)
+        touched.clear()
+
+
+def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:
+    """Pipes with flows that have resources in common with this one, directly or over others; none if it was seen."""
+    found, frontier, resources = [], [pipe], set()
+    while frontier:
+        one = frontier.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one.tags:
+            found.append(one)
+        if one.path.even:
+            frontier += one.path.pipes.values()
+        for resource in one.path.shared:
+            if resource not in resources:
+                resources.add(resource)
+                frontier += resource.pipes
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,30 +12,13 @@ from simulator.engine.program import Program
 from simulator.engine.rank import Machine, Rank, SwitchesLike
 from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Clock, Rounds
-from simulator.engine.sharing import Domain, Resource
+from simulator.engine.sharing import Network, Path, Resource
 from simulator.engine.tier import TierInstance
 from simulator.hardware import Hardware
 from simulator.trace import Trace
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
-
-
-def components(groups: Sequence[tuple[Hashable, ...]]) -> list[int]:
-    """Number the connected components of groups that share members; a group of none is a component of its own."""
-    root: dict[Hashable, int] = {}
-    parent = list(range(len(groups)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    for i, group in enumerate(groups):
-        for member in group:
-            other = root.setdefault(member, i)
-            parent[find(i)] = find(other)
-    return [find(i) for i in range(len(groups))]
 
 
 class _Defaults:
@@ -113,6 +96,8 @@ class Simulation(Machine):
         self.hardware, self.switches = hardware, switches
         self._clock = Clock()
         self.rounds = Rounds(self._clock)
+        self.network = Network(self.rounds)
+        self._paths: dict[tuple[int | float, tuple[Resource, ...]], Path] = {}
         self.recorder = Recorder(ranks)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._instances: dict[tuple[str, str, int], Any] = {}
@@ -158,9 +143,14 @@ class Simulation(Machine):
         resource: Resource = self.instance("bandwidth", "", tier.scope, rank, lambda: Resource(bandwidth))
         return resource
 
+    def path(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> Path:
+        """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
+        if even:
+            return Path(unit, shared, even=True)
+        return self._paths.setdefault((unit, shared), Path(unit, shared, even=False))
+
     def run(self, progress: Progress | None) -> Trace:
         """Run until nothing moves, and tell what is stuck."""
-        self._join_flows()
         self._progress = progress
         for rank in self._ranks:
             rank.begin()
@@ -175,10 +165,3 @@ class Simulation(Machine):
         self.recorder.flush()
         if self._progress is not None:
             self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
-
-    def _join_flows(self) -> None:
-        """Give each flow of each rank the domain of all flows that it can influence."""
-        flows = [flow for rank in self._ranks for flow in rank.flows]
-        domains: dict[int, Domain] = {}
-        for flow, component in zip(flows, components([flow.path.shared for flow in flows]), strict=True):
-            flow.domain = domains.setdefault(component, Domain(self.rounds))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.cost import FULL_RATE
 from simulator.engine.rounds import Clock, Rounds
-from simulator.engine.sharing import Domain, Path, Pipe, Resource, max_min_rates
+from simulator.engine.sharing import Network, Path, Pipe, Resource, max_min_rates
 
 
 class Flow:
@@ -26,11 +26,11 @@ class Flow:
 
 def run_engine(flows, clock):
     rounds = Rounds(clock)
-    domain = Domain(rounds)
+    network = Network(rounds)
     for key, flow in enumerate(flows):
 
         def join(event, flow=flow, key=key):
-            domain.join(flow.path, flow.cap, flow.work, key, flow)
+            network.join(flow.path, flow.cap, flow.work, key, flow)
             rounds.close()
 
         clock.timeout(flow.arrival).callbacks.append(join)
