@@ -1,0 +1,104 @@
+"""How long one op takes alone: the roofline, or the closed form of its collective."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from simulator.cost.collectives import group_ns
+from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
+from simulator.errors import ConfigError
+from simulator.graph import Collective, Graph, Group, Op
+from simulator.hardware import Hardware
+
+
+def arithmetic_ns(op: Op, hardware: Hardware) -> int:
+    """Time of an op's arithmetic alone, rounded up [ns].
+
+    Parameters
+    ----------
+    op
+        The op; ``flops`` over the peak of its data type, times the achieved fraction of its class.
+    hardware
+        The machine.
+
+    Raises
+    ------
+    ConfigError
+        If the machine states no peak for the op's data type.
+    """
+    if not op.flops:
+        return 0
+    compute = hardware.compute
+    peak = compute.peak_flops.get(op.dtype)
+    if peak is None:
+        known = ", ".join(compute.peak_flops)
+        raise ConfigError(
+            f"hardware {hardware.name!r}, compute.peak",
+            f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})",
+            known,
+            f"add compute.peak.{op.dtype}, or change the workload's data type",
+        )
+    if peak == math.inf:
+        return 0
+    achieved = compute.achieved_fraction.get(op.op_class, compute.achieved_fraction.get("default", 1.0))
+    rate = Fraction(int(peak)) * Fraction(str(achieved))
+    return math.ceil(Fraction(op.flops * NS_PER_S) / rate)
+
+
+def memory_work(op: Op, hardware: Hardware) -> int:
+    """The op's traffic in the compute tier as work at the tier's full rate, in 2^-32 ns."""
+    bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
+    return 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
+
+
+def memory_rate_cap(hardware: Hardware) -> int:
+    """The share of the compute tier's bandwidth that a kernel reaches, in fixed point."""
+    return max(1, math.floor(hardware.compute.achieved_bandwidth_fraction * FULL_RATE))
+
+
+def duration_ns(op: Op, hardware: Hardware) -> int:
+    """Time of one op alone [ns]: measured, or launch plus the roofline's larger side.
+
+    Parameters
+    ----------
+    op
+        With a measured ``duration_ns``, or with FLOPs and bytes.
+    hardware
+        Peaks, achieved fractions, bandwidth of the compute tier, launch.
+    """
+    if op.duration_ns is not None:
+        return op.duration_ns
+    memory_ns = ceil_div(memory_work(op, hardware), memory_rate_cap(hardware))
+    return hardware.compute.launch_ns + max(arithmetic_ns(op, hardware), memory_ns)
+
+
+def durations_ns(graph: Graph, hardware: Hardware) -> list[int]:
+    """Time of each op of the graph alone [ns].
+
+    Parameters
+    ----------
+    graph
+        Its ops. A collective takes what it takes the members of its group for which it is the longest, once all of them
+        have come.
+    hardware
+        The machine.
+
+    Raises
+    ------
+    ConfigError
+        If the machine states no peak for an op's data type, or cannot do a collective.
+    """
+    groups = {group.name: group for group in graph.groups}
+    known: dict[Collective, int] = {}
+    return [_alone_ns(op, groups, known, hardware) for op in graph.ops]
+
+
+def _alone_ns(op: Op, groups: dict[str, Group], known: dict[Collective, int], hardware: Hardware) -> int:
+    """Time of one op alone [ns]; `known` remembers those of collectives."""
+    collective = op.collective
+    if collective is None or op.duration_ns is not None:
+        return duration_ns(op, hardware)
+    if collective not in known:
+        known[collective] = group_ns(collective, groups[collective.group], hardware)
+    return known[collective]

@@ -1,0 +1,81 @@
+"""Service in fixed point, and how long one transfer takes alone.
+
+A transfer's *work* is its time at the link's full rate in units of 2^-32 ns, and a *rate* is a share of the link's
+bandwidth in units of 2^-32. Whatever shares the link, a transfer ends at the first whole nanosecond at which the
+service it got reaches its work. Sizes and bandwidths only enter as their ratio, so that multiplying both by a power of
+two changes no time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from simulator.hardware import Link
+
+FULL_RATE = 1 << 32
+"""The whole bandwidth of a link, in fixed point."""
+
+NS_PER_S = 10**9
+
+
+def work(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
+    """Time at the full rate, in 2^-32 ns, rounded up.
+
+    Parameters
+    ----------
+    size_bytes
+        What is moved [B].
+    bandwidth_bytes_per_s
+        The full rate [B/s], or ``inf``.
+    """
+    if bandwidth_bytes_per_s == math.inf:
+        return 0
+    return ceil_div(size_bytes * NS_PER_S * FULL_RATE, int(bandwidth_bytes_per_s))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient of two whole numbers, rounded up."""
+    return -(-a // b)
+
+
+def rate_cap(size_bytes: int, link: Link) -> int:
+    """The share of the link that a transfer of this size can reach at most, in fixed point.
+
+    Parameters
+    ----------
+    size_bytes
+        Size of the transfer [B].
+    link
+        With its efficiency curve: linear in the logarithm of the size between points, constant outside.
+    """
+    share = _efficiency(size_bytes, link)
+    if link.sharing == "servers":
+        share = min(share, 1 / link.channels)
+    return max(1, math.floor(share * FULL_RATE))
+
+
+def _efficiency(size_bytes: int, link: Link) -> float:
+    points = link.efficiency
+    if not points:
+        return 1.0
+    after = bisect_right([p.size_bytes for p in points], size_bytes)
+    if after == 0 or after == len(points):
+        return points[min(after, len(points) - 1)].fraction
+    low, high = points[after - 1], points[after]
+    span = math.log(high.size_bytes) - math.log(low.size_bytes)
+    position = (math.log(size_bytes) - math.log(low.size_bytes)) / span
+    return low.fraction + (high.fraction - low.fraction) * position
+
+
+def transfer_ns(size_bytes: int, link: Link) -> int:
+    """Time of a transfer that has the link for itself: latency plus size over bandwidth, rounded up [ns].
+
+    Parameters
+    ----------
+    size_bytes
+        Size of the transfer [B].
+    link
+        The link it takes.
+    """
+    return link.latency_ns + ceil_div(work(size_bytes, link.bandwidth_bytes_per_s), rate_cap(size_bytes, link))
