@@ -6,7 +6,7 @@ whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 
 from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
-from simulator.metrics.steps import recomputes, run_numbers
+from simulator.metrics.steps import recomputes, run_numbers, steps_of
 from simulator.metrics.summary import columns, summarise
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "peaks_bytes",
     "recomputes",
     "run_numbers",
+    "steps_of",
     "summarise",
 ]

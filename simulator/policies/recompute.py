@@ -40,6 +40,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.remake import Remaker
 from simulator.policies.search import tune
 from simulator.policies.writer import Writer
+from simulator.units import counted, human
 
 TIME_WEIGHTS = (0.0, 0.5, 1.0)
 """Tried where no weight is given."""
@@ -241,9 +242,8 @@ class _Walk:
         times = self._again_ns / max(1, self._problem.clock[-1])
         if times > most:
             raise _too_much(self._problem, times)
-        said = (
-            f"{len(self._given_up)} tensors are given up and made again by {self._again} runs ({self._again_ns:,} ns)"
-        )
+        gone, runs = counted(len(self._given_up), "tensor"), counted(self._again, "run")
+        said = f"{gone} given up and made again by {runs}, {human(self._again_ns, 'ns')} in all"
         return self._writer.finish((said,) if self._again else ())
 
     def run(self) -> None:

@@ -157,7 +157,8 @@ def units(extent_ns: int) -> tuple[str, int]:
     return "ns", 1
 
 
-def _byte_unit(most: float) -> tuple[str, int]:
+def byte_unit(most: float) -> tuple[str, int]:
+    """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
     for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if most >= size:
             return name, size
@@ -240,7 +241,7 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
     limit, total = usage.limit_bytes, usage.total_bytes
     peak = int(total.max())
     shown = math.isfinite(limit) and limit <= 4 * peak
-    unit, scale = _byte_unit(max(peak, float(limit) if shown else 0))
+    unit, scale = byte_unit(max(peak, float(limit) if shown else 0))
     at = _thin(usage, (first, last))
     time = np.append(usage.time_ns[at], last) / size
     tops = np.cumsum(usage.kind_bytes[:, at] / scale, axis=0)
@@ -252,9 +253,8 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
     ax.set_ylim(0, 1.25 * max(peak, float(limit) if shown else 0) / scale or 1)
     ax.set_ylabel(f"{usage.tier} [{unit}]", **_TEXT)
     says = f"peak {quantity(peak, 'B')}"
-    if math.isfinite(limit):
-        word = "budget" if usage.tier == row.hardware.compute_tier else "capacity"
-        says += f", {word} {quantity(limit, 'B')}" + ("" if shown else " (beyond the picture)")
+    if allowed := usage.limit(row.hardware.compute_tier):
+        says += f", {allowed}" + ("" if shown else " (beyond the picture)")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
     ax.text(0.004, 0.975, says, transform=ax.transAxes, va="top", fontsize=8, color=_INK, bbox=box)
     plain(ax)

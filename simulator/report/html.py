@@ -14,7 +14,7 @@ from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
 from simulator.report.rows import Row, causes, is_ok, percent, present, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
-from simulator.report.text import cause_columns, memory_columns, names, time_columns
+from simulator.report.text import PIPE_WIDTH, folded
 from simulator.report.usage import usages
 from simulator.trace import CAUSES
 
@@ -75,7 +75,7 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
     template = environment.get_template("page.html.j2")
     return template.render(
         story=story,
-        tables=[[names(rows), *time_columns(rows), *cause_columns(rows)], [names(rows), *memory_columns(rows)]],
+        tables=folded(rows, PIPE_WIDTH),
         statuses=[str(row.summary["status"]) for row in rows],
         bars=_bars(rows),
         used_causes=used_causes(rows),
@@ -115,6 +115,11 @@ class _Bar:
     parts: list[tuple[str, str, str, str]]
     bound: str
     says: str
+
+    @property
+    def spoken(self) -> str:
+        """What one who cannot see it is told."""
+        return ", ".join(f"{name} {text}" for name, _, _, text in self.parts) or self.says
 
 
 def _bars(rows: Sequence[Row]) -> list[_Bar]:

@@ -1,8 +1,10 @@
 """A timeline for Perfetto (ui.perfetto.dev) and chrome://tracing, in Chrome's JSON.
 
-One process per rank. Threads: one per compute stream, one for the stalls of each stream by cause, one per channel of
-each link; slices of one thread never overlap. Counters: what lies in each tier, in all and by tensor kind. Arrows:
-from each copy into the compute tier to the first op that reads it. Times are microseconds with nanoseconds as decimals.
+One process per rank. Threads: the training steps, one per compute stream, one for the stalls of each stream by cause,
+one per channel of each link; slices of one thread never overlap. Counters: bytes that lie in each tier, in all and by
+tensor kind. Arrows: from each copy into the compute tier to the first op that reads it. Times are microseconds with
+nanoseconds as decimals. Viewers write the id behind the name of a process (so that it needs no rank of its own) and
+of a thread, and call a thread with the id of its process the main one (so that no thread has a small id).
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.metrics import op_name, run_numbers
+from simulator.metrics import op_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
 from simulator.report.rows import Row
-from simulator.report.usage import KINDS, usages
+from simulator.report.stalls import place
+from simulator.report.usage import KINDS, Usage, usages
 from simulator.trace import CAUSES, Block, Trace
 
 Event = dict[str, Any]
 _CHUNK = 20_000
-_STALLS, _LINKS, _CHANNELS = 1000, 2000, 1000
-"""Thread ids: streams from 0, their stalls from 1000, channels from 2000, a thousand for each link."""
+_STEPS, _STREAMS, _STALLS, _LINKS, _CHANNELS = 1000, 2000, 3000, 4000, 1000
+"""First thread ids of the steps, of streams, of their stalls and of channels (a thousand for each link)."""
 
 
 def write(row: Row, path: Path) -> None:
@@ -75,27 +78,27 @@ def events(row: Row) -> Iterator[Event]:
         return
     ranks = sorted({int(r) for block in trace.spans.blocks() for r in np.unique(block["rank"])}) or [0]
     yield from _names(row, trace, ranks)
+    yield from _step_slices(row, trace)
     of_spans, of_waits = run_numbers(row.graph, row.hardware, trace)
     yield from _span_slices(row, trace.spans.whole(), of_spans)
-    yield from _wait_slices(row.graph, row.hardware, trace.waits.whole(), of_waits)
+    yield from _wait_slices(row, trace.waits.whole(), of_waits)
     yield from _arrows(row, trace.spans.whole())
     for rank in ranks:
         yield from _counters(row, rank)
 
 
 def _names(row: Row, trace: Trace, ranks: list[int]) -> Iterator[Event]:
-    links = row.hardware.links
     spans, waits = trace.spans.whole(), trace.waits.whole()
+    ran = spans["kind"] == COMPUTE
     for rank in ranks:
-        yield _meta("process_name", rank, 0, name=f"{row.label}, rank {rank}")
-        threads: dict[int, str] = {}
-        ran = spans["kind"] == COMPUTE
+        yield _meta("process_name", rank, 0, name=f"{row.label}, rank")
+        threads = {_STEPS: "steps"}
         for stream in np.union1d(np.unique(spans["track"][ran]), np.unique(waits["stream"])).tolist():
-            threads[stream] = f"compute, stream {stream}"
-            threads[_STALLS + stream] = f"stalls of stream {stream}"
-        for i, (name, link) in enumerate(links.items()):
+            threads[_STREAMS + stream] = f"stream {stream}" if stream else "compute"
+            threads[_STALLS + stream] = f"stalls of stream {stream}" if stream else "stalls"
+        for i, (name, link) in enumerate(row.hardware.links.items()):
             for channel in range(link.channels):
-                threads[_LINKS + _CHANNELS * i + channel] = f"{name}, channel {channel}"
+                threads[_LINKS + _CHANNELS * i + channel] = f"{name} #{channel}" if link.channels > 1 else name
         for order, (tid, name) in enumerate(sorted(threads.items())):
             yield _meta("thread_name", rank, tid, name=name)
             yield _meta("thread_sort_index", rank, tid, sort_index=order)
@@ -109,6 +112,21 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
+def _step_slices(row: Row, trace: Trace) -> Iterator[Event]:
+    """From the end of one step to the end of the next, on the stream of each rank that ends last."""
+    spans = trace.spans.whole()
+    of_step = steps_of(row.graph, row.hardware, trace, spans)
+    ran = spans["kind"] == COMPUTE
+    for rank in np.unique(spans["rank"][ran]).tolist():
+        mine, start = ran & (spans["rank"] == rank), 0
+        mine &= spans["track"] == spans["track"][mine][np.argmax(spans["end_ns"][mine])]
+        for step in np.unique(of_step[mine]).tolist():
+            end = int(spans["end_ns"][mine & (of_step == step)].max())
+            event = {"ph": "X", "name": f"step {step}", "cat": "step", "pid": rank, "tid": _STEPS}
+            yield {**event, "ts": _us(start), "dur": _us(end - start)}
+            start = end
+
+
 def _span_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
     ops, tensors, links = row.graph.ops, row.graph.tensors, row.hardware.link_names
     for (rank, kind, item, track, channel, _, issued, start, end), run in zip(_rows(block), runs.tolist(), strict=True):
@@ -116,7 +134,7 @@ def _span_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Ev
         if kind == COMPUTE:
             op = ops[item]
             phase = "recompute" if run > 1 else op.phase or "compute"
-            event |= {"name": op_name(row.graph, item, run), "cat": phase, "tid": track}
+            event |= {"name": op_name(row.graph, item, run), "cat": phase, "tid": _STREAMS + track}
             event["args"] = {"issued_us": _us(issued), "class": op.op_class, "flops": op.flops}
         else:
             tensor = tensors[item]
@@ -130,28 +148,22 @@ def _span_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Ev
         yield event
 
 
-def _wait_slices(graph: Graph, hardware: Hardware, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
-    links, tiers = hardware.link_names, hardware.tier_names
+def _wait_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
+    tensors = row.graph.tensors
     for (rank, stream, op, _, start, end, cause, tensor, on, blocker), run in zip(
         _rows(block), runs.tolist(), strict=True
     ):
-        args: Event = {"op": op_name(graph, op, run), "cause": CAUSES[cause]}
+        where = place(row, cause, on)
+        args: Event = {"op": op_name(row.graph, op, run), "cause": CAUSES[cause]}
+        if where:
+            args["at"] = where
         if tensor >= 0:
-            args["tensor"] = graph.tensors[tensor].name
-        if on >= 0:
-            args["on"] = tiers[on] if CAUSES[cause] in ("capacity", "compaction") else links[on]
+            args["tensor"] = tensors[tensor].name
         if blocker >= 0:
-            args["behind"] = graph.tensors[blocker].name
-        yield {
-            "ph": "X",
-            "name": CAUSES[cause],
-            "cat": "stall",
-            "pid": rank,
-            "tid": _STALLS + stream,
-            "ts": _us(start),
-            "dur": _us(end - start),
-            "args": args,
-        }
+            args["behind"] = tensors[blocker].name
+        name = f"{CAUSES[cause]} at {where}" if where else CAUSES[cause]
+        event: Event = {"ph": "X", "name": name, "cat": "stall", "pid": rank, "tid": _STALLS + stream}
+        yield {**event, "ts": _us(start), "dur": _us(end - start), "args": args}
 
 
 def _rows(block: Block) -> Iterator[tuple[int, ...]]:
@@ -210,7 +222,7 @@ def _arrows(row: Row, spans: Block) -> Iterator[Event]:
         common = {"name": "read by", "cat": "first reader", "id": number, "pid": rank}
         thread = _LINKS + _CHANNELS * link + channel
         yield {**common, "ph": "s", "tid": thread, "ts": _us(max(start, end - 1))}
-        reader = {"tid": int(spans["track"][compute]), "ts": _us(int(spans["start_ns"][compute]))}
+        reader = {"tid": _STREAMS + int(spans["track"][compute]), "ts": _us(int(spans["start_ns"][compute]))}
         yield {**common, "ph": "f", "bp": "e", **reader}
 
 
@@ -218,14 +230,20 @@ def _counters(row: Row, rank: int) -> Iterator[Event]:
     for usage in usages(row, rank):
         last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
         times = usage.time_ns[last]
-        yield from _counter(f"{usage.tier} [GB]", rank, times, usage.total_bytes[last])
+        yield from _counter(_with_limit(row, usage), rank, times, usage.total_bytes[last])
         for k in usage.kinds:
-            yield from _counter(f"{usage.tier}: {KINDS[k]} [GB]", rank, times, usage.kind_bytes[k, last])
+            kind = KINDS[k].replace("_", " ")
+            yield from _counter(f"{usage.tier}: {kind}", rank, times, usage.kind_bytes[k, last])
+
+
+def _with_limit(row: Row, usage: Usage) -> str:
+    says = usage.limit(row.hardware.compute_tier)
+    return f"{usage.tier} ({says})" if says else usage.tier
 
 
 def _counter(name: str, rank: int, times: NDArray[np.int64], held: NDArray[np.int64]) -> Iterator[Event]:
-    """One counter, an event for each change."""
+    """One counter, an event for each change; viewers write the unit behind its name."""
     changed = np.append(True, held[1:] != held[:-1])
     base = {"ph": "C", "pid": rank, "tid": 0, "name": name}
-    for time, value in zip(times[changed].tolist(), (held[changed] / 1e9).tolist(), strict=True):
-        yield {**base, "ts": _us(time), "args": {"used": value}}
+    for time, value in zip(times[changed].tolist(), held[changed].tolist(), strict=True):
+        yield {**base, "ts": _us(time), "args": {"[B]": value}}

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
@@ -17,10 +19,15 @@ from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
-from simulator.report.figures import Picture, stacked, units
+from simulator.report.figures import Picture, byte_unit, plain, stacked, units
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
+_WANTED, _TOO_MUCH, _BUSY = "#4477aa", "#cc3311", "#bbccdd"
+_AWAY = "#cccccc"
+_STORE_MARK: dict[str, Any] = {"marker": ">", "markersize": 3}
+_PREFETCH_MARK: dict[str, Any] = {"marker": "|", "markersize": 4, "markevery": [0]}
 _MOST_TRIPS = 400
+_CUT = 2
 
 
 def write(explanation: Explanation, folder: Path) -> None:
@@ -123,7 +130,12 @@ def picture(explanation: Explanation) -> Picture:
     for ax, link in zip(axes[2:], links, strict=True):
         mine = [slot for slot in explanation.slots if slot.link == link]
         _draw_slots(ax, mine, end_ns / ns / len(mine))
-    axes[-1].set_xlabel(f"compute time [{unit}]; the slots of the links are shares of the step", fontsize=9)
+    axes[0].set_xlim(0, 1.02 * end_ns / ns)
+    for ax in axes:
+        plain(ax)
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+        if ax.get_legend_handles_labels()[0]:
+            axes[-1].set_xlabel(f"compute time [{unit}]; the slots of the links are shares of the step", fontsize=9)
     title = f"{explanation.problem.graph.name}: what the plan of {explanation.candidate.plan.policy!r} decides"
     drawing.text(0.01, 1 - 0.1 / drawing.get_figheight(), title, fontsize=11, va="top")
     return drawing
@@ -131,15 +143,14 @@ def picture(explanation: Explanation) -> Picture:
 
 def _draw_live(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
     problem = explanation.problem
-    resident = live_bytes(problem.graph, problem.lifetimes) / 1e9
-    ax.step(clock[:-1], resident, where="post", color="#bbbbbb", label="nothing moves")
-    chosen = explanation.candidate.selection.live_bytes / 1e9
-    ax.step(clock[:-1], chosen, where="post", color="#009988", label="as selected")
+    resident, chosen = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
+    unit, size = byte_unit(int(resident.max(initial=1)))
+    ax.step(clock[:-1], resident / size, where="post", color="#bbbbbb", label="nothing moves")
+    ax.step(clock[:-1], chosen / size, where="post", color="#009988", label="as selected")
     if np.isfinite(problem.budget_bytes):
-        ax.axhline(problem.budget_bytes / 1e9, color="#cc3311", linestyle="--", linewidth=1, label="budget")
+        ax.axhline(problem.budget_bytes / size, color=_TOO_MUCH, linestyle="--", linewidth=1, label="budget")
     ax.set_ylim(bottom=0)
-    ax.set_ylabel("live [GB]", fontsize=9)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    ax.set_ylabel(f"live [{unit}]", fontsize=9)
 
 
 def _draw_trips(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
@@ -151,28 +162,33 @@ def _draw_trips(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
         gap, chain = augmented.gaps[trip], augmented.chains[trip]
         leaves, comes = chain.get(Role.STORE), chain.get(Role.PREFETCH)
         if leaves:
-            ax.plot([clock[leaves.position]], [y], marker=">", markersize=3, color=_ROLE_COLOUR[Role.STORE])
+            ax.plot([clock[leaves.position]], [y], color=_ROLE_COLOUR[Role.STORE], **_STORE_MARK)
         if comes:
             ends = [clock[comes.position], clock[comes.before]]
-            ax.plot(ends, [y, y], color=_ROLE_COLOUR[Role.PREFETCH], linewidth=1.5)
+            ax.plot(ends, [y, y], color=_ROLE_COLOUR[Role.PREFETCH], linewidth=1.5, **_PREFETCH_MARK)
         if not gap.wraps:
             back = clock[comes.position] if comes else clock[gap.before]
-            ax.plot([clock[gap.after + 1], back], [y, y], color="#dddddd", linewidth=0.7, zorder=0)
+            ax.plot([clock[gap.after + 1], back], [y, y], color=_AWAY, linewidth=0.7, zorder=0)
     ax.set_ylabel("trips" if every == 1 else f"every {every}th trip", fontsize=9)
-    marks = {"store issued": Role.STORE, "prefetch issued ... use": Role.PREFETCH, "away": Role.DETACH}
-    for label, role in marks.items():
-        ax.plot([], [], color=_ROLE_COLOUR[role], label=label)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    ax.plot([], [], color=_ROLE_COLOUR[Role.STORE], linestyle="", label="store issued", **_STORE_MARK)
+    ax.plot([], [], color=_ROLE_COLOUR[Role.PREFETCH], label="prefetch issued ... use", **_PREFETCH_MARK)
+    ax.plot([], [], color=_AWAY, label="away")
 
 
 def _draw_slots(ax: Axes, slots: Sequence[Slot], width: float) -> None:
-    left = [slot.number * width for slot in slots]
-    share = [slot.busy_ns / ((slot.end_ns - slot.start_ns) * slot.servers) for slot in slots]
-    wanted = [slot.wanted_ns / ((slot.end_ns - slot.start_ns) * slot.servers) for slot in slots]
-    colour = ["#cc3311" if slot.is_oversubscribed else "#4477aa" for slot in slots]
-    ax.bar(left, share, width, align="edge", color="#bbccdd", label="busy")
-    ax.bar(left, np.minimum(wanted, 2), width, align="edge", fill=False, edgecolor=colour, label="wanted (cut at 2)")
+    """How busy a link is in each slot, as a share, and how busy copies just in time would want it."""
+    whole = [(slot.end_ns - slot.start_ns) * slot.servers for slot in slots]
+    busy = [(slot, slot.busy_ns / full) for slot, full in zip(slots, whole, strict=True) if slot.busy_ns]
+    ax.bar([s.number * width for s, _ in busy], [share for _, share in busy], width, align="edge", color=_BUSY)
+    for colour, too_much in ((_WANTED, False), (_TOO_MUCH, True)):
+        chosen = [(slot, full) for slot, full in zip(slots, whole, strict=True) if slot.wanted_ns]
+        chosen = [(slot, full) for slot, full in chosen if slot.is_oversubscribed == too_much]
+        high = [min(slot.wanted_ns / full, _CUT) for slot, full in chosen]
+        ax.bar([s.number * width for s, _ in chosen], high, width, align="edge", fill=False, edgecolor=colour)
+    ax.add_patch(Rectangle((0, 0), 0, 0, color=_BUSY, label="busy"))
+    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_WANTED, label="wanted"))
+    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_TOO_MUCH, label=f"over 1 (cut at {_CUT})"))
     ax.axhline(1, color="#222222", linewidth=0.6)
-    ax.set_ylim(0, 2.1)
+    ax.set_ylim(0, 1.05 * _CUT)
+    ax.set_yticks(range(_CUT + 1))
     ax.set_ylabel(slots[0].link, fontsize=9)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)

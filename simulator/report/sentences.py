@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio, recomputed_ns
+from simulator.report.stalls import place
 from simulator.trace import CAUSES
 
 _TIE = 1.005
@@ -134,12 +135,12 @@ def _recomputing(row: Row) -> str:
 
 
 def _waiting(row: Row, cause: str, ns: int) -> str:
-    on = main_place(row, cause)
+    on = _listed(places(row, cause) or [""])
     return f"{quantity(ns, 'ns')} {_BECAUSE[cause].format(on=on or 'memory', over=f' over {on}' if on else '')}"
 
 
-def main_place(row: Row, cause: str) -> str:
-    """Name the link or tier behind most of a row's waits with this cause; empty if there is none.
+def places(row: Row, cause: str) -> list[str]:
+    """Name the links or tiers behind a row's waits with this cause, the worst first; under a tenth is left out.
 
     Parameters
     ----------
@@ -154,7 +155,5 @@ def main_place(row: Row, cause: str) -> str:
         took = block["end_ns"][mine] - block["start_ns"][mine]
         for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
             lost[on] = lost.get(on, 0) + ns
-    if not lost:
-        return ""
-    names = row.hardware.tier_names if cause in ("capacity", "compaction") else row.hardware.link_names
-    return names[max(lost, key=lambda on: (lost[on], -on))]
+    worst = sorted(lost, key=lambda on: (-lost[on], on))
+    return [place(row, CAUSES.index(cause), on) for on in worst if 10 * lost[on] >= sum(lost.values())]

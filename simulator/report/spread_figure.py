@@ -12,6 +12,8 @@ from simulator.report.figures import Picture, plain, units
 from simulator.report.spread import NOMINAL
 
 _HEIGHT_IN = 4.2
+_MEDIAN, _BAND, _WORST, _FAILED = _MARKS = (", median", ", 5 to 95 %", ", worst", ": does not always run")
+"""What the legend says behind a policy's name."""
 Lines = Sequence[Mapping[str, Any]]
 
 
@@ -28,7 +30,7 @@ def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
     kinds = list(dict.fromkeys(line["perturbation"] for line in lines if line["perturbation"] != NOMINAL)) or [NOMINAL]
     most = max((line["worst_step_ns"] or 0 for line in lines), default=1)
     picture, (unit, size) = Picture(_HEIGHT_IN), units(int(most))
-    width, left = 0.9 / len(kinds), 0.06
+    width, left = 0.95 / len(kinds), 0.055
     for number, kind in enumerate(kinds):
         ax = picture.add_axes((left + number * width, 0.15, width - 0.035, 0.64))
         for policy, colour in zip(policies, colours.PAIR, strict=True):
@@ -40,27 +42,30 @@ def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
         if number == 0:
             ax.set_ylabel(f"one step [{unit}]", fontsize=9)
         plain(ax)
-    marks = {text: mark for ax in picture.axes for mark, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    columns = -(-len(marks) // 2)
-    picture.legend(marks.values(), marks.keys(), loc="upper right", ncols=columns, fontsize=8, frameon=False)
+    title = f"one plan of {policies[0]!r} under other conditions, beside {policies[1]!r}"
+    picture.text(0.01, 0.97, title, va="top", fontsize=11)
+    found = {text: mark for ax in picture.axes for mark, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    texts = [text for what in _MARKS for policy in policies if (text := policy + what) in found]
+    marks, columns = [found[text] for text in texts], -(-len(texts) // 2)
+    picture.legend(marks, texts, loc="upper right", ncols=columns, fontsize=8, frameon=False)
     return picture
 
 
 def _draw(ax: Axes, own: Lines, policy: str, colour: str, size: int) -> None:
     ran = [line for line in own if line["median_step_ns"] is not None]
     at = [100 * line["level"] for line in ran]
-    ax.plot(at, [line["median_step_ns"] / size for line in ran], color=colour, marker=".", label=f"{policy}, median")
+    ax.plot(at, [line["median_step_ns"] / size for line in ran], color=colour, marker=".", label=policy + _MEDIAN)
     band = [line for line in ran if line["p95_step_ns"] is not None and line["draws"] > 1]
     band = [line for line in own if line["perturbation"] == NOMINAL and line in ran] + band if band else []
     if band:
         low, high = ([line[f"{name}_step_ns"] / size for line in band] for name in ("p05", "p95"))
         ax.fill_between([100 * line["level"] for line in band], low, high, color=colour, alpha=0.25, linewidth=0,
-                        label=f"{policy}, 5 to 95 %")  # fmt: skip
+                        label=policy + _BAND)  # fmt: skip
         worst = [line for line in band if line["worst_step_ns"] is not None]
         ax.plot([100 * line["level"] for line in worst], [line["worst_step_ns"] / size for line in worst],
-                color=colour, linestyle="", marker="_", label=f"{policy}, worst")  # fmt: skip
+                color=colour, linestyle="", marker="_", markersize=9, label=policy + _WORST)  # fmt: skip
     failed = [100 * line["level"] for line in own if line["ok"] < line["draws"]]
     if failed:
         top = [0.97] * len(failed)
         ax.plot(failed, top, color=colour, linestyle="", marker="x", transform=ax.get_xaxis_transform(),
-                label=f"{policy}: does not always run")  # fmt: skip
+                label=policy + _FAILED)  # fmt: skip

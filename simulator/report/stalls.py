@@ -60,7 +60,21 @@ def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
     return {name: column[inside] for name, column in waits.items()}, lasted[inside]
 
 
-def _place(row: Row, cause: int, on: int) -> str:
+def place(row: Row, cause: int, on: int) -> str:
+    """Name the tier or link that a wait is about.
+
+    Parameters
+    ----------
+    row
+        Any row.
+    cause, on
+        Columns of the waits.
+
+    Returns
+    -------
+    str
+        Empty if there is none.
+    """
     if on < 0:
         return ""
     tier = CAUSES[cause] in ("capacity", "compaction")
@@ -91,7 +105,7 @@ def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
         entry[1] += ns
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return [
-        (CAUSES[cause], _place(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
+        (CAUSES[cause], place(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
         for (cause, on), (count, ns) in ordered
     ]
 
@@ -117,7 +131,7 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
             Stall(
                 op=ops[op].name,
                 cause=CAUSES[cause],
-                on=_place(row, cause, on),
+                on=place(row, cause, on),
                 tensor=tensors[tensor].name if tensor >= 0 else "",
                 blocker=tensors[blocker].name if blocker >= 0 else "",
                 start=quantity(int(waits["start_ns"][at]), "ns"),

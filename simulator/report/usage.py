@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph, TensorKind
-from simulator.report.rows import Row
+from simulator.report.rows import Row, quantity
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""
@@ -44,6 +45,12 @@ class Usage:
     def kinds(self) -> list[int]:
         """Positions in `KINDS` of the kinds that ever lie in the tier."""
         return [k for k in range(len(KINDS)) if self.kind_bytes[k].any()]
+
+    def limit(self, compute_tier: str) -> str:
+        """Say what may be used of the tier, such as ``budget 64.0 GB``; empty if there is no limit."""
+        if not math.isfinite(self.limit_bytes):
+            return ""
+        return f"{'budget' if self.tier == compute_tier else 'capacity'} {quantity(self.limit_bytes, 'B')}"
 
 
 def tensor_kinds(graph: Graph, tensor: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -96,21 +96,28 @@ def test_tables_say_the_same_as_the_summary(folder):
 def test_perfetto_trace_is_one_thread_per_track_without_overlap(folder):
     events = _events(folder)
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert set(names.values()) == {
-        "compute, stream 0",
-        "stalls of stream 0",
-        "d2h, channel 0",
-        "h2d, channel 0",
-    }
+    assert set(names.values()) == {"steps", "compute", "stalls", "d2h", "h2d"}
     slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
     assert {tid for tid, *_ in slices} <= set(names)
     for (tid, _, end), (next_tid, start, _) in pairwise(slices):
         assert tid != next_tid or end <= start + 1e-9
     counters = {e["name"] for e in events if e["ph"] == "C"}
-    kinds = {"hbm: weight [GB]", "hbm: activation [GB]", "hbm: gradient [GB]", "ddr: activation [GB]"}
-    assert counters == {"hbm [GB]", "ddr [GB]", *kinds}
-    used = [e["args"]["used"] for e in events if e["ph"] == "C" and e["name"] == "hbm [GB]"]
-    assert max(used) == 4.3e-3
+    kinds = {"hbm: weight", "hbm: activation", "hbm: gradient", "ddr: activation"}
+    assert counters == {"hbm (budget 4.30 MB)", "ddr (capacity 1.00 GB)", *kinds}
+    used = [e["args"]["[B]"] for e in events if e["ph"] == "C" and e["name"] == "hbm (budget 4.30 MB)"]
+    assert max(used) == 4_300_000
+
+
+def test_perfetto_trace_says_the_same_as_the_summary(folder):
+    with (folder / "summary.csv").open() as file:
+        static = next(row for row in csv.DictReader(file) if row["policy"] == "static")
+    slices = [e for e in _events(folder) if e["ph"] == "X"]
+    first, last = [(e["ts"], e["ts"] + e["dur"]) for e in slices if e["cat"] == "step"]
+    assert first[0] == 0
+    assert last == (first[1], pytest.approx(first[1] + int(static["step_ns"]) / 1000))
+    stalls = [e for e in slices if e["cat"] == "stall" and e["ts"] >= first[1]]
+    assert {e["name"] for e in stalls} <= {"capacity at hbm", "transfer at h2d", "transfer at d2h"}
+    assert sum(round(e["dur"] * 1000) for e in stalls) == int(static["stall_ns"]) > 0
 
 
 def test_arrows_lead_from_a_copy_in_to_its_first_reader(folder):

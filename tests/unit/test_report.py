@@ -263,3 +263,18 @@ def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
     first, second = sentences([fast, slow])
     assert "the bound that no plan without recompute can beat (link d2h)" in first
     assert second == "recompute is 1.30 times as slow: it spends 300 ns on recompute (30 % of compute)."
+
+
+def test_a_sentence_names_every_link_behind_a_tenth_of_a_wait():
+    transfer, links = CAUSES.index("transfer"), ("d2h", "h2d", "read")
+    waits = {
+        "cause": np.full(3, transfer),
+        "on": np.arange(3),
+        "start_ns": np.zeros(3),
+        "end_ns": np.array([40, 50, 9]),
+    }
+    slow = _row("offload_saved", 200, slowdown_vs_fastest=2.0, wait_transfer_ns=99, compute_ns=101)
+    slow.trace = SimpleNamespace(waits=SimpleNamespace(blocks=lambda: [waits]))
+    slow.hardware = SimpleNamespace(link_names=links, tier_names=())
+    fast = _row("static", 100, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
+    assert sentences([fast, slow])[-1].endswith("it loses 99 ns waiting for transfers over h2d and d2h.")

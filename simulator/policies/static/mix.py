@@ -24,7 +24,7 @@ from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import COMPUTE, DETACH, NOWHERE, Plan, Steps
 from simulator.policies import recompute
 from simulator.policies.problem import Problem
-from simulator.units import counted
+from simulator.units import counted, human
 
 LARGEST = 4096
 """Ops of a step up to which recompute is considered."""
@@ -62,7 +62,7 @@ class Rewritten:
         durations_ns = self.problem.durations_ns
         once = dict(zip(self.op_of, durations_ns, strict=True))
         again_ns = sum(durations_ns) - sum(once.values())
-        return f"{counted(len(self.op_of) - len(once), 'repeated run')} of ops, {again_ns:,} ns in all"
+        return f"{counted(len(self.op_of) - len(once), 'repeated run')} of ops, {human(again_ns, 'ns')} in all"
 
     def translated(self, plan: Plan) -> Plan:
         """Return a plan for the rewritten graph as one for the original graph, step for step."""
