@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any
@@ -284,3 +284,22 @@ Nanoseconds = Annotated[int, *_quantity("ns")]
 """A time [ns]."""
 FlopsPerSecond = Annotated[int | float, *_quantity("FLOP/s", endless=True, zero=False)]
 """A rate of arithmetic above 0 [FLOP/s], or ``inf``."""
+
+
+def in_yaml(value: object) -> str:
+    """Write a value as people write it in a line of YAML.
+
+    Parameters
+    ----------
+    value
+        A number, a text, a truth value, None, or a mapping or list of such.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {in_yaml(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_yaml, value))}]"
+    return repr(value)

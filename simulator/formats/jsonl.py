@@ -12,7 +12,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -170,41 +170,52 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
 
 
 def _lines(path: Path) -> Iterator[Line]:
+    number = 0
     with _opened(path) as file:
-        for number, text in enumerate(file, 1):
-            try:
-                record = orjson.loads(text)
-            except orjson.JSONDecodeError as error:
-                if text.isspace():
-                    continue
-                raise _bad_json(path, number, text, error) from None
-            if type(record) is not dict:
-                must, found = "each line is a JSON object", _brief(record)
-                raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
-            line = Line(path, number, record)
-            if text.count(b":") != len(record) and not _has_as_many_keys(text, len(record)):
-                _check_keys(line, text)
-            yield line
+        while block := file.readlines(_BLOCK_BYTES):
+            before, keys = number, 0
+            for text in block:
+                number += 1
+                try:
+                    record = orjson.loads(text)
+                except orjson.JSONDecodeError as error:
+                    if text.isspace():
+                        continue
+                    raise _bad_json(path, number, text, error) from None
+                if type(record) is not dict:
+                    must, found = "each line is a JSON object", _brief(record)
+                    raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
+                keys += len(record)
+                yield Line(path, number, record)
+            if _may_have_more_keys(b"".join(block), keys):
+                _check_keys(path, before, block)
 
 
+_BLOCK_BYTES = 1 << 18
+"""Lines are looked through for keys that come twice once so many bytes of them have been read."""
+
+_BLANKS = (b" ", b"\t", b"\r")
 _STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")\s*(:?)')
 """A string of JSON, and the colon after it if it is a key."""
 
 
-def _has_as_many_keys(text: bytes, number: int) -> bool:
-    """Whether a line surely has no more keys than this, as far as a quick look can tell."""
-    return text.count(b'":') == number and b'" ' not in text and b'"\t' not in text and b'"\r' not in text
+def _may_have_more_keys(text: bytes, number: int) -> bool:
+    """Whether objects may have more keys than those that the parser kept.
+
+    There are at least as many colons as keys, and, where no blank parts them, as quotes with a colon behind.
+    """
+    if text.count(b":") == number:
+        return False
+    return text.count(b'":') != number or any(blank in text and b'"' + blank in text for blank in _BLANKS)
 
 
-def _check_keys(line: Line, text: bytes) -> None:
-    """Refuse a key that comes twice, of which the parser keeps the last; only texts may hold further colons."""
-    seen = set()
-    for string, colon in _STRING.findall(text):
-        if colon:
-            key = orjson.loads(string)
-            if key in seen:
-                raise line.error("each key comes once", f"{key!r} again", "remove one of them")
-            seen.add(key)
+def _check_keys(path: Path, before: int, block: Sequence[bytes]) -> None:
+    """Refuse a key that comes twice in a line, of which the parser keeps the last."""
+    for number, text in enumerate(block, before + 1):
+        keys = [orjson.loads(string) for string, colon in _STRING.findall(text) if colon]
+        if len(set(keys)) < len(keys):
+            twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+            raise ConfigError(f"{path}:{number}", "each key comes once", f"{twice!r} again", "remove one of them")
 
 
 @contextmanager

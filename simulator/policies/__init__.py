@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from simulator.document import Part
 from simulator.errors import ConfigError
@@ -18,6 +19,7 @@ from simulator.plan import FREE, Plan
 from simulator.policies import lookahead, offload_saved, optimal, reactive, recompute, resident, static, upstream_greedy
 from simulator.policies.fused import contract
 from simulator.policies.problem import Problem, Replay
+from simulator.units import in_yaml
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
 
@@ -50,7 +52,7 @@ class PolicyEntry:
     summary: str
     may_repeat: Callable[[Any], bool] = _never
 
-    def read_options(self, given: Mapping[str, Any], place: Callable[[str], str] | None = None) -> Part:
+    def read_options(self, given: Mapping[str, Any], place: Callable[..., str] | None = None) -> Part:
         """Check options that people wrote.
 
         Parameters
@@ -58,7 +60,7 @@ class PolicyEntry:
         given
             Option name -> value.
         place
-            Says where an option was written; default: the policy and the option.
+            Says where an option, or with more keys a part of it, was written; default: the policy and the option.
 
         Raises
         ------
@@ -74,19 +76,10 @@ class PolicyEntry:
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
-            first = error.errors()[0]
-            option = str(first["loc"][0])
-            described = self.options.model_fields[option]
-            must = f"{described.description}: {_choices(error)}"
-            raise ConfigError(
-                place(option),
-                must,
-                repr(given[option]),
-                f"correct it, or leave it out for {described.default!r}",
-            ) from None
+            raise _wrong(self.options, given, error, place) from None
 
-    def _place(self, option: str) -> str:
-        return f"policy {self.name!r}, option {option!r}"
+    def _place(self, *keys: str) -> str:
+        return f"policy {self.name!r}, option {'.'.join(keys)!r}"
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan; the policy sees each fused group as one op.
@@ -110,8 +103,38 @@ class PolicyEntry:
         return contracted.written_out(self.function(contracted.problem, read))
 
 
-def _choices(error: ValidationError) -> str:
-    return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in error.errors()))
+def _wrong(
+    model: type[Part], given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]
+) -> ConfigError:
+    """Say what is wrong with the first option that breaks a rule, or with the part of it that does."""
+    keys = [str(key) for key in error.errors()[0]["loc"]]
+    at, value = 1, given[keys[0]]
+    field = model.model_fields[keys[0]]
+    while (inner := _parts(field)) and isinstance(value, Mapping) and at < len(keys):
+        key, value, at = keys[at], value.get(keys[at]), at + 1
+        if key not in inner:
+            must = f"{field.description}: the keys are {', '.join(inner)}"
+            return ConfigError(place(*keys[:at]), must, repr(key), _advice(key, list(inner)))
+        field = inner[key]
+    must = f"{field.description}: {_rules(field, error)}"
+    default = field.default.model_dump() if isinstance(field.default, Part) else field.default
+    do = f"correct it, or leave it out for {in_yaml(default)}"
+    return ConfigError(place(*keys[:at]), must, in_yaml(value), do)
+
+
+def _parts(field: FieldInfo) -> dict[str, FieldInfo]:
+    """The keys of an option that is a mapping; none for others."""
+    kind = field.annotation
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, Part) else {}
+
+
+def _rules(field: FieldInfo, error: ValidationError) -> str:
+    """What the value must be, one rule for each way in which it may be written."""
+    first = error.errors()[0]
+    if first["type"] == "model_type":
+        return f"a mapping with the keys {', '.join(_parts(field))}"
+    own = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]
+    return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in own))
 
 
 def _advice(name: str, known: list[str]) -> str:

@@ -52,7 +52,7 @@ def quantiles(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def crossovers(lines: Sequence[Mapping[str, Any]], policy: str, against: str) -> list[str]:
-    """Say from which level of each perturbation on the other policy's median is below the tested one's.
+    """Say from which level of each perturbation on the other policy's median is below the tested one's, and both there.
 
     Parameters
     ----------
@@ -66,15 +66,15 @@ def crossovers(lines: Sequence[Mapping[str, Any]], policy: str, against: str) ->
     if _median(other) < _median(mine):
         said.append(f"{against} is faster than {policy} already under nominal conditions.")
     for perturbation, found in levels.items():
-        wins = [level for level, mine, other in found if _median(other) < _median(mine)]
-        last_level, mine, other = found[-1]
+        wins = [at for at, (_, mine, other) in enumerate(found) if _median(other) < _median(mine)]
+        level, mine, other = found[wins[0] if wins else -1]
         if wins:
-            text = f"{against} is faster than {policy} from {percent(wins[0])} {_noun(perturbation)} on"
-            held = [level for level, *_ in found if level > wins[0] and level not in wins]
+            text = f"{against} is faster than {policy} from {percent(level)} {_noun(perturbation)} on"
+            held = [later for at, (later, *_) in enumerate(found) if at > wins[0] and at not in wins]
             text += f", but not at {', '.join(map(percent, held))}" if held else ""
         else:
-            text = f"{policy} stays ahead of {against} up to {percent(last_level)} {_noun(perturbation)}"
-        said.append(f"{text}: {_says(mine, policy)}, {_says(other, against)} at {percent(last_level)}.")
+            text = f"{policy} stays ahead of {against} up to {percent(level)} {_noun(perturbation)}"
+        said.append(f"{text}: {_says(mine, policy)}, {_says(other, against)} at {percent(level)}.")
     return said
 
 

@@ -5,7 +5,9 @@
     and draw, because what slows a link down (other traffic, a clock) lasts longer than a step. Factors are log-normal
     with mean 1 and the level as their coefficient of variation ``c``: ``exp(s z - s^2 / 2)`` with ``s^2 = ln(1 + c^2)``
     and ``z`` normal. Times are whole nanoseconds, at least 1 where they were not 0. A draw has the same ``z`` at all
-    levels, so that levels can be compared.
+    levels, so that levels can be compared. Such a factor is skewed: its median is ``1 / sqrt(1 + c^2)``, 0.98 at 20 %
+    and 0.71 at 100 %. So where a step hangs on one link, its median under large jitter lies below its mean, and may lie
+    below the nominal step.
 ``slower links``
     Every link has its bandwidth times ``1 - level``.
 ``longer sequence``

@@ -112,7 +112,8 @@ class Robustness:
         return spread_picture(self.quantiles, self.policies)
 
     def __str__(self) -> str:
-        return report.table(self.quantiles, self.policies) + "\n\n" + "\n".join(self.sentences)
+        parts = (report.table(self.quantiles, self.policies), "\n".join(self.sentences))
+        return "\n\n".join(filter(None, parts))
 
     def write(self, out: str | Path) -> None:
         """Write the outcomes, their quantiles, the picture and the documents into a folder.

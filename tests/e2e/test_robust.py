@@ -23,6 +23,12 @@ def test_the_table_names_both_policies_and_where_the_other_wins(hosim, scenario)
     assert sum("static stays ahead of reactive up to" in line or "reactive is faster" in line for line in lines) == 2
 
 
+def test_without_conditions_there_is_a_table_of_nominal_and_nothing_below_it(hosim, scenario):
+    done = hosim("robust", scenario, "--jitter", "none", "--slower-links", "none", "--workers", 1)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.split("\n")[:-1]] == ["perturbation", "nominal"]
+
+
 def test_the_result_is_the_same_again_and_with_any_number_of_workers(scenario):
     few = {"jitter": [0.1], "slower_links": [0.5], "draws": 4}
     one = hosim_api.robustness(scenario, **few)

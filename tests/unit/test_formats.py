@@ -1,9 +1,12 @@
 """Which format a file has, and what all line formats have in common."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator import formats
 from simulator.errors import ConfigError
@@ -109,6 +112,32 @@ def test_colons_and_quotes_in_texts_are_no_keys(tmp_path: Path) -> None:
     twice = path.read_text().replace('"b:c"', '"d\\"":3,"b:c"')
     with pytest.raises(ConfigError, match=r"f:2: each key comes once, found 'd\"' again"):
         read(written(path, twice))
+
+
+BLANKS = st.text(" \t\r", max_size=2)
+KEYS = st.sampled_from(["a", "b", '"', "\\", '":', ":", " ", "\u00e9"])
+MEMBERS = st.tuples(KEYS, BLANKS, BLANKS, st.sampled_from([1, '":', '" :', "x::y", ['":', ":"], []]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(MEMBERS, max_size=4), max_size=4))
+def test_a_file_is_refused_at_the_first_line_in_which_a_key_comes_twice(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[list[tuple[str, str, str, object]]]
+) -> None:
+    texts = [",".join(f"{json.dumps(k)}{b}:{c}{json.dumps(v)}{b}" for k, b, c, v in line) for line in lines]
+    path = written(tmp_path_factory.mktemp("f") / "f", "\n".join(['{"schema":"test/1"}', *(f"{{{t}}}" for t in texts)]))
+    twice = [2 + i for i, line in enumerate(lines) if len({key for key, *_ in line}) < len(line)]
+    if twice:
+        with pytest.raises(ConfigError, match=f"f:{twice[0]}: each key comes once"):
+            read(path)
+    else:
+        assert read(path)[1:] == [{key: value for key, _, _, value in line} for line in lines]
+
+
+def test_a_key_twice_in_a_long_file_is_told_with_its_line(tmp_path: Path) -> None:
+    lines = ['{"schema":"test/1"}', *(f'{{"a::b":{i}}}' for i in range(60_000)), '{"c":1,"c":2}', "", '{"d":1}']
+    with pytest.raises(ConfigError, match="f:60002: each key comes once, found 'c' again"):
+        read(written(tmp_path / "f", "\n".join(lines)))
 
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.jsonl.gz"])

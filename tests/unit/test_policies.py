@@ -54,6 +54,49 @@ def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
     assert "'best'" in text
 
 
+TERMS = "size, idle, frequency, recompute, bandwidth, dirty, exposed"
+WEIGHTS = "{size: 1.0, idle: 1.0, frequency: 0.0625, recompute: 1.0, bandwidth: 1.0, dirty: 0.0625, exposed: 64.0}"
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "must", "found", "do"),
+    [
+        (
+            {"weights": {"size": -1}},
+            "weights.size",
+            "weight of the room that is gained: input should be greater than or equal to 0",
+            "-1",
+            "correct it, or leave it out for 1.0",
+        ),
+        (
+            {"weights": {"sise": 2}},
+            "weights.sise",
+            f"weights of the score's terms: the keys are {TERMS}",
+            "'sise'",
+            "did you mean 'size'?",
+        ),
+        (
+            {"weights": True},
+            "weights",
+            f"weights of the score's terms: a mapping with the keys {TERMS}",
+            "true",
+            f"correct it, or leave it out for {WEIGHTS}",
+        ),
+        (
+            {"alpha": [None, {"a": "b"}]},
+            "alpha",
+            "cost of residency against stall: input should be a valid number",
+            "[null, {a: 'b'}]",
+            "correct it, or leave it out for 0.1",
+        ),
+    ],
+)
+def test_a_wrong_option_is_told_where_it_is_wrong_and_as_people_write_it(given, where, must, found, do):
+    with pytest.raises(ConfigError) as caught:
+        POLICIES["static"].read_options(given)
+    assert caught.value.args == (f"policy 'static', option '{where}'", must, found, do)
+
+
 def test_an_option_of_a_policy_without_options():
     with pytest.raises(ConfigError, match="it has no options"):
         POLICIES["resident"].read_options({"x": 1})
