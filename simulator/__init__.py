@@ -11,14 +11,15 @@
 Names load when they are first used, so that ``import simulator`` and ``hosim --help`` take no time.
 """
 
-from __future__ import annotations
-
 import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False
+"""True for type checkers; `typing` is slow to import, and an interrupt before ``__main__`` is a traceback."""
 
 if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
     from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
     from simulator.graph import Graph, Op, OpKind, Tensor, TensorKind
     from simulator.graph_builder import GraphBuilder
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from simulator.scenario import Scenario
     from simulator.trace import Trace
     from simulator.workload import Workload
+else:
+    ModuleType = type(sys)
 
 _HOMES = {
     "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
@@ -76,13 +79,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
         return version("hosim")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

@@ -1,20 +1,28 @@
-"""``hosim``, and ``python -m simulator``: an interrupt ends it in one line, also while modules are being imported."""
+"""``hosim``, and ``python -m simulator``: an interrupt ends it in one line, also while modules are being imported.
 
+Until the handler is set, nothing is imported that Python has not loaded already; that is why `_signal` stands here, the
+module in C that `signal` wraps. What remains is the start of Python itself, before it knows of hosim.
+"""
+
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
-from typing import NoReturn
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> "NoReturn":
     """Run the command line and exit."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _leave)
     from simulator.cli import main as command_line  # noqa: PLC0415 - what takes time is imported under that handler
 
     command_line()
 
 
-def _leave(number: int, frame: object) -> NoReturn:
+def _leave(number: int, frame: object) -> "NoReturn":
     """End at once: an exception would be lost in some imports, and there is nothing to clean up yet."""
     os.write(2, b"hosim: stopped; nothing was written\n")
     os._exit(130)

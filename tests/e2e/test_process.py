@@ -79,6 +79,34 @@ runpy.run_module("simulator", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
 
 
+@pytest.mark.parametrize("stop", ["before it runs", "while it is imported"])
+def test_nothing_is_imported_before_an_interrupt_is_one_line(stop):
+    """What the console script does; the signal arrives when the first module beside the entry is looked for."""
+    code = f"""
+import sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("simulator", "simulator.__main__"):
+            print("imports", name, file=sys.stderr)
+            if {stop == "before it runs"}:
+                sys.exit(3)
+            sys.meta_path.remove(self)
+            import os, _signal
+            os.kill(os.getpid(), _signal.SIGINT)
+sys.meta_path.insert(0, Stop())
+from simulator.__main__ import main
+if {stop == "before it runs"}:
+    sys.exit()
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    if stop == "before it runs":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert (done.returncode, done.stdout) == (130, "")
+        assert done.stderr == "imports simulator.cli\nhosim: stopped; nothing was written\n"
+
+
 def test_a_closed_pipe_is_no_error(tmp_path):
     command = f"{sys.executable} -m simulator list | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
