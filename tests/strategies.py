@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
+from walks import DDR, HBM, SSD, Walk
 
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
-
-ABSENT, VALID, STALE = range(3)
-HBM, DDR, SSD = range(3)
 
 sizes = st.integers(0, 40)
 times = st.integers(0, 30)
@@ -138,176 +136,6 @@ class Case:
             f"plan={list(self.plan.fixed or ())}, "
             f"hardware={self.hardware.model_dump(include={'links', 'buses', 'host', 'tiers'}, exclude_defaults=True)})"
         )
-
-
-class Walk:
-    """Makes the steps of one training step, in issue order, with drawn decisions."""
-
-    def __init__(self, draw, graph: Graph, hardware: Hardware, home: list[int], budget: int) -> None:
-        self.draw, self.graph, self.home, self.budget = draw, graph, home, budget
-        self.size = [t.size_bytes for t in graph.tensors]
-        self.tiers = len(hardware.tiers)
-        names = hardware.tier_names
-        self.linked = {(names.index(k.source), names.index(k.target)) for k in hardware.links.values()}
-        self.state = [[ABSENT] * self.tiers for _ in self.size]
-        for t, tier in enumerate(home):
-            if tier != NOWHERE:
-                self.state[t][tier] = VALID
-        self.used = [sum(s for s, h in zip(self.size, home, strict=True) if h == tier) for tier in range(self.tiers)]
-        self.peak = list(self.used)
-        self.steps = Steps()
-        self.maker = [-1] * len(self.size)
-        self.read: dict[int, list[int]] = {}
-
-    def take(self, tier: int, size: int) -> None:
-        self.used[tier] += size
-        self.peak[tier] = max(self.peak[tier], self.used[tier])
-
-    def copy(self, t: int, source: int, target: int) -> None:
-        if self.state[t][target] == ABSENT:
-            self.take(target, self.size[t])
-        self.state[t][target] = VALID
-        self.steps.copy(t, source, target)
-
-    def detach(self, t: int, tier: int) -> None:
-        self.used[tier] -= self.size[t]
-        self.state[t][tier] = ABSENT
-        self.steps.detach(t, tier)
-
-    def needed(self, t: int, after: int) -> bool:
-        """Whether the value of `t` is used by an op after `after`, or must last to the end of the step."""
-        for op in self.graph.ops[after + 1 :]:
-            if t in op.reads:
-                return True
-            if t in op.writes:
-                return False
-        return self.graph.tensors[t].persistent or t in self.graph.outputs
-
-    def evict(self, t: int, after: int) -> None:
-        """Give up the place in HBM; keep a copy elsewhere if the value is needed."""
-        if self.needed(t, after) and VALID not in self.state[t][DDR:] and self.state[t][HBM] == VALID:
-            self.copy(t, HBM, DDR)
-        self.detach(t, HBM)
-
-    def make_room(self, size: int, keep: set[int], after: int) -> bool:
-        """Evict until so much more fits in HBM."""
-        while self.used[HBM] + size > self.budget:
-            victims = [t for t, s in enumerate(self.state) if s[HBM] != ABSENT and t not in keep and self.size[t]]
-            if not victims:
-                return False
-            self.evict(self.draw(st.sampled_from(victims)), after)
-        return True
-
-    def fetch(self, t: int, keep: set[int], after: int) -> bool:
-        """Bring a valid value into HBM, by DDR if no link leads there from where it is."""
-        if self.state[t][HBM] == VALID:
-            return True
-        if self.state[t][HBM] == ABSENT and not self.make_room(self.size[t], keep | {t}, after):
-            return False
-        source = next(tier for tier in range(1, self.tiers) if self.state[t][tier] == VALID)
-        if (source, HBM) not in self.linked:
-            self.copy(t, source, DDR)
-            source = DDR
-        self.copy(t, source, HBM)
-        if self.draw(st.integers(0, 3)) == 0:
-            self.detach(t, source)
-        return True
-
-    def wander(self, op: int) -> None:
-        """Do something that nobody asked for."""
-        present = [t for t, s in enumerate(self.state) if VALID in s]
-        if not present:
-            return
-        t = self.draw(st.sampled_from(present))
-        what = self.draw(st.sampled_from(["fetch", "store", "spill", "evict", "sync"]))
-        places = self.state[t]
-        if what == "fetch" and places[HBM] == ABSENT and self.used[HBM] + self.size[t] <= self.budget:
-            self.fetch(t, set(), op - 1)
-        elif what == "store" and places[HBM] == VALID and places[DDR] != VALID:
-            self.copy(t, HBM, DDR)
-        elif what == "spill" and self.tiers > SSD and places[DDR] == VALID and places[SSD] != VALID:
-            self.copy(t, DDR, SSD)
-        elif what == "evict" and places[HBM] != ABSENT:
-            self.evict(t, op - 1)
-        elif what == "sync":
-            self.steps.sync(t)
-
-    def repeat(self, op: int) -> None:
-        """Run an op again, if it finds what it found before, and what it makes is what its tensors should hold."""
-        what = self.graph.ops[op]
-        same = [self.maker[t] for t in what.reads] == self.read[op] and all(self.maker[t] == op for t in what.writes)
-        missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
-        room = sum(self.size[t] for t in missing) + what.workspace_bytes
-        there = all(self.state[t][HBM] == VALID for t in what.reads)
-        if what.repeatable and same and there and self.used[HBM] + room <= self.budget:
-            self.execute(op, 0)
-
-    def run(self, op: int, stream: int) -> None:
-        what = self.graph.ops[op]
-        working = {*what.reads, *what.writes}
-        for t in what.reads:
-            self.fetch(t, working, op - 1)
-        missing = [t for t in what.writes if self.state[t][HBM] == ABSENT]
-        room = sum(self.size[t] for t in missing)
-        self.make_room(room + what.workspace_bytes, working, op - 1)
-        self.read[op] = [self.maker[t] for t in what.reads]
-        self.execute(op, stream)
-
-    def execute(self, op: int, stream: int) -> None:
-        """Take room, run the op, and make what it writes."""
-        what = self.graph.ops[op]
-        room = sum(self.size[t] for t in what.writes if self.state[t][HBM] == ABSENT)
-        self.take(HBM, room + what.workspace_bytes)
-        self.used[HBM] -= what.workspace_bytes
-        for t in what.writes:
-            self.state[t] = [VALID] + [STALE if s != ABSENT else ABSENT for s in self.state[t][1:]]
-            self.maker[t] = op
-        self.steps.compute(op, stream)
-
-    def bury(self, op: int) -> None:
-        """Detach what is dead after `op`, now or later."""
-        for t, places in enumerate(self.state):
-            if not self.needed(t, op) and self.draw(st.booleans()):
-                for tier, state in enumerate(places):
-                    if state != ABSENT:
-                        self.detach(t, tier)
-
-    def finish(self) -> None:
-        """Bring all persistent tensors home and give up everything else, the outputs last."""
-        last = len(self.graph.ops) - 1
-        outputs = [t for t in self.graph.outputs if not self.graph.tensors[t].persistent]
-        for t, tensor in enumerate(self.graph.tensors):
-            if not tensor.persistent and t not in outputs:
-                self.drop(t, range(self.tiers))
-        for t in self._by_home():
-            self.bring_home(t, last)
-            self.drop(t, [tier for tier in range(self.tiers) if tier != self.home[t]])
-        for t in outputs:
-            self.drop(t, range(self.tiers))
-
-    def _by_home(self) -> list[int]:
-        """Persistent tensors, those at home in HBM last, when the others have left it."""
-        persistent = [t for t, tensor in enumerate(self.graph.tensors) if tensor.persistent]
-        return sorted(persistent, key=lambda t: self.home[t] == HBM)
-
-    def bring_home(self, t: int, last: int) -> None:
-        home, places = self.home[t], self.state[t]
-        if places[home] == VALID:
-            return
-        if home == HBM:
-            at_home = {u for u in self._by_home() if self.home[u] == HBM}
-            self.fetch(t, at_home, last)
-        elif home == DDR:
-            self.copy(t, next(tier for tier in (HBM, SSD) if tier < self.tiers and places[tier] == VALID), DDR)
-        else:
-            if places[DDR] != VALID:
-                self.copy(t, HBM, DDR)
-            self.copy(t, DDR, SSD)
-
-    def drop(self, t: int, tiers) -> None:
-        for tier in tiers:
-            if self.state[t][tier] != ABSENT:
-                self.detach(t, tier)
 
 
 @st.composite

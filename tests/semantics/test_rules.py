@@ -1,4 +1,4 @@
-"""One short story per rule of the machine, each with an exact timeline (design, semantics 1 to 13)."""
+"""One short story per rule of the machine, each with an exact timeline; copies have a file of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 from simulator import engine, metrics
 from simulator.errors import CapacityError, PlanError
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
-from simulator.scenario import Switches
 
 
 def test_1_host_pays_for_each_step_of_a_fixed_plan_and_for_its_launch():
@@ -140,86 +139,6 @@ def test_3_room_is_taken_at_the_start_and_a_write_in_place_takes_none():
     assert t.residencies.whole()["time_ns"].tolist() == [0, 0, 10, 20]
 
 
-def test_4_a_copy_becomes_eligible_when_the_compute_before_it_has_started_or_by_switch_ended():
-    h, g = machine(), graph("w 30 persistent", "f: ->, 10 ns", "g: w ->, 10 ns")
-    plan = "compute f; copy w ddr hbm; compute g; detach w hbm"
-    t = play(h, g, plan, "w ddr")
-    assert timeline(t, g, h) == ["0-10 f", "0-30 h2d w", "30-40 g"]
-    t = play(h, g, plan, "w ddr", switches=Switches(copies_wait_for="end"))
-    assert timeline(t, g, h) == ["0-10 f", "10-40 h2d w", "40-50 g"]
-
-
-def test_4_a_head_that_cannot_start_blocks_its_channel_and_a_transfer_holds_both_places():
-    h = machine("60 B")
-    g = graph("w 40 persistent, v 10 persistent, a 50", "f: -> a, 20 ns", "g: w v ->, 5 ns")
-    t = play(
-        h,
-        g,
-        "compute f; copy w ddr hbm; copy v ddr hbm; detach a hbm; compute g; detach w hbm; detach v hbm",
-        "w ddr, v ddr",
-    )
-    assert timeline(t, g, h) == ["0-20 f", "20-60 h2d w", "60-70 h2d v", "70-75 g"]
-    assert waits(t, g) == ["20-60 g transfer", "60-70 g transfer"], "first for w, then for v"
-
-
-def test_4_channels_carry_transfers_side_by_side_and_share_the_link():
-    h, g = machine(h2d={"channels": 2}), graph("w 30 persistent, v 10 persistent", "f: w v ->, 5 ns")
-    t = play(h, g, "copy w ddr hbm; copy v ddr hbm; compute f; detach w hbm; detach v hbm", "w ddr, v ddr")
-    assert timeline(t, g, h) == ["0-40 h2d w", "0-20 h2d v", "40-45 f"]
-    assert sorted(t.spans.whole()["channel"].tolist()) == [0, 0, 1]
-
-
-BOTH = ("d2h", "h2d")
-
-
-def test_4_links_of_a_copy_queue_take_turns_in_issue_order():
-    g = graph("a 20, w 30 persistent", "f: -> a, 10 ns", "g: w ->, 5 ns", "k: a ->, 5 ns")
-    text = "compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach w hbm; compute k; detach a hbm; detach a ddr"
-    apart, shared = machine(), machine(queue=BOTH)
-    t = play(apart, g, text, "w ddr")
-    assert timeline(t, g, apart) == ["0-10 f", "0-30 h2d w", "10-30 d2h a", "30-35 g", "35-40 k"]
-    t = play(shared, g, text, "w ddr")
-    assert timeline(t, g, shared) == ["0-10 f", "10-30 d2h a", "30-60 h2d w", "60-65 g", "65-70 k"]
-    assert waits(t, g) == ["10-30 g transfer", "30-60 g transfer"]
-    w = t.waits.whole()
-    told = zip(w["start_ns"].tolist(), w["on"].tolist(), w["blocker"].tolist(), strict=True)
-    assert list(told) == [(10, 0, 0), (30, 1, 1)], "first for the copy out of a on d2h, then for its own"
-
-
-def test_4_upstream_copies_wait_for_the_op_before_them_on_one_queue():
-    """A copy in at its consumer is never hidden, and neither is what it waits for in the queue."""
-    h = machine(queue=BOTH, d2h={"latency": "1 ns"}, h2d={"latency": "1 ns"})
-    g = graph("a 20, b 10", "f: -> a, 10 ns", "g: -> b, 5 ns", "k: b ->, 5 ns", "m: a ->, 5 ns")
-    text = "compute f; copy a hbm ddr; detach a hbm; compute g; compute k; detach b hbm; copy a ddr hbm; compute m"
-    t = play(h, g, text + "; detach a hbm; detach a ddr", switches=Switches(copies_wait_for="end"))
-    assert timeline(t, g, h) == ["0-10 f", "10-31 d2h a", "10-15 g", "15-20 k", "31-52 h2d a", "52-57 m"]
-
-
-def test_4_several_channels_serve_a_copy_queue_and_a_link_keeps_its_own_bandwidth():
-    two = {"channels": 2}
-    h = machine(queue=BOTH, d2h=two, h2d={**two, "bandwidth": "2 GB/s"})
-    g = graph("a 20, w 30 persistent, v 10 persistent", "f: -> a, 1 ns", "g: v w ->, 5 ns", "k: a ->, 5 ns")
-    text = "compute f; copy a hbm ddr; copy w ddr hbm; copy v ddr hbm; compute g; detach w hbm; detach v hbm; compute k"
-    t = play(h, g, text + "; detach a hbm; detach a ddr", "w ddr, v ddr")
-    assert timeline(t, g, h) == ["0-1 f", "1-21 d2h a", "1-16 h2d w", "16-21 h2d v", "21-26 g", "26-31 k"]
-    assert t.spans.whole()["channel"].tolist() == [0, 1, 0, 1, 0, 0]
-
-
-def test_4_the_head_of_a_copy_queue_blocks_the_other_direction_too():
-    h = machine("30 B", queue=BOTH)
-    g = graph("y 10, w 10 persistent, x 10 persistent, z 10", "f: -> y, 1 ns", "k: -> z, 1 ns", "n: w x z ->, 5 ns")
-    text = "compute f; copy w ddr hbm; copy x ddr hbm; copy y hbm ddr; detach y hbm; compute k; compute n"
-    end = "; detach z hbm; detach w hbm; detach x hbm; detach y ddr"
-    assert play(machine("30 B"), g, text + end, "w ddr, x ddr").status == "ok"
-    t = play(h, g, text + end, "w ddr, x ddr")
-    assert t.status == "blocked"
-    assert t.blocked[0] == "op 'n' (step 6) waits for tensor 'x'"
-    assert t.blocked[1].startswith(
-        "the copy of 'x' from ddr to hbm (step 2) waits for 10 B of room in hbm: 30 B of 30 B"
-    )
-    assert len(t.blocked) == 2
-
-
 def test_5_steps_on_one_tensor_take_effect_in_issue_order():
     h, g = machine(), graph("a 40", "f: -> a, 10 ns", "g: a ->, 10 ns", "k: a ->, 10 ns")
     t = play(
@@ -306,50 +225,6 @@ def test_9_at_one_instant_ends_then_frees_then_starts_and_zero_spans_end_in_the_
     assert timeline(t, g, h) == ["0-10 f", "10-10 z", "10-10 y", "10-20 g"]
     assert peak_bytes(t, 0) == 40
     assert len(t.waits) == 0
-
-
-def test_10_latency_holds_the_channel_but_takes_no_bandwidth():
-    h = machine(h2d={"channels": 2, "latency": "10 ns"})
-    g = graph("w 30 persistent, v 30 persistent", "k: ->, 20 ns", "f: w v ->, 5 ns")
-    t = play(h, g, "copy w ddr hbm; compute k; copy v ddr hbm; compute f; detach w hbm; detach v hbm", "w ddr, v ddr")
-    assert timeline(t, g, h) == ["0-70 h2d w", "0-20 k", "0-70 h2d v", "70-75 f"]
-
-
-def test_10_size_efficiency_is_the_cap_of_the_flow_and_only_fair_links_pass_it_on():
-    points = [{"size": "10 B", "fraction": 0.25}, {"size": "1 kB", "fraction": 1.0}]
-    g = graph("v 10 persistent, w 1000 persistent", "f: w v ->, 5 ns")
-    plan = "copy v ddr hbm; copy w ddr hbm; compute f; detach w hbm; detach v hbm"
-    for sharing, end in (("fifo", 1020), ("fair", 1010), ("servers", 2000)):
-        h = machine("2 kB", h2d={"channels": 2, "efficiency": points, "sharing": sharing})
-        t = play(h, g, plan, "w ddr, v ddr")
-        assert timeline(t, g, h)[:2] == ["0-40 h2d v", f"0-{end} h2d w"], sharing
-
-
-def test_10_links_on_a_bus_share_it():
-    h = machine(buses={"duplex": {"links": ["d2h", "h2d"], "bandwidth": "1 GB/s"}})
-    g = graph("w 30 persistent, a 30", "f: -> a, 10 ns", "g: w ->, 5 ns")
-    t = play(
-        h, g, "compute f; copy a hbm ddr; copy w ddr hbm; compute g; detach a hbm; detach a ddr; detach w hbm", "w ddr"
-    )
-    assert timeline(t, g, h) == ["0-10 f", "0-50 h2d w", "10-60 d2h a", "50-55 g"]
-
-
-def test_10_a_link_without_a_limit_still_feels_its_bus():
-    h = machine(h2d={"bandwidth": "inf"}, buses={"bus": {"links": ["h2d"], "bandwidth": "1 GB/s"}})
-    g = graph("w 10 persistent", "f: w ->, 1 ns")
-    t = play(h, g, "copy w ddr hbm; compute f; detach w hbm", "w ddr")
-    assert timeline(t, g, h) == ["0-10 h2d w", "10-11 f"]
-
-
-def test_10_by_switch_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels():
-    h = machine(compute={"peak": {"bf16": "inf"}})
-    tensors, ops = "w 30 persistent, x 20 persistent", ("f: x ->", "g: w ->")
-    g = graph(tensors, *ops)
-    g = type(g)(g.name, g.tensors, tuple(type(op)(op.name, op.reads, op.writes, op.read_bytes) for op in g.ops))
-    plan = "copy w ddr hbm; compute f; compute g; detach w hbm"
-    assert timeline(play(h, g, plan, "w ddr, x hbm"), g, h) == ["0-30 h2d w", "0-20 f", "30-60 g"]
-    t = play(h, g, plan, "w ddr, x hbm", switches=Switches(hbm_contention=True))
-    assert timeline(t, g, h) == ["0-50 h2d w", "0-40 f", "50-80 g"]
 
 
 def test_12_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():

@@ -1,0 +1,205 @@
+"""The referee on plans made by hand: each broken rule is named with step, tensor and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hand import (
+    GRAPH,
+    MACHINE,
+    PLAN,
+    TEXT,
+    A,
+    plan_of,
+)
+from stories import graph
+
+from simulator.errors import PlanError
+from simulator.plan import COMPUTE, COPY, DETACH
+from simulator.referee import check_plan
+
+WRONG_PLANS = {
+    "reads what is only below": (
+        "compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 0 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr; "
+            "copy it into hbm before this step"
+        ),
+    ),
+    "reads what it detached": (
+        "copy w ddr hbm; detach w hbm; compute f; compute g; detach a hbm",
+        (
+            "plan 'hand', step 2 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr "
+            "(detached by step 1); copy it into hbm before this step"
+        ),
+    ),
+    "reads before it is written": (
+        "compute g; copy w ddr hbm; compute f; detach w hbm; detach a hbm",
+        (
+            "plan 'hand', step 0 (compute g): what an op reads is valid (hbm), found 'a' absent in hbm, not written "
+            "before; write it before this step"
+        ),
+    ),
+    "detaches the only copy": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
+        (
+            "plan 'hand', step 3 (detach a from hbm): what is read later keeps a valid copy, found that it detaches "
+            "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its "
+            "last use"
+        ),
+    ),
+    "detaches what a copy needs": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm; copy a hbm ddr; compute g",
+        "detaches the only valid copy of 'a', which a copy (step 4) reads later",
+    ),
+    "detaches a persistent tensor": (
+        "copy w ddr hbm; detach w ddr; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 3 (detach w from hbm): a persistent tensor keeps a valid copy, found that it detaches "
+            "the only valid copy of persistent 'w'; copy it to its home first"
+        ),
+    ),
+    "copies what is there": (
+        "copy w ddr hbm; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 1 (copy w ddr -> hbm): a copy has work to do: its target is absent or stale, found 'w' "
+            "valid in hbm already; drop this copy"
+        ),
+    ),
+    "copies from nowhere": (
+        "copy w hbm ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 0 (copy w hbm -> ddr): what is copied is valid at its source (hbm), found 'w' absent in "
+            "hbm, valid in ddr; copy it into hbm before this step"
+        ),
+    ),
+    "copies where no link leads": (
+        "copy w ddr ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
+        "a link joins the two tiers of a copy, found none from ddr to ddr; copy along the links of the machine",
+    ),
+    "detaches what is not there": (
+        "copy w ddr hbm; compute f; detach w hbm; detach w hbm; compute g; detach a hbm",
+        (
+            "plan 'hand', step 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm "
+            "(detached by step 2); drop this detach"
+        ),
+    ),
+    "leaves something": (
+        "copy w ddr hbm; compute f; detach w hbm; compute g",
+        (
+            "plan 'hand', end of the plan: what is not persistent is detached everywhere when a training step ends, "
+            "found 'a' held in hbm; detach it after its last use"
+        ),
+    ),
+    "leaves a copy": (
+        "copy w ddr hbm; compute f; compute g; detach a hbm",
+        (
+            "a persistent tensor ends a training step valid at home, and nowhere else, as it began it, found 'w' (home "
+            "ddr) valid in hbm; copy it to ddr and detach its other copies"
+        ),
+    ),
+    "forgets an op": (
+        "copy w ddr hbm; compute f; detach w hbm; detach a hbm",
+        (
+            "plan 'hand', end of the plan: every op runs in every training step, found no compute of op 'g' in "
+            "training step 1 of 1; add it"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PLANS)
+def test_each_broken_rule_of_a_plan_is_named(wrong: str):
+    text, message = WRONG_PLANS[wrong]
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, plan_of(text))
+    assert message in str(error.value)
+
+
+def test_a_write_makes_the_home_stale_and_it_has_to_come_home():
+    g = graph("w 10 persistent", "f: w -> w, 1 ns")
+    with pytest.raises(PlanError, match="the only valid copy of persistent 'w'"):
+        check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f; detach w hbm", g))
+    with pytest.raises(PlanError, match=r"'w' \(home ddr\) valid in hbm"):
+        check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f", g))
+    check_plan(g, MACHINE, plan_of("copy w ddr hbm; compute f; copy w hbm ddr; detach w hbm", g))
+
+
+def test_an_op_may_run_twice_and_what_it_writes_anew_may_be_dropped_before():
+    again = "copy w ddr hbm; compute f; detach a hbm; compute f; detach w hbm; compute g; detach a hbm"
+    check_plan(GRAPH, MACHINE, plan_of(again))
+
+
+def test_outputs_are_given_up_last():
+    g = replace(GRAPH, outputs=(A,))
+    check_plan(g, MACHINE, plan_of(TEXT, g))
+    early = "copy w ddr hbm; compute f; compute g; detach a hbm; copy w hbm ddr; detach w hbm"
+    with pytest.raises(PlanError, match="a copy has work to do"):
+        check_plan(g, MACHINE, plan_of(early, g))
+    g = replace(graph("w 10 persistent, a 4", "f: w -> a w, 10 ns", "g: a ->, 5 ns"), outputs=(A,))
+    with pytest.raises(PlanError, match="an output keeps a valid copy until the training step ends") as error:
+        check_plan(g, MACHINE, plan_of(early, g))
+    assert "step 3 (detach a from hbm)" in str(error.value)
+    assert "'a' before step 4 (copy w hbm -> ddr)" in str(error.value)
+    check_plan(
+        g, MACHINE, plan_of("copy w ddr hbm; compute f; compute g; copy w hbm ddr; detach w hbm; detach a hbm", g)
+    )
+
+
+def test_a_record_of_several_steps_comes_home_between_them():
+    g = replace(GRAPH, steps=2)
+    check_plan(g, MACHINE, plan_of(TEXT, g, repeats=2))
+    check_plan(g, MACHINE, plan_of(f"{TEXT}; {TEXT}", g))
+    with pytest.raises(PlanError, match="no compute of op 'f' and 1 more in training step 2 of 2"):
+        check_plan(g, MACHINE, plan_of(TEXT, g))
+    kept = TEXT.replace("detach w hbm; ", "")
+    with pytest.raises(PlanError, match=r"'w' \(home ddr\) valid in hbm"):
+        check_plan(g, MACHINE, plan_of(f"{kept}; compute f; compute g; detach a hbm", g))
+    with pytest.raises(PlanError, match="its repeats divide the 2 training steps"):
+        check_plan(g, MACHINE, plan_of(TEXT, g, repeats=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"home": (1,)}, "homes: every tensor has an entry, found 1 homes for 2 tensors; make the plan for this graph"),
+        ({"home": (2, -1)}, "home of 'w': a home is a tier id from 0 to 1, or -1 for none, found 2"),
+        ({"home": (-1, -1)}, "home of 'w': what exists before the first op has a home, found none; give it one of hbm"),
+        ({"home": (1, 0)}, "home of 'a': only what exists before the first op has a home"),
+        ({"tiers": ("hbm", "ssd")}, "its tiers are those of 'story' (hbm, ddr), found hbm, ssd"),
+    ],
+)
+def test_homes_and_tiers_are_those_of_graph_and_machine(change: dict[str, Any], message: str):
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, replace(PLAN, **change))
+    assert message in str(error.value)
+
+
+def test_homes_fit_in_their_tiers():
+    ddr = MACHINE.tiers["ddr"].model_copy(update={"capacity_bytes": 9})
+    tight = MACHINE.model_copy(update={"tiers": {**MACHINE.tiers, "ddr": ddr}})
+    with pytest.raises(PlanError, match=r"what has its home in ddr fits there \(9 B\), found 10 B"):
+        check_plan(GRAPH, tight, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ((COMPUTE, 2, 0, 0), "step 0 (compute 2): an op id lies between 0 and 1, found 2"),
+        ((COMPUTE, 0, -1, 0), "a stream id lies between 0 and 63, found -1"),
+        ((COPY, 5, 0, 1), "step 0 (copy 5 hbm -> ddr): a tensor id lies between 0 and 1, found 5"),
+        ((COPY, 0, 0, 4), "step 0 (copy w hbm -> 4): a tier id lies between 0 and 1, found 4"),
+        ((DETACH, 0, 3, 0), "step 0 (detach w from 3): a tier id lies between 0 and 1, found 3"),
+        ((7, 0, 0, 0), "step 0 (kind 7): a step is compute, copy, detach or sync (0 to 3), found 7"),
+    ],
+)
+def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: str):
+    plan = plan_of(TEXT)
+    columns = [
+        [code[i], *values] for i, values in enumerate((plan.fixed.kind, plan.fixed.a, plan.fixed.b, plan.fixed.c))
+    ]
+    with pytest.raises(PlanError) as error:
+        check_plan(GRAPH, MACHINE, replace(plan, steps=type(plan.fixed).from_columns(*columns)))
+    assert message in str(error.value)
