@@ -57,6 +57,10 @@ class CollectiveKind(StrEnum):
     RECV = "recv"
 
 
+PAIRED = frozenset((CollectiveKind.SEND, CollectiveKind.RECV))
+"""Kinds that meet in pairs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """What an op does together with the other ranks of a group.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from simulator.document import Document, Key, Part
 from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, FlopsPerSecond, Nanoseconds, nearest
@@ -18,6 +18,9 @@ Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 """A share in (0, 1]."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, at least 1."""
+
+Capped = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.(out|in))?$")]
+"""The name of a link, or of a port of a fabric."""
 
 
 class Compute(Part):
@@ -177,14 +180,14 @@ class Bus(Part):
     Attributes
     ----------
     links
-        Names of the links it caps.
+        Names of the links it caps, and of ports of fabrics: ``<fabric>.out`` and ``<fabric>.in``.
     bandwidth_bytes_per_s
         The cap [B/s].
     scope
         Who has an instance of their own.
     """
 
-    links: tuple[Key, ...] = Field(min_length=1)
+    links: tuple[Capped, ...] = Field(min_length=1)
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
     scope: Literal["device", "node", "supernode"] = "device"
 

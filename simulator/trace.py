@@ -25,8 +25,8 @@ WAITS = ("rank", "stream", "op", "issue", "start_ns", "end_ns", "cause", "tensor
 """A stretch in which a compute stream waited to run ``op``.
 
 ``cause``: position in `CAUSES`. ``tensor``: what the op lacked, or -1. ``on``: the link (transfer), the tier
-(capacity) or the rank (peer) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, the op that
-is the collective (collective, peer), or -1.
+(capacity) or the rank (peer) it waited for, or -1. ``blocker``: the tensor whose transfer was under way, the op of
+this rank that is the collective under way, or -1.
 """
 
 RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from simulator.engine.host import Host
 from simulator.engine.link import LinkQueue, Transfer
-from simulator.engine.places import Places
+from simulator.engine.places import Places, behind
 from simulator.engine.rounds import ISSUE_MASK
-from simulator.engine.stream import Stream
+from simulator.engine.stream import Queued, Stream
 from simulator.graph import Graph
 from simulator.units import human
 
@@ -32,7 +32,9 @@ class Explainer:
         """Tell the chain of waits; nothing if the host has issued everything and all of it has ended."""
         told: list[str] = []
         for stream in self._streams:
-            if stream.queue:
+            if stream.running is not None:
+                told += self._meeting(stream)
+            elif stream.queue:
                 told += self._compute(stream)
         if host.awaited >= 0:
             told += [
@@ -59,9 +61,22 @@ class Explainer:
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
+    def _op(self, queued: Queued) -> str:
+        return f"op {self._graph.ops[queued[1].op].name!r} (step {queued[0] & ISSUE_MASK})"
+
+    def _meeting(self, stream: Stream) -> list[str]:
+        meeting, running = stream.meeting, stream.running
+        collective = self._graph.ops[running[1].op].collective if running is not None else None
+        if meeting is None or running is None or collective is None:
+            return []
+        who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"
+        return [f"{self._op(running)} {who}"]
+
     def _compute(self, stream: Stream) -> list[str]:
-        key, op = stream.queue[0][0], stream.queue[0][1].op
-        what = f"op {self._graph.ops[op].name!r} (step {key & ISSUE_MASK})"
+        key, what = stream.queue[0][0], self._op(stream.queue[0])
+        other = behind(stream.queue[0][1].after, stream.queue[0][3])
+        if other is not None:
+            return self._meeting(other) if other.running is not None else []
         tensor = stream.lacks()
         if tensor < 0:
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]

@@ -46,6 +46,8 @@ class ComputeStep:
     ----------
     op, stream
         What runs where.
+    after
+        Computes of other streams that must have ended.
     turns
         (tensor, moves that must have ended) pairs.
     reads, writes
@@ -54,11 +56,12 @@ class ComputeStep:
         Whether there is nothing to wait for, to take or to make valid.
     """
 
-    __slots__ = ("is_free", "op", "reads", "stream", "turns", "writes")
+    __slots__ = ("after", "is_free", "op", "reads", "stream", "turns", "writes")
     kind: ClassVar[int] = COMPUTE
 
     def __init__(self, op: int, stream: Stream) -> None:
         self.op, self.stream = op, stream
+        self.after: Computes = ()
         self.turns: tuple[tuple[int, int], ...] = ()
         self.reads: tuple[int, ...] = ()
         self.writes: tuple[int, ...] = ()
@@ -201,6 +204,7 @@ class Book:
         "_plain",
         "_reads",
         "_routes",
+        "_seen_after",
         "_streams",
         "_tracked",
         "_writes",
@@ -217,6 +221,7 @@ class Book:
         self._last_use = [[NEVER] * tensors for _ in self._streams]
         self._last_write = [[NEVER] * tensors for _ in self._streams]
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
+        self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
         self._fresh = bytearray(tensors)
         self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
         self._tracked = columns.tracked
@@ -253,12 +258,30 @@ class Book:
         _, op, stream, _ = code
         self._gate = stream
         self._computes[stream] = number = self._computes[stream] + 1
+        after = self._after(op, stream)
         last_use, last_write = self._last_use[stream], self._last_write[stream]
         for tensor in self._reads[op]:
             last_use[tensor] = number
         for tensor in self._writes[op]:
             last_use[tensor] = last_write[tensor] = number
-        return self._look_up(op, stream)
+        step = self._look_up(op, stream)
+        step.after = after
+        return step
+
+    def _after(self, op: int, stream: int) -> Computes:
+        """Computes of other streams that write what this one reads, or use what it writes: the last of each stream.
+
+        What an earlier compute of this stream has waited for, a later one need not.
+        """
+        found = []
+        for other, seen in enumerate(self._seen_after[stream]):
+            if other != stream:
+                use, write = self._last_use[other], self._last_write[other]
+                number = max([NEVER, *(write[t] for t in self._reads[op]), *(use[t] for t in self._writes[op])])
+                if number > seen:
+                    self._seen_after[stream][other] = number
+                    found.append((self._streams[other], number))
+        return tuple(found)
 
     def _unknown_stream(self, number: int) -> PlanError:
         return PlanError(
@@ -370,4 +393,5 @@ class Book:
         places.moves_per_lap[:] = self._moves
         self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
         self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
+        self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
         self._fresh = bytearray(len(self._fresh))

@@ -58,6 +58,9 @@ class ContendedKernels:
         else:
             self._join(work, key, traffic, None)
 
+    def meeting(self, op: int) -> None:
+        """No kernel here is a collective."""
+
     def _join(self, work: int, key: int, traffic: MemoryTraffic, rounds: Rounds | None) -> None:
         self._network.join(self._path, self._cap, work, key, traffic)
         if rounds is not None:

@@ -1,15 +1,16 @@
 """Why a compute stream waits: one root cause for every nanosecond, exact.
 
 From the blocked op the walk goes to what it waits for, and from there on. If it passes a wait for room, the cause is
-``capacity``; otherwise it is the first thing actually running: a ``transfer`` or the ``host``; or ``order`` if the
-blocker is not yet eligible (it waits for a compute of another stream). The walk is repeated when the thing it ended
-at changes, because nothing before that can change.
+``capacity``; otherwise it is the first thing actually running: a ``transfer``, the ``host``, a ``collective``, or the
+``peer`` that has not come to one; or ``order`` if the blocker is not yet eligible (it waits for a compute of another
+stream). The walk is repeated when the thing it ended at changes, because nothing before that can change.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.trace import CAUSES, WAITS, packer
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from simulator.engine.link import Transfer
     from simulator.engine.stream import Stream
 
-CAPACITY, TRANSFER, HOST, ORDER = (CAUSES.index(name) for name in ("capacity", "transfer", "host", "order"))
+_NAMES = ("capacity", "transfer", "host", "order", "peer", "collective")
+CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE = (CAUSES.index(name) for name in _NAMES)
 
 _row = packer(WAITS)
 
@@ -71,16 +73,53 @@ class Waiting:
             rows += _row(stream.rank, stream.number, op, issue, self._since, now, *self._reason)
         self._reason, self.is_open = None, False
 
+    def add(self, start_ns: int, end_ns: int, reason: Reason) -> None:
+        """Write a wait of the running op: it has come to a meeting that had not begun."""
+        if self._stream.running is not None:
+            key, step, _, _ = self._stream.running
+            issue = key & ISSUE_MASK
+            self._rows += _row(self._stream.rank, self._stream.number, step.op, issue, start_ns, end_ns, *reason)
+
 
 def _walk(stream: Stream) -> Reason | None:
     """The root cause of the stream's wait; None if it has nothing left to run."""
     if not stream.queue or not stream.is_issued:
         return _walk_host(stream)
+    if stream.behind is not None:
+        return _walk_stream(stream, stream.behind)
     tensor = stream.lacking
     if tensor < 0:
         return CAPACITY, -1, stream.columns.compute_tier, -1
     cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
     return cause, tensor, on, blocker
+
+
+def _walk_stream(stream: Stream, other: Stream) -> Reason:
+    """Go on to a compute of another stream that must end first: what it does now, or what it waits for."""
+    seen = [stream]
+    while other not in seen:
+        seen.append(other)
+        _watch(other.watchers, stream)
+        if other.running is not None:
+            meeting = other.meeting
+            if meeting is None:
+                return ORDER, -1, -1, -1
+            _watch(meeting.watchers, stream)
+            return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, other.running[1].op)
+        if other.behind is None or not other.queue:
+            break
+        other = other.behind
+    if not other.queue or other.lacking < 0 or not other.is_issued:
+        return _walk_idle(stream, other)
+    cause, on, blocker = _walk_tensor(stream, other.lacking, other.queue[0][0])
+    return cause, other.lacking, on, blocker
+
+
+def _walk_idle(stream: Stream, other: Stream) -> Reason:
+    """The other stream's head waits for room, or has not been issued."""
+    if other.queue and other.is_issued:
+        return CAPACITY, -1, other.columns.compute_tier, -1
+    return _walk_host(stream) or (ORDER, -1, -1, -1)
 
 
 def _watch(watchers: list[Stream], stream: Stream) -> None:

@@ -137,6 +137,14 @@ def are_running(computes: Computes, lap: int) -> bool:
     return False
 
 
+def behind(computes: Computes, lap: int) -> Stream | None:
+    """The stream of the first of the computes that has not ended; None if all have."""
+    for stream, number in computes:
+        if stream.ended < number + lap * stream.per_lap:
+            return stream
+    return None
+
+
 def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
     """Whether some of the computes have not ended; if so, call `waiter` when the first of those has."""
     for stream, number in computes:

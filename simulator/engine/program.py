@@ -67,7 +67,7 @@ class Columns:
 
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
-        self.compute_tier, self.streams = compute_tier, _streams(plan)
+        self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
         self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
         self.reads = [_those(op.reads, tracked) for op in graph.ops]
         self.writes = [_those(op.writes, tracked) for op in graph.ops]
@@ -87,10 +87,11 @@ def _those(tensors: tuple[int, ...], tracked: bytearray) -> tuple[int, ...]:
     return tensors if len(found) == len(tensors) else found
 
 
-def _streams(plan: Plan) -> int:
+def _streams(graph: Graph, plan: Plan) -> int:
+    """How many a fixed plan uses; a reactive one may give each group a stream of its own."""
     steps = plan.fixed
     if steps is None:
-        return 1
+        return 1 + len(graph.groups)
     return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Protocol
 
 from simulator.engine.blocked import Explainer
@@ -11,6 +12,7 @@ from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
 from simulator.engine.link import LinkQueue, Shared
+from simulator.engine.meeting import Collectives, Communicator
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Recorder
@@ -19,6 +21,7 @@ from simulator.engine.sharing import Network, Path, Resource
 from simulator.engine.stream import Stream
 from simulator.engine.tier import TierInstance
 from simulator.errors import CapacityError, Shortfall
+from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
 
@@ -43,12 +46,16 @@ class Machine(Protocol):
     network: Network
     recorder: Recorder
     switches: SwitchesLike
+    has_ranks: bool
 
     def tier(self, number: int, rank: int) -> TierInstance:
         """The rank's instance of a tier."""
 
     def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
         """What else the flows on a link of this rank go through."""
+
+    def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
+        """The ranks with which a rank meets for a collective of its graph."""
 
     def path(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
@@ -93,6 +100,7 @@ class Rank:
         for stream in self.streams:
             stream.host = self._host
         self._contend()
+        self._meet(program)
         self._settle_homes(plan)
         self.computes = (
             plan.fixed.kind.count(COMPUTE) * plan.repeats
@@ -143,6 +151,18 @@ class Rank:
         for stream in self.streams:
             stream.kernels = kernels
 
+    def _meet(self, program: Program) -> None:
+        """Let each stream that runs collectives come to meetings."""
+        meets = {}
+        for op, what in enumerate(self._graph.ops):
+            if what.collective is not None:
+                communicator = self.machine.communicator(self._graph, what.collective, self.number)
+                meets[op] = (communicator, what.collective)
+        running = _collective_streams(program, meets.keys()) if meets else ()
+        for number in running:
+            stream = self.streams[number]
+            stream.kernels = Collectives(meets, stream.kernels, self.columns.duration_ns)
+
     def _settle_homes(self, plan: Plan) -> None:
         """Put what exists at time 0 where it is at home."""
         for tensor, home in enumerate(plan.home):
@@ -174,4 +194,14 @@ class Rank:
 
     def blocked(self) -> list[str]:
         """Who waits for what, if anything is not done."""
-        return Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
+        told = Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
+        return [f"rank {self.number}: {sentence}" for sentence in told] if self.machine.has_ranks else told
+
+
+def _collective_streams(program: Program, collectives: Collection[int]) -> list[int]:
+    """Streams on which the plan runs collectives; a reactive one may do so on any."""
+    steps = program.plan.fixed
+    if steps is None:
+        return list(range(1 + len(program.graph.groups)))
+    found = zip(steps.kind, steps.a, steps.b, strict=True)
+    return sorted({stream for kind, op, stream in found if kind == COMPUTE and op in collectives})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from simulator.engine.ledger import Waiting
-from simulator.engine.places import NEVER, Places, Waiter
+from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
 from simulator.plan import COMPUTE
@@ -19,6 +19,7 @@ from simulator.trace import SPANS, packer
 if TYPE_CHECKING:
     from simulator.engine.book import ComputeStep
     from simulator.engine.host import Host
+    from simulator.engine.meeting import Meeting
 
 _row = packer(SPANS)
 
@@ -46,6 +47,9 @@ class Kernels(Protocol):
     def begin(self, stream: Stream, op: int) -> None:
         """Begin now; sooner or later begin the stream's span."""
 
+    def meeting(self, op: int) -> Meeting | None:
+        """The meeting that a running op has come to; None if it is no collective."""
+
 
 class Stream:
     """Computes of one rank that run in order.
@@ -63,8 +67,10 @@ class Stream:
     ----------
     started, ended, per_lap
         How many computes have started, have ended; how many there are in one lap of a plan that runs many.
-    lacking
-        What `lacks` said when the head was last tried in vain.
+    lacking, behind
+        When the head was last tried in vain: what `lacks` said, and the stream of the compute that must end first.
+    watchers
+        Streams whose wait depends on what this one does.
     """
 
     __slots__ = (
@@ -84,6 +90,7 @@ class Stream:
         "_spans",
         "_valid",
         "_workspace_bytes",
+        "behind",
         "columns",
         "considered",
         "ended",
@@ -100,6 +107,7 @@ class Stream:
         "start_ns",
         "started",
         "waiting",
+        "watchers",
     )
 
     def __init__(self, number: int, places: Places, columns: Columns, spans: bytearray, waits: bytearray) -> None:
@@ -112,6 +120,8 @@ class Stream:
         self.start_ns = 0
         self.considered = False
         self.lacking = -1
+        self.behind: Stream | None = None
+        self.watchers: list[Stream] = []
         self.waiting = Waiting(self, waits)
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self.span = Span(self._clock)
@@ -137,6 +147,11 @@ class Stream:
     def is_issued(self) -> bool:
         """Whether the head has been issued: a host that is ahead queues a compute before that."""
         return self.queue[0][2] <= self._clock.now
+
+    @property
+    def meeting(self) -> Meeting | None:
+        """The meeting that the running op has come to; None if it is no collective."""
+        return None if self.kernels is None or self.running is None else self.kernels.meeting(self.running[1].op)
 
     def wait_for_start(self, count: int, waiter: Waiter) -> None:
         """Call `waiter` when so many computes have started."""
@@ -167,6 +182,8 @@ class Stream:
                 clock.leap(due)
             key, step, issued_ns, _ = self.running  # type: ignore[misc]
             self.running, self._due_ns = None, -1
+            if self.watchers:
+                self._wake_watchers()
             self.ended = ended = self.ended + 1
             spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
@@ -216,27 +233,6 @@ class Stream:
         for tensor in step.reads:
             if not self._valid[tensor]:
                 return tensor
-        return self._lacks_other_stream(step.op) if self.columns.streams > 1 else -1
-
-    def _lacks_other_stream(self, op: int) -> int:
-        """The first tensor that an earlier compute of another stream still uses in a way that excludes this op."""
-        issue = self.queue[0][0]
-        for other in self.places.streams:
-            if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
-                return other.uses_before(issue, self.columns.reads[op], self.columns.writes[op])
-        return -1
-
-    def uses_before(self, issue: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> int:
-        """A tensor that some unfinished compute issued before writes (if it is read) or uses (if it is written)."""
-        for compute in (self.running, *self.queue):
-            if compute is not None and compute[0] < issue:
-                op = compute[1].op
-                for tensor in self.columns.writes[op]:
-                    if tensor in reads or tensor in writes:
-                        return tensor
-                for tensor in self.columns.reads[op]:
-                    if tensor in writes:
-                        return tensor
         return -1
 
     def room_bytes(self) -> int:
@@ -265,6 +261,8 @@ class Stream:
         self.started = started = self.started + 1
         if self.waiting.is_open:
             self.waiting.end(key & ISSUE_MASK, step.op)
+        if self.watchers:
+            self._wake_watchers()
         if self.kernels is not None:
             self.kernels.begin(self, step.op)
         elif self._in_process:
@@ -277,6 +275,8 @@ class Stream:
 
     def _may_start(self, step: ComputeStep) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
+        if step.after and self._wait_for_other_stream(step):
+            return False
         self.lacking = tensor = self.lacks()
         if tensor >= 0:
             self._wait_for(tensor)
@@ -289,14 +289,18 @@ class Stream:
             self._take_places(step, workspace)
         return True
 
+    def _wait_for_other_stream(self, step: ComputeStep) -> bool:
+        """Whether a compute of another stream must end first; if so, look again then."""
+        lap = self.queue[0][3]
+        self.behind = behind(step.after, lap)
+        return self.behind is not None and wait_for(step.after, lap, self)
+
+    def _wake_watchers(self) -> None:
+        self._rounds.restless += self.watchers
+        self.watchers.clear()
+
     def _wait_for(self, tensor: int) -> None:
         issue, step, _, lap = self.queue[0]
-        op = step.op
-        if self.columns.streams > 1:
-            for other in self.places.streams:
-                if other is not self and other.uses_before(issue, self.columns.reads[op], self.columns.writes[op]) >= 0:
-                    other.wait_for_end(other.ended + 1, self)
-                    return
         count = dict(step.turns).get(tensor, NEVER)
         self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], issue, self)
 

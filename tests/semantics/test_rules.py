@@ -274,22 +274,6 @@ def test_13_homes_that_exceed_a_tier_are_refused_before_the_run():
         play(machine("40 B"), graph("w 60 persistent", "f: w ->, 10 ns"), "compute f", "w hbm")
 
 
-def test_ranks_have_their_own_device_and_share_what_the_node_has():
-    buses = {"pool": {"links": ["h2d"], "bandwidth": "1 GB/s", "scope": "node"}}
-    h, g = machine(buses=buses), graph("w 30 persistent", "f: w ->, 5 ns")
-    home = (1,)
-    plan = Plan("story", h.tier_names, home, steps(g, h, "copy w ddr hbm; compute f; detach w hbm"))
-    t = engine.run([engine.Program(g, plan, [5]), engine.Program(g, plan, [5])], h)
-    s = t.spans.whole()
-    assert sorted(zip(*(s[c].tolist() for c in ("rank", "kind", "start_ns", "end_ns")), strict=True)) == [
-        (0, 0, 60, 65),
-        (0, 1, 0, 60),
-        (1, 0, 60, 65),
-        (1, 1, 0, 60),
-    ]
-    assert NOWHERE == -1
-
-
 def test_an_op_that_runs_again_takes_room_anew_and_waits_for_it_like_any_other():
     """a is given up after g and made again for k; the second f finds room only when b is gone, with h."""
     h = machine("100 B")

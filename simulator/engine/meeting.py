@@ -1,0 +1,221 @@
+"""Where ranks meet: a collective starts when its last member has come, and ends for all at the same instant.
+
+A member *arrives* when a compute could start: it is its turn, what it reads is valid, and its room and places are
+taken. Until the collective starts it waits for a ``peer``. Each phase of the collective is one flow for each member,
+through its port out of and its port into the phase's fabric; a send and its receive are one flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from simulator.cost import Phase, fabric_rate_cap, phase_work, phases
+from simulator.engine.ledger import PEER
+from simulator.graph import Collective
+from simulator.hardware import Hardware
+
+if TYPE_CHECKING:
+    from simulator.engine.rounds import Rounds
+    from simulator.engine.sharing import Network, Path
+    from simulator.engine.stream import Kernels, Stream
+
+
+class Meeting:
+    """One collective, from its first arrival on; as an event, the end of a phase's hops.
+
+    Attributes
+    ----------
+    peer
+        The lowest rank that has not arrived; -1 once the collective runs.
+    op
+        Id of the op in the graph of the first member to arrive.
+    watchers
+        Streams whose wait depends on it.
+    """
+
+    callbacks: ClassVar[tuple[Callable[[Meeting], None], ...]]
+    __slots__ = (
+        "_arrived",
+        "_communicator",
+        "_flowing",
+        "_missing",
+        "_parts",
+        "_phase",
+        "_phases",
+        "_since_ns",
+        "op",
+        "peer",
+        "watchers",
+    )
+
+    def __init__(self, communicator: Communicator, collective: Collective, op: int) -> None:
+        self._communicator, self.op = communicator, op
+        self._phases = iter(communicator.phases(collective))
+        self._phase: Phase
+        self._missing = sorted(communicator.members, reverse=True)
+        self._arrived: list[tuple[Stream, int]] = []
+        self._parts: list[tuple[int, int, int]] = []
+        self._flowing = self._since_ns = 0
+        self.peer = -1
+        self.watchers: list[Stream] = []
+
+    def arrive(self, stream: Stream) -> None:
+        """Take in a member; the last one starts the collective."""
+        now, missing = self._communicator.rounds.clock.now, self._missing
+        self._arrived.append((stream, now))
+        missing.remove(stream.rank)
+        peer = missing[-1] if missing else -1
+        if peer != self.peer:
+            if self.peer >= 0 and now > self._since_ns:
+                self._parts.append((self._since_ns, now, self.peer))
+            self.peer, self._since_ns = peer, now
+            self._wake_watchers()
+        if not missing:
+            self._start(now)
+
+    def _start(self, now: int) -> None:
+        for stream, arrived_ns in self._arrived:
+            stream.start_ns = now
+            for start, end, peer in self._parts:
+                if end > arrived_ns:
+                    stream.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next phase: its hops, then its bytes; or end the collective for all."""
+        phase = next(self._phases, None)
+        if phase is None:
+            self._communicator.meeting = None
+            self._wake_watchers()
+            for stream, _ in self._arrived:
+                stream.span.begin(0)
+            return
+        self._phase, hops_ns, clock = phase, self._communicator.hops_ns(phase), self._communicator.rounds.clock
+        if hops_ns:
+            clock.at(clock.now + hops_ns, self)
+        else:
+            self._flow()
+
+    def _flow(self) -> None:
+        self._flowing = self._communicator.join(self._phase, self, self._arrived)
+
+    def _flow_late(self) -> None:
+        self._flow()
+        self._communicator.rounds.close()
+
+    def end(self) -> None:
+        """One member's bytes are across; when all are, the phase is over."""
+        self._flowing -= 1
+        if not self._flowing:
+            self._go_on()
+
+    def _wake_watchers(self) -> None:
+        if self.watchers:
+            self._communicator.rounds.restless += self.watchers
+            self.watchers.clear()
+
+
+Meeting.callbacks = (Meeting._flow_late,)
+
+
+class Communicator:
+    """Some ranks that meet again and again, always in the same order.
+
+    Parameters
+    ----------
+    members
+        Those that are simulated.
+    ranks
+        All that meet, in order; more than the members if some of these stand for others.
+    hardware
+        Its fabrics.
+    path
+        From a fabric's name and a member to what that member's flow goes through; None if it sends nothing.
+    rounds, network
+        The agenda, and where flows share bandwidth.
+
+    Attributes
+    ----------
+    meeting
+        The present one, if some member has arrived.
+    """
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        ranks: tuple[int, ...],
+        hardware: Hardware,
+        path: Callable[[str, int], Path | None],
+        rounds: Rounds,
+        network: Network,
+    ) -> None:
+        self.members, self.rounds = members, rounds
+        self._ranks, self._hardware, self._path, self._network = ranks, hardware, path, network
+        self.meeting: Meeting | None = None
+        self._known: dict[Collective, tuple[Phase, ...]] = {}
+
+    def phases(self, collective: Collective) -> tuple[Phase, ...]:
+        """Phases of a collective of these ranks."""
+        found = self._known.get(collective)
+        if found is None:
+            found = self._known[collective] = phases(collective, self._ranks, self._hardware)
+        return found
+
+    def arrive(self, stream: Stream, op: int, collective: Collective) -> None:
+        """Let a member come to the present meeting."""
+        if self.meeting is None:
+            self.meeting = Meeting(self, collective, op)
+        self.meeting.arrive(stream)
+
+    def hops_ns(self, phase: Phase) -> int:
+        """How long a phase takes before its bytes flow [ns]."""
+        return phase.hops * self._hardware.fabrics[phase.fabric].latency_ns
+
+    def join(self, phase: Phase, meeting: Meeting, arrived: list[tuple[Stream, int]]) -> int:
+        """Let the bytes of a phase flow; return how many flows they are."""
+        fabric = self._hardware.fabrics[phase.fabric]
+        cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
+        flows = 0
+        for stream, _ in arrived:
+            path = self._path(phase.fabric, stream.rank)
+            if path is not None and stream.running is not None:
+                self._network.join(path, cap, work, stream.running[0], meeting)
+                flows += 1
+        return flows
+
+
+class Collectives:
+    """Kernels of one rank of which some are collectives.
+
+    Parameters
+    ----------
+    meets
+        By op, with whom it meets for what.
+    others
+        What begins the other kernels; None: they take their time alone.
+    durations_ns
+        Times alone [ns].
+    """
+
+    def __init__(
+        self,
+        meets: Mapping[int, tuple[Communicator, Collective]],
+        others: Kernels | None,
+        durations_ns: Sequence[int],
+    ) -> None:
+        self._meets, self._others, self._durations_ns = meets, others, durations_ns
+
+    def begin(self, stream: Stream, op: int) -> None:
+        """Begin a kernel, or come to a meeting."""
+        if op in self._meets:
+            communicator, collective = self._meets[op]
+            communicator.arrive(stream, op, collective)
+        elif self._others is not None:
+            self._others.begin(stream, op)
+        else:
+            stream.span.begin(self._durations_ns[op])
+
+    def meeting(self, op: int) -> Meeting | None:
+        """The meeting that a running op has come to; None if it is no collective."""
+        return self._meets[op][0].meeting if op in self._meets else None

@@ -1,0 +1,77 @@
+"""Small stories of several ranks: 1 byte takes 1 ns on every port, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from stories import graph, machine, steps
+
+from simulator import engine
+from simulator.cost import durations_ns
+from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, NOWHERE, Plan
+from simulator.trace import CAUSES, Trace
+
+
+def cluster(ranks: int, nodes: int = 1, *, latency: str = "0 ns", scope: str = "node",
+            buses: dict[str, Any] | None = None, **more: Any) -> Hardware:  # fmt: skip
+    """The machine of the stories, so many times, joined by a fabric at 1 byte per ns and port."""
+    document = machine(**more).model_dump(by_alias=True)
+    document["topology"] = {"devices_per_node": ranks // nodes, "nodes": nodes}
+    document["buses"] = buses or {}
+    document["fabrics"] = {"net": {"scope": scope, "bandwidth": "1 GB/s", "latency": latency}}
+    return Hardware.model_validate(document)
+
+
+def team(tensors: str, *ops: str, groups: dict[str, tuple[tuple[int, ...], ...]], steps: int = 1) -> Graph:
+    """As `graph`; a collective is ``"sum: a -> a, all_reduce all 40"``: kind, group, bytes, algorithm."""
+    plain, met = [], {}
+    for line in ops:
+        name, rest = line.split(":")
+        words = rest.split(",")[-1].split()
+        if words and words[0] in {str(kind) for kind in CollectiveKind}:
+            met[name.strip()] = Collective(CollectiveKind(words[0]), words[1], int(words[2]), *words[3:])
+            line = line[: line.rindex(",")]  # noqa: PLW2901
+        plain.append(line)
+    g = graph(tensors, *plain, steps=steps)
+    found = tuple(
+        replace(op, kind=OpKind.COLLECTIVE, collective=met[op.name], duration_ns=None) if op.name in met else op
+        for op in g.ops
+    )
+    return replace(g, ops=found, groups=tuple(Group(name, members) for name, members in groups.items()))
+
+
+def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "", **more: Any) -> Trace:
+    """Run a graph and a plan on each rank; `home` holds for all."""
+    places = dict(item.split() for item in home.split(",")) if home else {}
+    team = []
+    for g, text in programs:
+        homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
+        what = steps(g, hardware, text) if isinstance(text, str) else text
+        plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
+        team.append(engine.Program(g, plan, durations_ns(g, hardware)))
+    return engine.run(team, hardware, **more)
+
+
+def spans(trace: Trace, programs: list[tuple[Graph, Any]], hardware: Hardware) -> list[str]:
+    """What ran when, rank by rank: ``"1: 10-50 sum"``."""
+    s = trace.spans.whole()
+    names = ("rank", "start_ns", "issue", "kind", "item", "track", "end_ns")
+    return [
+        f"{rank}: {start}-{end} "
+        + (f"{hardware.link_names[track]} {programs[rank][0].tensors[item].name}" if kind != COMPUTE
+           else programs[rank][0].ops[item].name)
+        for rank, start, _, kind, item, track, end in sorted(zip(*(s[c].tolist() for c in names), strict=True))
+    ]  # fmt: skip
+
+
+def stalls(trace: Trace, programs: list[tuple[Graph, Any]]) -> list[str]:
+    """Why each stream waited: ``"1.0: 20-50 e peer 0"``."""
+    w = trace.waits.whole()
+    names = ("rank", "stream", "start_ns", "end_ns", "op", "cause", "on")
+    return [
+        f"{rank}.{stream}: {start}-{end} {programs[rank][0].ops[op].name} {CAUSES[cause]}{f' {on}' if on >= 0 else ''}"
+        for rank, stream, start, end, op, cause, on in sorted(zip(*(w[c].tolist() for c in names), strict=True))
+    ]

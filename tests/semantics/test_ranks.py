@@ -1,0 +1,117 @@
+"""One short story per rule of ranks that meet, each with an exact timeline (DESIGN.md, many ranks)."""
+
+from __future__ import annotations
+
+from rank_stories import cluster, perform, spans, stalls, team
+
+PAIR = {"all": ((0, 1),)}
+
+
+def test_ranks_have_their_own_device_and_share_what_the_node_has():
+    pool = {"pool": {"links": ["h2d"], "bandwidth": "1 GB/s", "scope": "node"}}
+    g = team("w 30 persistent", "f: w ->, 5 ns", groups={})
+    programs = [(g, "copy w ddr hbm; compute f; detach w hbm")] * 4
+    for nodes, end in ((1, 120), (2, 60), (4, 30)):
+        h = cluster(4, nodes, buses=pool)
+        t = perform(h, programs, "w ddr")
+        each = [line for rank in range(4) for line in (f"{rank}: 0-{end} h2d w", f"{rank}: {end}-{end + 5} f")]
+        assert spans(t, programs, h) == each, "the bus of a node is shared by its ranks only"
+
+
+def test_a_collective_starts_when_the_last_member_has_come_and_ends_for_all():
+    h = cluster(2)
+    a = team("a 40", "f: -> a, 5 ns", "sum: a -> a, all_reduce all 40", groups=PAIR)
+    b = team("a 40", "f: -> a, 25 ns", "sum: a -> a, all_reduce all 40", groups=PAIR)
+    programs = [(a, "compute f; compute sum"), (b, "compute f; compute sum")]
+    t = perform(h, programs)
+    assert t.status == "ok"
+    assert spans(t, programs, h) == ["0: 0-5 f", "0: 25-65 sum", "1: 0-25 f", "1: 25-65 sum"]
+    assert stalls(t, programs) == ["0.0: 5-25 sum peer 1"]
+
+
+def test_each_hop_costs_its_latency_before_the_bytes_flow():
+    h = cluster(4, latency="3 ns")
+    g = team("a 40", "sum: -> a, all_reduce all 40 ring", groups={"all": ((0, 1, 2, 3),)})
+    programs = [(g, "compute sum")] * 4
+    t = perform(h, programs)
+    assert spans(t, programs, h)[0] == f"0: 0-{6 * 3 + 60} sum", "2 (n - 1) hops, 2 (n - 1) / n of the bytes"
+
+
+def test_a_compute_that_needs_what_a_collective_makes_waits_for_it_or_for_the_late_peer():
+    h = cluster(2)
+    ops = ("sum: a -> a, all_reduce all 40", "g: b -> b, 30 ns", "h: a -> a, 5 ns")
+    a = team("a 40, b 1", "f: -> a b, 5 ns", *ops, groups=PAIR)
+    b = team("a 40, b 1", "f: -> a b, 50 ns", *ops, groups=PAIR)
+    text = "compute f; compute sum 1; compute g; compute h"
+    programs = [(a, text), (b, text)]
+    t = perform(h, programs)
+    assert spans(t, programs, h) == [
+        "0: 0-5 f", "0: 5-35 g", "0: 50-90 sum", "0: 90-95 h",
+        "1: 0-50 f", "1: 50-90 sum", "1: 50-80 g", "1: 90-95 h",
+    ]  # fmt: skip
+    assert stalls(t, programs) == [
+        "0.0: 35-50 h peer 1", "0.0: 50-90 h collective",
+        "0.1: 0-5 sum order", "0.1: 5-50 sum peer 1",
+        "1.0: 80-90 h collective", "1.1: 0-50 sum order",
+    ]  # fmt: skip
+
+
+def test_a_message_takes_the_senders_port_out_and_the_receivers_port_in():
+    h = cluster(3)
+    groups = {"next": ((0, 1), (1, 2))}
+    first = team("x 20", "f: -> x, 10 ns", "give: x ->, send next 20", groups=groups)
+    middle = team("x 20, y 20", "take: -> x, recv next 20", "f: x -> y, 10 ns", "give: y ->, send next 20",
+                  groups=groups)  # fmt: skip
+    last = team("y 20", "take: -> y, recv next 20", "f: y ->, 10 ns", groups=groups)
+    programs = [
+        (first, "compute f; compute give"),
+        (middle, "compute take; compute f; compute give"),
+        (last, "compute take; compute f"),
+    ]
+    t = perform(h, programs)
+    assert spans(t, programs, h) == [
+        "0: 0-10 f", "0: 10-30 give",
+        "1: 10-30 take", "1: 30-40 f", "1: 40-60 give",
+        "2: 40-60 take", "2: 60-70 f",
+    ]  # fmt: skip
+    assert stalls(t, programs) == ["1.0: 0-10 take peer 0", "2.0: 0-40 take peer 1"]
+
+
+def test_collectives_of_two_groups_share_a_port():
+    h = cluster(2)
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    g = team("a 40, b 40", "sum: -> a, all_reduce one 40", "add: -> b, all_reduce two 40", groups=groups)
+    programs = [(g, "compute sum 0; compute add 1")] * 2
+    t = perform(h, programs)
+    assert spans(t, programs, h)[:2] == ["0: 0-80 sum", "0: 0-80 add"]
+
+
+def test_a_collective_shares_a_bus_with_copies():
+    h = cluster(2, buses={"port": {"links": ["h2d", "net.in"], "bandwidth": "1 GB/s"}})
+    g = team("w 40 persistent, a 40", "sum: -> a, all_reduce all 40", "f: w -> w, 1 ns", groups=PAIR)
+    programs = [(g, "copy w ddr hbm; compute sum 1; compute f; detach w ddr")] * 2
+    t = perform(h, programs, "w ddr")
+    assert spans(t, programs, h)[:3] == ["0: 0-80 h2d w", "0: 0-80 sum", "0: 80-81 f"]
+
+
+def test_a_member_waits_with_its_room_taken():
+    h = cluster(2, hbm="50 B")
+    a = team("a 40, b 20", "sum: -> a, all_reduce all 40", "f: -> b, 5 ns", groups=PAIR)
+    b = team("a 40, b 20", "f: -> b, 30 ns", "sum: -> a, all_reduce all 40", groups=PAIR)
+    programs = [(a, "compute sum 1; compute f; detach a hbm; detach b hbm"),
+                (b, "compute f; detach b hbm; compute sum 1; detach a hbm")]  # fmt: skip
+    t = perform(h, programs)
+    assert spans(t, programs, h) == ["0: 30-70 sum", "0: 70-75 f", "1: 0-30 f", "1: 30-70 sum"]
+    assert "0.0: 0-70 f capacity 0" in stalls(t, programs)
+
+
+def test_ranks_that_never_meet_are_blocked_and_told_who_waits_for_whom():
+    h = cluster(2)
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    g = team("a 40, b 40", "sum: -> a, all_reduce one 40", "add: -> b, all_reduce two 40", groups=groups)
+    t = perform(h, [(g, "compute sum; compute add"), (g, "compute add; compute sum")])
+    assert t.status == "blocked"
+    assert t.blocked == (
+        "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'",
+        "rank 1: op 'add' (step 0) waits for rank 0 to come to the collective of group 'two'",
+    )
