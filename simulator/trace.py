@@ -99,6 +99,8 @@ class Trace:
         For each rank a table with the columns `ISSUED`: what its host issued, step by step.
     blocked
         If blocked: who waits for what, one sentence a line, as a cycle where there is one.
+    stands_in
+        For each rank, the one whose rows are its own, too: itself unless ranks were folded.
     """
 
     status: str
@@ -107,3 +109,4 @@ class Trace:
     residencies: Table
     issued: tuple[Table, ...]
     blocked: tuple[str, ...] = ()
+    stands_in: tuple[int, ...] = (0,)

@@ -25,6 +25,10 @@ from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
 
+Use = tuple[Resource, int]
+"""A resource, and for how many flows of the machine a flow counts there."""
+Uses = tuple[Use, ...]
+
 
 class SwitchesLike(Protocol):
     """Readings of the machine that are a choice (see `simulator.scenario.Switches`)."""
@@ -51,19 +55,22 @@ class Machine(Protocol):
     def tier(self, number: int, rank: int) -> TierInstance:
         """The rank's instance of a tier."""
 
-    def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
+    def resources(self, link: str, rank: int) -> Uses:
         """What else the flows on a link of this rank go through."""
+
+    def columns(self, program: Program) -> Columns:
+        """The compiled graph of a program: one for all ranks that run it."""
 
     def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
         """The ranks with which a rank meets for a collective of its graph."""
 
-    def path(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> Path:
+    def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""
 
-    def compute_bandwidth(self, rank: int) -> Resource:
+    def compute_bandwidth(self, rank: int) -> Use:
         """The bandwidth of the rank's compute tier."""
 
 
@@ -84,8 +91,7 @@ class Rank:
         hardware, plan = machine.hardware, program.plan
         self._graph, self.machine, self.number = program.graph, machine, number
         self._tiers = [machine.tier(tier, number) for tier in range(len(hardware.tiers))]
-        compute_tier = hardware.tier_names.index(hardware.compute_tier)
-        self.columns = columns = Columns(program, compute_tier)
+        self.columns = columns = machine.columns(program)
         recorder = machine.recorder
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
@@ -118,9 +124,9 @@ class Rank:
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue
         unit = link.bandwidth_bytes_per_s
-        own = (Resource(unit),) if link.sharing == "fair" and link.channels > 1 else ()
+        own: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
         if unit == math.inf:
-            unit = min((other.bandwidth for other in others), default=unit)
+            unit = min((other.bandwidth for other, _ in others), default=unit)
         is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
         path = machine.path(unit, own + others, even=is_even)
         queue.shared = Shared(queue, link, path, machine.network)
@@ -146,7 +152,7 @@ class Rank:
         if not machine.switches.hbm_contention:
             return
         bandwidth = machine.compute_bandwidth(self.number)
-        path = machine.path(bandwidth.bandwidth, (bandwidth,), even=False)
+        path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
         kernels = ContendedKernels(self._graph, machine.hardware, path, machine.network)
         for stream in self.streams:
             stream.kernels = kernels

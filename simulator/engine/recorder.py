@@ -43,8 +43,9 @@ class Recorder:
                 table.append(array("q", chain.from_iterable(codes)).tobytes())
                 codes.clear()
 
-    def trace(self, blocked: tuple[str, ...]) -> Trace:
+    def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
         spans, waits, residencies = (table for table, _ in self._tables)
-        return Trace("blocked" if blocked else "ok", spans, waits, residencies, tuple(self._issued), blocked)
+        status = "blocked" if blocked else "ok"
+        return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in)

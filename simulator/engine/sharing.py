@@ -27,16 +27,14 @@ class Resource:
     ----------
     bandwidth
         What there is to share [B/s].
-    multiplicity
-        How many flows of the machine each flow here stands for (see `simulator.engine.folding`).
     pipes
         Those with flows at present.
     """
 
-    __slots__ = ("bandwidth", "multiplicity", "pipes")
+    __slots__ = ("bandwidth", "pipes")
 
-    def __init__(self, bandwidth: int | float, multiplicity: int = 1) -> None:
-        self.bandwidth, self.multiplicity = bandwidth, multiplicity
+    def __init__(self, bandwidth: int | float) -> None:
+        self.bandwidth = bandwidth
         self.pipes: list[Pipe] = []
 
 
@@ -55,18 +53,21 @@ class Path:
     unit
         The bandwidth that work and rates are counted against [B/s]: that of the flow's own link; if that is endless,
         that of the narrowest bus it is on.
-    shared
-        Resources whose bandwidth the flow shares max-min.
+    shared, counts
+        Resources whose bandwidth the flow shares max-min, and for how many flows of the machine it counts on each (see
+        `simulator.engine.folding`).
     even
         ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
     pipes
         Those with flows at present, by cap.
     """
 
-    __slots__ = ("even", "pipes", "shared", "unit")
+    __slots__ = ("counts", "even", "pipes", "shared", "unit")
 
-    def __init__(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> None:
-        self.unit, self.shared, self.even = unit, shared, even
+    def __init__(
+        self, unit: int | float, shared: tuple[Resource, ...], counts: tuple[int, ...] = (), *, even: bool
+    ) -> None:
+        self.unit, self.shared, self.counts, self.even = unit, shared, counts or (1,) * len(shared), even
         self.pipes: dict[int, Pipe] = {}
 
 
@@ -145,9 +146,9 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
 def _lone_rate(pipe: Pipe, cap: int) -> int:
     """The rate if no other pipe is on its resources: the same in whole numbers."""
     rate, flows, unit = cap, len(pipe.tags), _finite(pipe.path.unit)
-    for r in pipe.path.shared:
+    for r, count in zip(pipe.path.shared, pipe.path.counts, strict=True):
         if r.bandwidth != math.inf:
-            rate = min(rate, int(r.bandwidth) * FULL_RATE // (flows * r.multiplicity * unit))
+            rate = min(rate, int(r.bandwidth) * FULL_RATE // (flows * count * unit))
     return max(1, rate)
 
 
@@ -168,9 +169,9 @@ def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
     left = {r: Fraction(int(r.bandwidth)) for p in pipes for r in p.path.shared if r.bandwidth != math.inf}
     users = dict.fromkeys(left, 0)
     for p in pipes:
-        for r in p.path.shared:
+        for r, count in zip(p.path.shared, p.path.counts, strict=True):
             if r in users:
-                users[r] += len(p.tags) * r.multiplicity
+                users[r] += len(p.tags) * count
     rates = [Fraction(0)] * len(pipes)
     rising = list(range(len(pipes)))
     while rising:
@@ -179,14 +180,14 @@ def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
         full = {r for r, share in shares.items() if share == level}
         still = []
         for i in rising:
-            shared = pipes[i].path.shared
-            if caps[i] > level and full.isdisjoint(shared):
+            path = pipes[i].path
+            if caps[i] > level and full.isdisjoint(path.shared):
                 still.append(i)
                 continue
             rates[i] = level
-            for r in shared:
+            for r, count in zip(path.shared, path.counts, strict=True):
                 if r in left:
-                    flows = len(pipes[i].tags) * r.multiplicity
+                    flows = len(pipes[i].tags) * count
                     left[r] -= level * flows
                     users[r] -= flows
         rising = still

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import gc
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+from simulator.engine import folding
 from simulator.engine.meeting import Communicator
-from simulator.engine.program import Program
-from simulator.engine.rank import Machine, Rank, SwitchesLike
+from simulator.engine.program import Columns, Program
+from simulator.engine.rank import Machine, Rank, SwitchesLike, Use, Uses
 from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
 from simulator.engine.tier import TierInstance
-from simulator.errors import InvariantError
-from simulator.graph import PAIRED, Collective, Graph
+from simulator.errors import ConfigError, InvariantError
+from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.trace import Trace
 
@@ -36,6 +38,7 @@ def run(
     budget_bytes: int | float | None = None,
     switches: SwitchesLike | None = None,
     progress: Progress | None = None,
+    fold: Literal["auto", "never", "always"] = "never",
 ) -> Trace:
     """Replay one program per rank.
 
@@ -51,6 +54,9 @@ def run(
         Readings of the machine that are a choice.
     progress
         Called now and then.
+    fold
+        Whether ranks with the same program may stand for one another, which changes no time (see
+        `simulator.engine.folding`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
 
     Returns
     -------
@@ -63,11 +69,26 @@ def run(
         If a reactive plan issues a step that cannot act, or a copy has no link.
     CapacityError
         If the homes alone exceed a tier.
+    ConfigError
+        If ranks must be folded and cannot be.
     """
-    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), len(programs))
-    for program in programs:
-        simulation.add(program)
+    stands_in = _stands_in(programs, hardware, fold)
+    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), stands_in)
+    for rank, program in enumerate(programs):
+        if stands_in[rank] == rank:
+            simulation.add(rank, program)
     return simulation.run(progress)
+
+
+def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
+    """For each rank the one that is simulated in its place."""
+    if fold == "never":
+        return tuple(range(len(programs)))
+    reason = folding.obstacle(programs, hardware)
+    if reason and fold == "always":
+        must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
+        raise ConfigError("fold", must, reason, do)
+    return tuple(range(len(programs))) if reason else folding.classes(programs)
 
 
 @contextmanager
@@ -89,36 +110,55 @@ class Simulation(Machine):
     ----------
     hardware, budget_bytes, switches
         See `run`.
-    ranks
-        How many programs will be added.
+    stands_in
+        For each rank the one that is simulated in its place.
     """
 
     def __init__(
-        self, hardware: Hardware, budget_bytes: int | float | None, switches: SwitchesLike, ranks: int
+        self, hardware: Hardware, budget_bytes: int | float | None, switches: SwitchesLike, stands_in: tuple[int, ...]
     ) -> None:
         self.hardware, self.switches = hardware, switches
         self._clock = Clock()
         self.rounds = Rounds(self._clock)
         self.network = Network(self.rounds)
-        self._paths: dict[tuple[int | float, tuple[Resource, ...]], Path] = {}
-        self.recorder, self.has_ranks = Recorder(ranks), ranks > 1
+        self._paths: dict[tuple[int | float, Uses], Path] = {}
+        self._stands_in, self.has_ranks = stands_in, len(stands_in) > 1
+        self._counts = _counts(stands_in, hardware.topology.devices_per_node)
+        self.recorder = Recorder(len(stands_in))
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
+        self._columns: dict[int, Columns] = {}
+        self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}
         self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
         self._instances: dict[tuple[str, str, int], Any] = {}
         self._ranks: list[Rank] = []
         self._progress: Progress | None = None
 
-    def add(self, program: Program) -> None:
-        """Add the next rank."""
-        self._ranks.append(Rank(self, len(self._ranks), program))
+    def add(self, number: int, program: Program) -> None:
+        """Add a rank that is simulated."""
+        self._ranks.append(Rank(self, number, program))
+
+    def columns(self, program: Program) -> Columns:
+        """The compiled graph of a program: one for all ranks that run it."""
+        if id(program) not in self._columns:
+            compute_tier = self.hardware.tier_names.index(self.hardware.compute_tier)
+            self._columns[id(program)] = Columns(program, compute_tier)
+        return self._columns[id(program)]
 
     def instance(self, kind: str, name: str, scope: str, rank: int, make: Callable[[], Any]) -> Any:
         """The instance of a tier or bus that this rank uses; made at its first use."""
-        node = rank // self.hardware.topology.devices_per_node
-        key = (kind, name, {"device": rank, "node": node}.get(scope, -1))
+        key = (kind, name, self._member(scope, rank))
         if key not in self._instances:
             self._instances[key] = make()
         return self._instances[key]
+
+    def _member(self, scope: str, rank: int) -> int:
+        """Which device, node or supernode the rank is on."""
+        return {"device": rank, "node": rank // self.hardware.topology.devices_per_node}.get(scope, -1)
+
+    def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
+        """The rank's instance of a resource, and for how many flows one of the rank counts there."""
+        resource: Resource = self.instance(kind, name, scope, rank, lambda: Resource(bandwidth))
+        return resource, self._counts.get((scope, rank), 1)
 
     def tier(self, number: int, rank: int) -> TierInstance:
         """The rank's instance of a tier."""
@@ -129,71 +169,68 @@ class Simulation(Machine):
         instance: TierInstance = self.instance("tier", name, tier.scope, rank, make)
         return instance
 
-    def resources(self, link: str, rank: int) -> tuple[Resource, ...]:
+    def resources(self, link: str, rank: int) -> Uses:
         """The buses that a link of this rank is on, and the compute tier if copies take bandwidth there."""
         found = self._buses(link, rank)
         ends = (self.hardware.links[link].source, self.hardware.links[link].target)
         if self.switches.hbm_contention and self.hardware.compute_tier in ends:
-            found.append(self.compute_bandwidth(rank))
-        return tuple(found)
-
-    def _buses(self, capped: str, rank: int) -> list[Resource]:
-        """The rank's instances of the buses that cap a link or a port."""
-        found: list[Resource] = []
-        for name, bus in self.hardware.buses.items():
-            if capped in bus.links:
-                make = lambda bus=bus: Resource(bus.bandwidth_bytes_per_s)  # noqa: E731
-                found.append(self.instance("bus", name, bus.scope, rank, make))
+            found = (*found, self.compute_bandwidth(rank))
         return found
 
-    def compute_bandwidth(self, rank: int) -> Resource:
+    def _buses(self, capped: str, rank: int) -> Uses:
+        """The rank's instances of the buses that cap a link or a port."""
+        found = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
+        return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in found)
+
+    def compute_bandwidth(self, rank: int) -> Use:
         """The bandwidth of the rank's compute tier, for kernels and copies together."""
         tier = self.hardware.tiers[self.hardware.compute_tier]
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
-        resource: Resource = self.instance("bandwidth", "", tier.scope, rank, lambda: Resource(bandwidth))
-        return resource
-
-    def port(self, fabric: str, way: str, rank: int) -> tuple[Resource, ...]:
-        """A rank's port of a fabric, ``out`` or ``in``, and the buses that cap it."""
-        name = f"{fabric}.{way}"
-        found = self.hardware.fabrics[fabric]
-        bandwidth = found.planes * found.bandwidth_bytes_per_s
-        port = self.instance("port", name, "device", rank, lambda: Resource(bandwidth))
-        return (port, *self._buses(name, rank))
+        return self._use("bandwidth", "", tier.scope, rank, bandwidth)
 
     def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
         """The ranks with which a rank meets for a collective of its graph."""
-        group = next(group for group in graph.groups if group.name == collective.group)
-        ranks = group.of(rank, collective.kind)
+        known = (id(graph), collective.group, collective.kind)
+        if known not in self._members:
+            self._members[known] = folding.members_by_rank(graph, collective.group, collective.kind)
+        ranks = self._members[known].get(rank)
         if ranks is None:
-            raise InvariantError(
-                "engine", "a rank is a member of the groups of its collectives", str(rank), "report this"
-            )
-        key = (group.name, ranks)
+            must = "a rank is a member of the groups of its collectives"
+            raise InvariantError("engine", must, f"rank {rank} in {collective.group!r}", "report this")
+        members = tuple(dict.fromkeys([self._stands_in[member] for member in ranks]))
+        key = (collective.group, members)
         if key not in self._communicators:
-            path = self._pair_path(ranks) if collective.kind in PAIRED else self._member_path
-            self._communicators[key] = Communicator(ranks, ranks, self.hardware, path, self.rounds, self.network)
+            path = self._pair_path(members) if collective.kind in PAIRED else self._member_path
+            self._communicators[key] = Communicator(members, ranks, self.hardware, path, self.rounds, self.network)
         return self._communicators[key]
 
     def _member_path(self, fabric: str, rank: int) -> Path:
         """What a member of a collective sends and receives through."""
         return self._ports_path(fabric, rank, rank)
 
-    def _pair_path(self, ranks: tuple[int, ...]) -> Callable[[str, int], Path | None]:
+    def _pair_path(self, members: tuple[int, ...]) -> Callable[[str, int], Path | None]:
         """What a message goes through: the sender brings it, the receiver nothing."""
-        source, target = ranks
+        source, target = members
         return lambda fabric, rank: self._ports_path(fabric, source, target) if rank == source else None
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
+        """From a rank's port out of a fabric to a rank's port in, and the buses that cap them."""
         found = self.hardware.fabrics[fabric]
-        ports = (*self.port(fabric, "out", source), *self.port(fabric, "in", target))
-        return self.path(found.planes * found.bandwidth_bytes_per_s, tuple(dict.fromkeys(ports)), even=False)
+        bandwidth = found.planes * found.bandwidth_bytes_per_s
+        uses: list[Use] = []
+        for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
+            uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))
+        return self.path(bandwidth, tuple(dict.fromkeys(uses)), even=False)
 
-    def path(self, unit: int | float, shared: tuple[Resource, ...], *, even: bool) -> Path:
+    def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-        if even:
-            return Path(unit, shared, even=True)
-        return self._paths.setdefault((unit, shared), Path(unit, shared, even=False))
+        found = self._paths.get((unit, uses))
+        if found is None or even:
+            shared, counts = tuple(resource for resource, _ in uses), tuple(count for _, count in uses)
+            found = Path(unit, shared, counts, even=even)
+            if not even:
+                self._paths[unit, uses] = found
+        return found
 
     def run(self, progress: Progress | None) -> Trace:
         """Run until nothing moves, and tell what is stuck."""
@@ -204,10 +241,21 @@ class Simulation(Machine):
             self.rounds.settle()
             self._clock.run()
         self.checkpoint()
-        return self.recorder.trace(tuple(s for rank in self._ranks for s in rank.blocked()))
+        blocked = tuple(s for rank in self._ranks for s in rank.blocked())
+        return self.recorder.trace(blocked, self._stands_in)
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""
         self.recorder.flush()
         if self._progress is not None:
             self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
+
+
+def _counts(stands_in: tuple[int, ...], on_node: int) -> dict[tuple[str, int], int]:
+    """By scope and simulated rank, how many ranks of the instance it stands for, itself among them."""
+    found: Counter[tuple[str, int]] = Counter()
+    for rank, simulated in enumerate(stands_in):
+        found["supernode", simulated] += 1
+        if rank // on_node == simulated // on_node:
+            found["node", simulated] += 1
+    return found

@@ -1,0 +1,117 @@
+"""Which ranks stand for others: ranks that run the same, and see the same, do the same at the same times.
+
+Ranks with the same program are a *class*. A run may simulate the first rank of each class only if nothing tells the
+others apart from it: what they share grants nobody a turn before somebody else (bandwidth is shared max-min; room of a
+shared tier is not, so it must suffice for all), each node that has ranks of a class has as many of each other class,
+and they meet the like. A flow of the one then counts on each shared resource for as many flows as it stands for, so
+that all rates and times are exactly those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from simulator.engine.program import Program
+from simulator.graph import PAIRED, CollectiveKind, Graph
+from simulator.hardware import Hardware
+
+
+def classes(programs: Sequence[Program]) -> tuple[int, ...]:
+    """For each rank the first one with the same program."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
+
+
+def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
+    """Why ranks with the same program may not stand for one another; empty if they may.
+
+    Parameters
+    ----------
+    programs
+        What each rank runs.
+    hardware
+        The machine.
+    """
+    stands_in = classes(programs)
+    if len(set(stands_in)) == len(stands_in):
+        return ""
+    checks = (_scarce_tiers(programs, hardware), _uneven_nodes(stands_in, hardware), _odd_meetings(programs, hardware))
+    return next((reason for check in checks for reason in check), "")
+
+
+def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
+    """Tiers whose room ranks take from one another."""
+    on_node = hardware.topology.devices_per_node
+    for name, tier in hardware.tiers.items():
+        if tier.scope == "device":
+            continue
+        if name == hardware.compute_tier:
+            yield f"the compute tier {name!r} is shared"
+        needs: Counter[int] = Counter()
+        for rank, program in enumerate(programs):
+            needs[rank // on_node if tier.scope == "node" else -1] += _footprint_bytes(program.graph)
+        if max(needs.values()) > tier.usable_bytes:
+            yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
+
+
+@lru_cache(maxsize=64)
+def _footprint_bytes(graph: Graph) -> int:
+    return sum(tensor.size_bytes for tensor in graph.tensors)
+
+
+def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
+    """Nodes with ranks of one class but other company."""
+    on_node = hardware.topology.devices_per_node
+    company: dict[int, Counter[int]] = {}
+    for rank, found in enumerate(stands_in):
+        company.setdefault(rank // on_node, Counter())[found] += 1
+    for rank, found in enumerate(stands_in):
+        if company[rank // on_node] != company[found // on_node]:
+            yield f"ranks {found} and {rank} run the same, but not beside the same on their nodes"
+            return
+
+
+def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
+    """Ranks of one class that meet others than the first of their class does, or one another in pairs."""
+    stands_in, on_node = classes(programs), hardware.topology.devices_per_node
+    known: dict[int, tuple[object, ...]] = {}
+
+    def what(members: tuple[int, ...] | None) -> tuple[object, ...]:
+        if members is None:
+            return ()
+        if id(members) not in known:
+            nodes = Counter(rank // on_node for rank in members)
+            company = Counter(stands_in[rank] for rank in members)
+            known[id(members)] = (sorted(nodes.values()), company)
+        return known[id(members)]
+
+    for graph in {id(program.graph): program.graph for program in programs}.values():
+        for group, kind in _met(graph):
+            members = members_by_rank(graph, group, kind)
+            for rank, program in enumerate(programs):
+                if program.graph is not graph:
+                    continue
+                mine = members.get(rank)
+                if what(mine) != what(members.get(stands_in[rank])):
+                    yield f"ranks {stands_in[rank]} and {rank} run the same, but meet others in group {group!r}"
+                    return
+                if kind in PAIRED and mine is not None and stands_in[mine[0]] == stands_in[mine[1]]:
+                    yield f"ranks {mine[0]} and {mine[1]} run the same, and one sends to the other"
+                    return
+
+
+def _met(graph: Graph) -> list[tuple[str, CollectiveKind]]:
+    """Groups and kinds of the collectives of a graph, each once."""
+    return list(dict.fromkeys((op.collective.group, op.collective.kind) for op in graph.ops if op.collective))
+
+
+def members_by_rank(graph: Graph, group: str, kind: CollectiveKind) -> dict[int, tuple[int, ...]]:
+    """For each rank that a group of the graph names, whom it meets for a collective of this kind."""
+    found = next(one for one in graph.groups if one.name == group)
+    if kind is CollectiveKind.SEND:
+        return {members[0]: members for members in found.members}
+    if kind is CollectiveKind.RECV:
+        return {members[-1]: members for members in found.members}
+    return {rank: members for members in found.members for rank in members}
