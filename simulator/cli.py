@@ -331,18 +331,20 @@ def list_(kind: str | None) -> None:
         click.echo(aligned_lines(entries, indent=0 if kind else 2))
 
 
-def _documents(kind: str) -> list[tuple[str, str, str]]:
+def _documents(kind: str) -> list[tuple[str, ...]]:
     from simulator import catalog
+    from simulator.units import counted
 
     found = []
     for name in catalog.names(kind):
         document = catalog.load(name, kind).document
         counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
-        found.append((name, ", ".join(counts) or "no figures", document.title))
+        devices = [counted(document.topology.devices, "device")] if kind == "hardware" else []
+        found.append((name, *devices, ", ".join(counts) or "no figures", document.title))
     return found
 
 
-def _policies() -> list[tuple[str, str, str]]:
+def _policies() -> list[tuple[str, ...]]:
     from simulator.policies import POLICIES
 
     return [(name, "", entry.summary) for name, entry in POLICIES.items()]

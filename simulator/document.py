@@ -32,7 +32,8 @@ class Citation(Part):
     value
         What this source prints, where it is not the figure in use or where sources disagree.
     basis
-        What kind of figure it is; ``inferred`` is an analogy with another machine or setting.
+        What kind of figure it is; ``inferred`` is an analogy with another machine or setting, ``announced`` is said of
+        a machine that could not be bought yet.
     confidence
         A: raw log or primary; B: a secondary that quotes a primary, or two that agree; C: summary, forum, analyst;
         D: derived or inferred.
@@ -42,7 +43,7 @@ class Citation(Part):
 
     text: str = Field(alias="from", min_length=1)
     value: str | None = None
-    basis: Literal["peak", "measured", "quoted", "floor", "derived", "inferred", "chosen"] | None = None
+    basis: Literal["peak", "measured", "quoted", "floor", "derived", "inferred", "chosen", "announced"] | None = None
     confidence: Literal["A", "B", "C", "D"] | None = None
     note: str | None = None
 

@@ -186,8 +186,8 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     Parameters
     ----------
     collective
-        Kind, size and algorithm. ``auto`` is the one that alone is the fastest here; of equals the first in the order
-        ring, tree, direct, hierarchical.
+        Kind, size and algorithm. ``auto`` is the fastest alone, of those that the fabric's library has
+        (`Fabric.algorithms`) and of two levels; of equals the first in the order ring, tree, direct, hierarchical.
     members
         Ranks that meet.
     hardware
@@ -307,7 +307,7 @@ def _phases(collective: Collective, spread: _Spread, hardware: Hardware) -> tupl
     _joining(spread, hardware)
     known = _applicable(kind, spread, hardware)
     if algorithm == AUTO:
-        return _fastest(kind, size, known, spread, hardware)
+        return _fastest(kind, size, spread, hardware)
     if algorithm not in known:
         raise ConfigError(
             f"group {collective.group!r}",
@@ -325,9 +325,10 @@ def _said(spread: _Spread) -> str:
     return f"{spread.members} ranks on {spread.nodes} nodes, {each}"
 
 
-def _fastest(
-    kind: CollectiveKind, size: int, among: Sequence[str], spread: _Spread, hardware: Hardware
-) -> tuple[Phase, ...]:
+def _fastest(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
+    """The fastest of what the library has, two levels included where they apply."""
+    choices = (*hardware.fabrics[_joining(spread, hardware)].choices(kind), HIERARCHICAL)
+    among = [algorithm for algorithm in _applicable(kind, spread, hardware) if algorithm in choices]
     found = (_form(kind, size, algorithm, spread, hardware) for algorithm in among)
     return min(found, key=lambda parts: _total_ns(parts, hardware))
 
@@ -344,7 +345,7 @@ def _two_levels(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hard
     part = ceil_div(size, spread.per_node)
     return tuple(
         chain.from_iterable(
-            _fastest(of, part if only_part else size, tuple(_FORMS[of]), inside if in_node else across, hardware)
+            _fastest(of, part if only_part else size, inside if in_node else across, hardware)
             for in_node, of, only_part in _LEVELS[kind]
         )
     )

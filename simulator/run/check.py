@@ -50,10 +50,17 @@ def _document(document: object, path: Path) -> str:
         sizes = {"row": len(rows), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
         return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
     if isinstance(document, Hardware):
-        return f"hardware, {counted(len(document.tiers), 'tier')}, {counted(len(document.links), 'link')}: ok"
+        return f"hardware, {_machine(document)}: ok"
     if isinstance(document, Workload) and document.graph is not None:
         return f"workload, {formats.check(path.parent / document.graph)}: ok"
     return "workload: ok"
+
+
+def _machine(hardware: Hardware) -> str:
+    sizes = [(hardware.topology.devices, "device")] if hardware.topology.devices > 1 else []
+    sizes += [(len(hardware.tiers), "tier"), (len(hardware.links), "link")]
+    sizes += [(len(hardware.fabrics), "fabric")] if hardware.fabrics else []
+    return ", ".join(counted(number, noun) for number, noun in sizes)
 
 
 def _steps_or_graph(path: Path, scenario: str | None) -> str:

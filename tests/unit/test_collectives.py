@@ -132,6 +132,16 @@ def test_auto_is_the_fastest_and_of_equals_the_first():
     assert phases(asked("broadcast"), range(8), hw)[0].hops == 3
 
 
+def test_auto_keeps_to_what_the_library_has_a_name_does_not():
+    library = {"all_reduce": ["tree", "ring"], "all_gather": ["ring"]}
+    hw = machine(4, 2, near=NODE | {"algorithms": library}, wide=SUPERNODE | {"algorithms": library})
+    assert phases(asked("all_reduce"), range(4), hw) == (Phase("near", 6, 1_500_000),)
+    assert phases(asked("all_reduce", 100), range(4), hw) == (Phase("near", 4, 200),)
+    assert phases(asked("all_reduce", algorithm="direct"), range(4), hw) == (Phase("near", 2, 1_500_000),)
+    assert phases(asked("all_to_all"), range(4), hw) == (Phase("near", 1, 750_000),)
+    assert phases(asked("all_gather"), range(8), hw) == (Phase("wide", 1, 125_000), Phase("near", 3, 750_000))
+
+
 def test_an_all_reduce_of_two_levels_is_three_collectives():
     hw = machine(4, 2, near=NODE, wide=SUPERNODE)
     assert phases(asked("all_reduce", algorithm="hierarchical"), range(8), hw) == (

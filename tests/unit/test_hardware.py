@@ -155,6 +155,57 @@ def test_a_tier_may_be_read_only():
             "the sizes of the curve increase, found 1,000,000 B, 1,000 B; sort the points",
         ),
         (
+            {"tiers": {"hbm": {"capacity": "1 GB", "bandwidth": "1 TB/s", "scope": "node"}}},
+            "tiers.hbm.scope",
+            "each device has a compute tier of its own, found scope node; set it to device",
+        ),
+        (
+            {"fabrics": {"wire": {"bandwidth": "1 GB/s"}}, "topology": {"nodes": 4}},
+            "fabrics.wire",
+            (
+                "a fabric joins devices with one another (each node has several), found one device; "
+                "raise topology.devices_per_node, set its scope to supernode and raise topology.nodes, or remove it"
+            ),
+        ),
+        (
+            {"fabrics": {"d2h": {"bandwidth": "1 GB/s"}}, "topology": {"devices_per_node": 4}},
+            "fabrics.d2h",
+            "a fabric and a link have different names, found both 'd2h'; rename one of them",
+        ),
+        (
+            {
+                "fabrics": {"wire": {"bandwidth": "1 GB/s", "algorithms": {"all_gather": ["ring", "tree"]}}},
+                "topology": {"devices_per_node": 4},
+            },
+            "fabrics.wire.algorithms.all_gather",
+            "the algorithms of all_gather are ring, direct, found 'tree'; remove it",
+        ),
+        (
+            {
+                "fabrics": {"wire": {"bandwidth": "1 GB/s"}},
+                "topology": {"devices_per_node": 4},
+                "buses": {"port": {"links": ["d2h", "wire.outwards"], "bandwidth": "1 GB/s"}},
+            },
+            "buses.port.links",
+            (
+                "a bus caps links and ports of fabrics, found 'wire.outwards'; "
+                "use one of d2h, h2d, wire.out, wire.in (did you mean 'wire.out'?)"
+            ),
+        ),
+        (
+            {"on_chip": {"ddr": {"capacity": "1 MB"}}},
+            "on_chip.ddr",
+            "a memory of the chip is not simulated, a tier is, found 'ddr' as both; remove one of them",
+        ),
+        (
+            {"on_chip": {"l2": {"capacity": "192 GiB"}}},
+            "on_chip.l2",
+            (
+                "a memory of the chip is smaller than the compute tier, "
+                "found 206,158,430,208 B, and 64,000,000,000 B in hbm; correct its unit"
+            ),
+        ),
+        (
             {"tiers": {"hbm": {"capacity": "-1 GB", "bandwidth": "1 TB/s"}}},
             "tiers.hbm.capacity",
             "a size is at least 0 B, found '-1 GB'; remove the sign",
@@ -168,6 +219,19 @@ def test_a_tier_may_be_read_only():
 )
 def test_refuses_what_cannot_be(more, path, message):
     assert refusal(machine(**more)) == (path, message)
+
+
+def test_a_supernode_of_single_devices_is_joined_by_a_fabric_of_its_own_scope():
+    wide = {"scope": "supernode", "bandwidth": "1 GB/s", "planes": 2, "algorithms": {"all_reduce": ["ring"]}}
+    topology, bus = {"nodes": 8}, {"port": {"links": ["d2h", "wide.out"], "bandwidth": "1 GB/s"}}
+    hw = Hardware.model_validate(machine(fabrics={"wide": wide}, topology=topology, buses=bus))
+    assert hw.topology.devices == 8
+    assert hw.capped == ("d2h", "h2d", "wide.out", "wide.in")
+    assert (hw.fabrics["wide"].choices("all_reduce"), hw.fabrics["wide"].choices("broadcast")) == (
+        ("ring",),
+        ("ring", "tree"),
+    )
+    assert Hardware.model_validate(hw.model_dump()) == hw
 
 
 @pytest.mark.parametrize("fraction", [0, 0.0, 1.1, -0.5, True, "0.5", math.nan])
