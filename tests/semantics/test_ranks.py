@@ -12,7 +12,7 @@ def test_ranks_have_their_own_device_and_share_what_the_node_has():
     g = team("w 30 persistent", "f: w ->, 5 ns", groups={})
     programs = [(g, "copy w ddr hbm; compute f; detach w hbm")] * 4
     for nodes, end in ((1, 120), (2, 60), (4, 30)):
-        h = cluster(4, nodes, buses=pool)
+        h = cluster(4, nodes, buses=pool, scope="supernode")
         t = perform(h, programs, "w ddr")
         each = [line for rank in range(4) for line in (f"{rank}: 0-{end} h2d w", f"{rank}: {end}-{end + 5} f")]
         assert spans(t, programs, h) == each, "the bus of a node is shared by its ranks only"
