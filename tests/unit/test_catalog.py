@@ -95,7 +95,7 @@ def test_any_kind_is_read_by_its_first_line(folder):
             "asend_910c_die",
             (
                 "hardware: a hardware document has a name in the catalogue, found 'asend_910c_die'; use one of "
-                "ascend_910c_die, h100_sxm, residency_acceptance, t4_pcie3 (did you mean 'ascend_910c_die'?), or a "
+                f"{', '.join(catalog.names('hardware'))} (did you mean 'ascend_910c_die'?), or a "
                 "path that ends in .yaml"
             ),
         ),

@@ -1,0 +1,81 @@
+"""What the shipped machines of several devices say of themselves."""
+
+import pytest
+
+from simulator import catalog
+from simulator.cost import collective_ns, fabric_of, phases
+from simulator.graph import Collective, CollectiveKind
+
+MACHINES = {name: catalog.read_hardware(name) for name in catalog.names("hardware")}
+JOINED = {name: hw for name, hw in MACHINES.items() if hw.topology.devices > 1}
+
+
+def all_reduce(size, algorithm="auto"):
+    return Collective(CollectiveKind.ALL_REDUCE, "all", size, algorithm)
+
+
+def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
+    assert {name: hw.topology.devices for name, hw in JOINED.items()} == {
+        "atlas_950": 8192,
+        "cloudmatrix384": 384,
+        "cloudmatrix384_node": 16,
+        "dgx_a100": 8,
+        "dgx_h100": 1024,
+        "gb200_nvl72": 72,
+        "gh200": 2,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(JOINED))
+def test_all_devices_can_meet(name):
+    hw = JOINED[name]
+    assert collective_ns(all_reduce(10**8), range(hw.topology.devices), hw) > 0
+
+
+@pytest.mark.parametrize("name", sorted(JOINED))
+def test_ports_and_copies_that_share_a_wire_share_a_bus(name):
+    """A bus of one device over a port of a fabric is as wide as the port."""
+    hw = JOINED[name]
+    for bus in hw.buses.values():
+        for port in bus.links:
+            fabric = hw.fabrics.get(port.partition(".")[0])
+            if fabric is not None:
+                assert (bus.scope, bus.bandwidth_bytes_per_s) == (
+                    "device",
+                    fabric.planes * fabric.bandwidth_bytes_per_s,
+                )
+
+
+def test_the_pool_of_a_cloudmatrix_supplies_a_fifth_of_what_its_devices_can_take():
+    hw = MACHINES["cloudmatrix384"]
+    supply, ports = hw.buses["pool_out"], hw.buses["ub_in"]
+    assert (supply.scope, supply.links, ports.scope) == ("supernode", ("p2d",), "device")
+    assert hw.topology.devices * ports.bandwidth_bytes_per_s / supply.bandwidth_bytes_per_s == pytest.approx(4.9)
+    assert supply.bandwidth_bytes_per_s == hw.topology.devices * 80 * 10**9
+
+
+def test_a_package_is_two_dies_and_the_pool_is_the_memory_of_all_nodes():
+    node, whole = MACHINES["cloudmatrix384_node"], MACHINES["cloudmatrix384"]
+    for die, package in (
+        (node.compute.peak_flops["bf16"], whole.compute.peak_flops["bf16"]),
+        (node.tiers["hbm"].capacity_bytes, whole.tiers["hbm"].capacity_bytes),
+        (node.tiers["hbm"].bandwidth_bytes_per_s, whole.tiers["hbm"].bandwidth_bytes_per_s),
+        (node.fabrics["ub"].bandwidth_bytes_per_s, whole.fabrics["ub"].bandwidth_bytes_per_s),
+    ):
+        assert package == 2 * die
+    assert whole.topology.devices_per_node * 2 == node.topology.devices_per_node
+    supply = node.buses["ddr_out"].bandwidth_bytes_per_s
+    assert whole.buses["pool_out"].bandwidth_bytes_per_s == supply * whole.topology.nodes
+
+
+def test_large_sums_across_servers_go_over_two_levels():
+    hw = MACHINES["dgx_h100"]
+    assert (fabric_of(range(8), hw), fabric_of((0, 8), hw)) == ("nvlink", "infiniband")
+    assert [phase.fabric for phase in phases(all_reduce(10**9), range(16), hw)] == ["nvlink", "infiniband", "nvlink"]
+
+
+def test_what_was_only_announced_says_so():
+    hw = MACHINES["atlas_950"]
+    assert hw.title.startswith("Announced")
+    cited = {path: cites for path, cites in hw.sources.items() if hw.entry_of(path)[0] == "sources"}
+    assert all(any(cite.basis == "announced" for cite in cites) for cites in cited.values())
