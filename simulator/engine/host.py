@@ -94,7 +94,7 @@ class Host:
         self.awaited = -1
         self.watchers: list[Stream] = []
         self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
-        self._next_checkpoint = self.key
+        self._next_checkpoint = self.key + _STEPS_PER_CHECKPOINT
         self._room = QueueRoom(self)
         prices, self.now = _prices(plan, costs)
         self._prices = prices if any(prices) else None

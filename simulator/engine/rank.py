@@ -101,8 +101,8 @@ class Rank:
         if plan.fixed is not None:
             self._host = Host(self, plan, Book(self.places, columns, routes))
         else:
-            issued = recorder.issued[number]
-            self._host = Host(self, plan, Issued(self.places, columns, routes, program, issued))
+            codes = recorder.codes(number)
+            self._host = Host(self, plan, Issued(self.places, columns, routes, program, codes))
         for stream in self.streams:
             stream.host = self._host
         self._contend()

@@ -21,16 +21,22 @@ class Recorder:
         How many ranks issue steps.
     """
 
-    __slots__ = ("_issued", "_tables", "issued", "residencies", "spans", "waits")
+    __slots__ = ("_codes", "_issued", "_tables", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
-        self.issued: list[list[Code]] = [[] for _ in range(ranks)]
         self._issued = [Table(ISSUED) for _ in range(ranks)]
+        self._codes: list[tuple[Table, list[Code]]] = []
         columns, rows = (SPANS, WAITS, RESIDENCIES), (self.spans, self.waits, self.residencies)
         self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
+
+    def codes(self, rank: int) -> list[Code]:
+        """Where a rank's runtime writes down what it issues."""
+        found: list[Code] = []
+        self._codes.append((self._issued[rank], found))
+        return found
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Turn each list of at least so many rows into a block."""
@@ -38,7 +44,7 @@ class Recorder:
             if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
                 table.append(bytes(rows))
                 rows.clear()
-        for table, codes in zip(self._issued, self.issued, strict=True):
+        for table, codes in self._codes:
             if len(codes) >= least_rows:
                 table.append(array("q", chain.from_iterable(codes)).tobytes())
                 codes.clear()

@@ -58,16 +58,23 @@ class Path:
         `simulator.engine.folding`).
     even
         ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
+    limits
+        For each resource that is not endless, the share of the unit that it is, in fixed point, and its count.
     pipes
         Those with flows at present, by cap.
     """
 
-    __slots__ = ("counts", "even", "pipes", "shared", "unit")
+    __slots__ = ("counts", "even", "limits", "pipes", "shared", "unit")
 
     def __init__(
         self, unit: int | float, shared: tuple[Resource, ...], counts: tuple[int, ...] = (), *, even: bool
     ) -> None:
         self.unit, self.shared, self.counts, self.even = unit, shared, counts or (1,) * len(shared), even
+        self.limits = [
+            (int(r.bandwidth) * FULL_RATE // _finite(unit), count)
+            for r, count in zip(shared, self.counts, strict=True)
+            if r.bandwidth != math.inf
+        ]
         self.pipes: dict[int, Pipe] = {}
 
 
@@ -94,6 +101,16 @@ class Pipe:
         self._clock = self._since_ns = 0
         self.tags: list[tuple[int, int, Owner]] = []
         self.due_ns, self.is_touched = -1, False
+
+    def is_alone(self) -> bool:
+        """Whether it has flows, and no other pipe is on its path and its resources."""
+        path = self.path
+        if not self.tags or (path.even and len(path.pipes) > 1):
+            return False
+        for resource in path.shared:  # noqa: SIM110 (a generator costs more than the loop)
+            if len(resource.pipes) > 1:
+                return False
+        return True
 
     def join(self, now_ns: int, work: int, key: int, owner: Owner) -> None:
         """Begin a flow now."""
@@ -134,22 +151,24 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
     pipes
         All pipes that are connected over resources, each with at least one flow.
     """
-    caps = _own_caps(pipes)
     if len(pipes) == 1:
-        return [_lone_rate(pipes[0], caps[0])]
+        return [_lone_rate(pipes[0])]
+    caps = _own_caps(pipes)
     if not any(p.path.shared for p in pipes):
         return caps
     rates = _fill(pipes, [Fraction(cap, FULL_RATE) * _finite(p.path.unit) for cap, p in zip(caps, pipes, strict=True)])
     return [max(1, math.floor(r * FULL_RATE / _finite(p.path.unit))) for r, p in zip(rates, pipes, strict=True)]
 
 
-def _lone_rate(pipe: Pipe, cap: int) -> int:
-    """The rate if no other pipe is on its resources: the same in whole numbers."""
-    rate, flows, unit = cap, len(pipe.tags), _finite(pipe.path.unit)
-    for r, count in zip(pipe.path.shared, pipe.path.counts, strict=True):
-        if r.bandwidth != math.inf:
-            rate = min(rate, int(r.bandwidth) * FULL_RATE // (flows * count * unit))
-    return max(1, rate)
+def _lone_rate(pipe: Pipe) -> int:
+    """The rate if no other pipe is on its path and its resources: the same in whole numbers."""
+    path, flows, rate = pipe.path, len(pipe.tags), pipe.cap
+    if path.even and rate > FULL_RATE // flows:
+        rate = FULL_RATE // flows
+    for full, count in path.limits:
+        share = full // (flows * count)
+        rate = min(rate, share)
+    return rate or 1
 
 
 def _own_caps(pipes: list[Pipe]) -> list[int]:
@@ -249,7 +268,10 @@ class Network:
         seen: set[Pipe] = set()
         for pipe in touched:
             pipe.is_touched = False
-        for pipe in touched:
+            if pipe.is_alone():
+                if pipe.set_rate(now, _lone_rate(pipe)):
+                    self._clock.at(pipe.due_ns, pipe)
+                continue
             connected = _connected(pipe, seen)
             for other, rate in zip(connected, max_min_rates(connected) if connected else (), strict=True):
                 if other.set_rate(now, rate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simulator import engine
@@ -84,6 +85,57 @@ def decode_case(ops: int) -> Case:
     return _case(graph, _machine("16 kB"), steps, homes)
 
 
+def pool_case(ops: int, ranks: int = 1) -> Case:
+    """The decode layer on so many ranks, with `ops` steps in all: weights from a pool whose reads all share, KV cache
+    in over a channel of each rank's own, and out over one whose bandwidth all share."""
+    graph = decode(
+        LAYERS, weight_bytes=4000, kv_bytes=1000, duration_ns=1200, steps=max(1, ops // (9 * LAYERS * ranks))
+    )
+    ids = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
+    hardware = _pool_machine(ranks)
+    hbm, pool, ddr = (hardware.tier_names.index(name) for name in ("hbm", "pool", "ddr"))
+    steps = Steps()
+    for layer in range(LAYERS):
+        weight, kv = ids[f"L{layer:02}/weight"], ids[f"L{layer:02}/kv"]
+        steps.copy(weight, pool, hbm)
+        steps.copy(kv, ddr, hbm)
+        for i in range(4):
+            steps.compute(4 * layer + i)
+        steps.copy(kv, hbm, ddr)
+        steps.detach(weight, hbm)
+        steps.detach(kv, hbm)
+    homes = [hbm if t.name == "hidden" else ddr if t.name.endswith("kv") else pool for t in graph.tensors]
+    plan = Plan("bench", hardware.tier_names, tuple(homes), steps, graph.steps)
+    program = engine.Program(graph, plan, durations_ns(graph, hardware))
+    count = ranks * graph.steps
+    return Case(len(steps) * count, len(graph.ops) * count, lambda: engine.run([program] * ranks, hardware))
+
+
+def _pool_machine(ranks: int) -> Hardware:
+    """Each rank's share of the pool is 1 GB/s each way, however many there are."""
+    link, shared = {"bandwidth": "4 GB/s"}, {"bandwidth": f"{ranks} GB/s", "scope": "supernode"}
+    return Hardware.model_validate(
+        {
+            "schema": "hosim/hardware/1",
+            "name": "pool",
+            "compute_tier": "hbm",
+            "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+            "tiers": {
+                "hbm": {"capacity": "16 kB", "bandwidth": "1 TB/s"},
+                "pool": {"capacity": "inf", "scope": "supernode"},
+                "ddr": {"capacity": "inf"},
+            },
+            "links": {
+                "read": {"source": "pool", "target": "hbm", **link},
+                "write": {"source": "hbm", "target": "ddr", **link},
+                "own": {"source": "ddr", "target": "hbm", "bandwidth": "1 GB/s"},
+            },
+            "buses": {"reads": {"links": ["read"], **shared}, "writes": {"links": ["write"], **shared}},
+            "topology": {"devices_per_node": ranks},
+        }
+    )
+
+
 def compute_case(ops: int) -> Case:
     """Forty-nine steps a layer: forty-four computes and five detaches of what they hand on, no copies."""
     builder, steps = GraphBuilder("compute-heavy"), Steps()
@@ -139,4 +191,11 @@ def _no_replay(plan: Plan) -> Any:
     raise NotImplementedError
 
 
-CASES: dict[str, Callable[[int], Case]] = {"decode": decode_case, "compute": compute_case, "reactive": reactive_case}
+CASES: dict[str, Callable[[int], Case]] = {
+    "decode": decode_case,
+    "compute": compute_case,
+    "reactive": reactive_case,
+    "pool1": pool_case,
+    "pool64": partial(pool_case, ranks=64),
+    "pool384": partial(pool_case, ranks=384),
+}
