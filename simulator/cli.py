@@ -128,6 +128,9 @@ def run(
       hosim run llama3_8b_train_910c --set "links.*.bandwidth=70 GB/s"
       hosim run mine.yaml --policy static --policy reactive
 
+    The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
+    as short has a lower peak.
+
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
@@ -360,6 +363,8 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
     Examples:
       hosim check scenarios/mine.yaml graphs/mine.jsonl
       hosim check plan.jsonl --scenario llama3_8b_train_910c
+
+    A plan without its scenario is checked as far as its own lines tell.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.errors import HosimError
     from simulator.run.check import describe

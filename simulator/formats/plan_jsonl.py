@@ -32,7 +32,8 @@ step     `detach`, `tier`    give up the tensor's place in the tier             
 step     `sync`              the host waits for all earlier steps that name the tensor       required
 =======  ==================  ==============================================================  =============
 
-Only names are checked here; whether the plan obeys the rules of the machine is the referee's business.
+Whether the plan obeys the rules of the machine is the referee's business; without graph and machine, `describe` finds
+the steps that cannot act by what the file itself says (`plan_alone`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
+from simulator.formats.plan_alone import PlanAlone
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
 from simulator.units import counted, suggestion
@@ -91,14 +93,30 @@ class _Names:
 
 
 class _Reader:
-    """Turns lines into homes and steps."""
+    """Turns lines into homes and steps.
+
+    Parameters
+    ----------
+    ops, tensors, tiers
+        The names that are known.
+    """
 
     def __init__(self, ops: _Names, tensors: _Names, tiers: _Names) -> None:
         self.ops, self.tensors, self.tiers = ops, tensors, tiers
         self.homes: dict[int, int] = {}
         self.steps = Steps()
 
+    def begin(self, header: jsonl.Line) -> None:
+        """Take the tiers that the header names; if it does, a plan that stands alone has no others."""
+        named = header.record.get("tiers", ())
+        for at, tier in enumerate(named):
+            self.tiers.id(header, tier)
+            if tier in named[:at]:
+                raise header.error("each tier is named once", f"{tier!r} twice", "remove one of them")
+        self.tiers.open = self.tiers.open and not named
+
     def take(self, line: jsonl.Line) -> None:
+        """Take a home or a step."""
         kind, record = line.kind(_LINES), line.record
         if kind == "compute":
             self.steps.append(COMPUTE, self.ops.id(line, record["compute"]), self._stream(line))
@@ -111,10 +129,17 @@ class _Reader:
             self.steps.append(DETACH, tensor, self.tiers.id(line, record["tier"]))
         elif kind == "sync":
             self.steps.append(SYNC, tensor)
-        elif tensor in self.homes:
-            raise line.error("a tensor has one home", f"{record['home']!r} twice", "remove one of the two lines")
         else:
-            self.homes[tensor] = self.tiers.id(line, record["tier"])
+            self._take_home(line, tensor)
+
+    def _take_home(self, line: jsonl.Line, tensor: int) -> None:
+        name = repr(line.record["home"])
+        if len(self.steps):
+            found = f"that of {name} after {counted(len(self.steps), 'step')}"
+            raise line.error("homes, which say where tensors are at time 0, come before the steps", found, "move it up")
+        if tensor in self.homes:
+            raise line.error("a tensor has one home", f"{name} twice", "remove one of the two lines")
+        self.homes[tensor] = self.tiers.id(line, line.record["tier"])
 
     def _stream(self, line: jsonl.Line) -> int:
         stream: int = line.record.get("stream", 0)
@@ -170,8 +195,10 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 
 def describe(path: Path) -> str:
-    """Read a plan without its graph, so without checking its names, and say in one line what is in it."""
-    plan = _read(path, _Reader(_Names("ops", None), _Names("tensors", None), _Names("tiers", None)), 1)
+    """Read a plan without its graph, check what the file alone tells, and say in one line what is in it."""
+    alone = PlanAlone(str(path))
+    plan = _read(path, _Reader(_Names("ops", None), _Names("tensors", None), _Names("tiers", None)), 1, alone)
+    alone.end(plan.repeats)
     steps = plan.fixed or Steps()
     homes = sum(home != NOWHERE for home in plan.home)
     copies = sum(kind == COPY for kind in steps.kind)
@@ -180,13 +207,14 @@ def describe(path: Path) -> str:
     )
 
 
-def _read(path: Path, reader: _Reader, steps: int) -> Plan:
+def _read(path: Path, reader: _Reader, steps: int, alone: PlanAlone | None = None) -> Plan:
     lines = jsonl.read(path, SCHEMA, _HEADER)
     header = next(lines)
-    for tier in header.record.get("tiers", ()):
-        reader.tiers.id(header, tier)
+    reader.begin(header)
     for line in lines:
         reader.take(line)
+        if alone is not None:
+            alone.take(line)
     jsonl.count(header, {"homes": len(reader.homes), "steps": len(reader.steps)})
     repeats = header.record.get("repeats", steps)
     if repeats < 1:

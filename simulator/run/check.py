@@ -69,7 +69,7 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
     if schema == formats.graph_jsonl.SCHEMA or (scenario is None and schema != formats.plan_jsonl.SCHEMA):
         return f"{said}: ok"
     if scenario is None:
-        return f"{said}: well-formed; name its --scenario to check the steps too"
+        return f"{said}: ok by itself; name its --scenario to check it against the graph and the machine"
     case = prepare(catalog.resolve(scenario))
     plan = formats.read_plan(path, case.graph, case.problem.tiers)
     referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.pinned)

@@ -41,6 +41,10 @@ def test_check_reads_documents_and_graphs_and_runs_nothing(hosim, scenario):
     assert "3 rows, 13 ops, 13 tensors" in done.out
 
 
+def test_help_of_run_names_the_column_that_the_table_leaves_out(hosim):
+    assert "least_peak_bytes" in hosim("run", "--help").out
+
+
 def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
     plan = chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
     alone = hosim("check", plan)

@@ -152,7 +152,8 @@ def test_bad_plans_are_refused_with_file_and_line(tmp_path: Path, graph: Graph, 
 
 
 def test_check_reads_a_plan_without_its_graph_but_sees_broken_lines(tmp_path: Path) -> None:
-    good = written(tmp_path / "good.jsonl", lines('{"compute":"any"}', '{"copy":"t","from":"a","to":"b"}'))
-    assert formats.check(good) == "plan of 'mine': 2 steps, 1 of them copies; 0 homes"
+    gone = ('{"detach":"t","tier":"a"}', '{"detach":"t","tier":"b"}')
+    good = written(tmp_path / "good.jsonl", lines('{"compute":"any"}', '{"copy":"t","from":"a","to":"b"}', *gone))
+    assert formats.check(good) == "plan of 'mine': 4 steps, 1 of them copies; 0 homes"
     with pytest.raises(ConfigError, match=r"bad\.jsonl:2: the line has 'to'"):
         formats.check(written(tmp_path / "bad.jsonl", lines('{"copy":"t","from":"a"}')))
