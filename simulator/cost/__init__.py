@@ -15,7 +15,9 @@ from simulator.cost.ops import durations_ns as durations_ns
 from simulator.cost.ops import memory_rate_cap as memory_rate_cap
 from simulator.cost.ops import memory_work as memory_work
 from simulator.cost.service import FULL_RATE as FULL_RATE
+from simulator.cost.service import Stretch as Stretch
 from simulator.cost.service import ceil_div as ceil_div
 from simulator.cost.service import rate_cap as rate_cap
+from simulator.cost.service import stretched as stretched
 from simulator.cost.service import transfer_ns as transfer_ns
 from simulator.cost.service import work as work

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 from simulator.hardware import Link
 
@@ -68,7 +69,16 @@ def _efficiency(size_bytes: int, link: Link) -> float:
     return low.fraction + (high.fraction - low.fraction) * position
 
 
-def transfer_ns(size_bytes: int, link: Link) -> int:
+Stretch = Callable[[int], int]
+"""By issue number of a copy: how many times as long it takes as the machine says, in 2^-32."""
+
+
+def stretched(amount: int, factor: int) -> int:
+    """A time or a work times a factor in 2^-32, rounded up."""
+    return ceil_div(amount * factor, FULL_RATE)
+
+
+def transfer_ns(size_bytes: int, link: Link, factor: int = FULL_RATE) -> int:
     """Time of a transfer that has the link for itself: latency plus size over bandwidth, rounded up [ns].
 
     Parameters
@@ -77,5 +87,8 @@ def transfer_ns(size_bytes: int, link: Link) -> int:
         Size of the transfer [B].
     link
         The link it takes.
+    factor
+        How many times as long it takes, in 2^-32.
     """
-    return link.latency_ns + ceil_div(work(size_bytes, link.bandwidth_bytes_per_s), rate_cap(size_bytes, link))
+    own_work = stretched(work(size_bytes, link.bandwidth_bytes_per_s), factor)
+    return stretched(link.latency_ns, factor) + ceil_div(own_work, rate_cap(size_bytes, link))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from simulator.cost import rate_cap, transfer_ns, work
+from simulator.cost import FULL_RATE, Stretch, rate_cap, stretched, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for
 from simulator.engine.rounds import ISSUE_MASK, Alarm
 from simulator.engine.sharing import Network, Path
@@ -76,7 +76,7 @@ class Shared:
         """Begin now; the channel's `end` is called when it is over."""
         if self._link.latency_ns:
             clock = self._queue.clock
-            clock.at(clock.now + self._link.latency_ns, channel)
+            clock.at(clock.now + stretched(self._link.latency_ns, self._queue.factor(channel.transfer)), channel)
         else:
             self._join(channel)
 
@@ -87,7 +87,8 @@ class Shared:
     def _join(self, channel: Channel) -> None:
         key, step = channel.transfer[:2]
         size = self._queue.places.size_bytes[step.tensor]
-        self._network.join(self._path, rate_cap(size, self._link), work(size, self._path.unit), key, channel)
+        own_work = stretched(work(size, self._path.unit), self._queue.factor(channel.transfer))
+        self._network.join(self._path, rate_cap(size, self._link), own_work, key, channel)
 
 
 class _AloneTimes(dict[int, int]):
@@ -128,6 +129,8 @@ class LinkQueue:
         Transfers that have not started; channels in use.
     shared
         How transfers share bandwidth; None if nobody can slow them down.
+    stretch
+        How many times as long as the machine says each takes; None: as it says.
     watchers
         Streams whose wait depends on this link.
     """
@@ -157,6 +160,7 @@ class LinkQueue:
         "running",
         "shared",
         "source",
+        "stretch",
         "target",
         "watchers",
     )
@@ -171,6 +175,7 @@ class LinkQueue:
         self.free = list(range(link.channels))
         self.running: list[Channel] = []
         self.shared: Shared | None = None
+        self.stretch: Stretch | None = None
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
@@ -265,11 +270,19 @@ class LinkQueue:
         if self.watchers:
             self._wake_watchers()
         if self.shared is None:
-            self.clock.at(channel.start_ns + step.alone_ns, channel)
+            took = step.alone_ns if self.stretch is None else self._stretched_ns(head)
+            self.clock.at(channel.start_ns + took, channel)
         else:
             self.shared.begin(channel)
         if self.free:
             self.offer_next()
+
+    def factor(self, transfer: Transfer) -> int:
+        """How many times as long as the machine says a transfer takes, in fixed point."""
+        return FULL_RATE if self.stretch is None else self.stretch(transfer[0] & ISSUE_MASK)
+
+    def _stretched_ns(self, transfer: Transfer) -> int:
+        return transfer_ns(self._size_bytes[transfer[1].tensor], self._link, self.factor(transfer))
 
     def _wait_for_tensor(self, head: Transfer) -> None:
         key, step, lap, _ = head

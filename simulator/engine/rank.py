@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Protocol
 
+from simulator.cost import Stretch
 from simulator.engine.blocked import Explainer
 from simulator.engine.book import Book
 from simulator.engine.host import Host
@@ -40,6 +41,10 @@ class SwitchesLike(Protocol):
     @property
     def hbm_contention(self) -> bool:
         """Whether copies take bandwidth of the compute tier from kernels."""
+
+    @property
+    def stretch(self) -> Stretch | None:
+        """How many times as long as the machine says each copy takes; None: as it says."""
 
 
 class Machine(Protocol):
@@ -120,6 +125,7 @@ class Rank:
         names = machine.hardware.tier_names
         ends = (names.index(link.source), names.index(link.target))
         queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
+        queue.stretch = machine.switches.stretch
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue

@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 class _Defaults:
     copies_wait_for = "start"
     hbm_contention = False
+    stretch = None
 
 
 def run(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.cost import durations_ns, transfer_ns
+from simulator.cost import FULL_RATE, Stretch, durations_ns, transfer_ns
 from simulator.plan import COMPUTE, COPY, Steps
 from simulator.referee.facts import NONE, Facts, Intervals, Ints
 from simulator.trace import CAUSES
@@ -25,6 +25,10 @@ class Switches(Protocol):
     @property
     def hbm_contention(self) -> bool:
         """Whether copies take bandwidth of the compute tier from kernels."""
+
+    @property
+    def stretch(self) -> Stretch | None:
+        """How many times as long as the machine says each copy takes; None: as it says."""
 
 
 def check_issued(facts: Facts) -> None:
@@ -217,17 +221,29 @@ def check_durations(facts: Facts, switches: Switches | None) -> None:
     facts.check_steps(computes, right, law, ("takes ns", took), ("alone ns", alone))
     copies = facts.ran(COPY)
     size, took = facts.sizes[facts.a[copies]], facts.end_ns[copies] - facts.start_ns[copies]
-    alone = np.zeros(len(copies), np.int64)
+    alone, factors = np.zeros(len(copies), np.int64), _factors(copies, switches)
     for number, link in enumerate(facts.hardware.links.values()):
         mine = np.flatnonzero(facts.track[copies] == number)
-        sizes, which = np.unique(size[mine], return_inverse=True)
-        alone[mine] = np.array([transfer_ns(int(s), link) for s in sizes], np.int64)[which]
+        pairs = list(zip(size[mine].tolist(), factors[mine].tolist(), strict=True))
+        times = {pair: transfer_ns(pair[0], link, pair[1]) for pair in dict.fromkeys(pairs)}
+        alone[mine] = [times[pair] for pair in pairs]
     law = "a transfer takes at least its time alone"
     facts.check_steps(copies, took >= alone, law, ("takes ns", took), ("alone ns", alone))
 
 
-def check_bandwidth(facts: Facts) -> None:
-    """Check that what a link, or a bus, carried fits its bandwidth times the time in which it was busy."""
+def _factors(copies: Ints, switches: Switches | None) -> Ints:
+    """How many times as long as the machine says each copy takes, in fixed point."""
+    stretch = None if switches is None else switches.stretch
+    if stretch is None:
+        return np.full(len(copies), FULL_RATE)
+    return np.array([stretch(issue) for issue in copies.tolist()], np.int64)
+
+
+def check_bandwidth(facts: Facts, switches: Switches | None) -> None:
+    """Check that what a link, or a bus, carried fits its bandwidth times the time in which it was busy.
+
+    A copy that takes longer than the machine says counts as so many more bytes.
+    """
     names = facts.hardware.link_names
     limits = [(f"link {n!r}", {i}, k.bandwidth_bytes_per_s) for i, (n, k) in enumerate(facts.hardware.links.items())]
     for name, bus in facts.hardware.buses.items():
@@ -236,7 +252,11 @@ def check_bandwidth(facts: Facts) -> None:
     copies = copies[np.argsort(facts.start_ns[copies], kind="stable")]
     for what, links, bandwidth in limits:
         mine = copies[np.isin(facts.track[copies], list(links))]
-        moved = int(facts.sizes[facts.a[mine]].sum())
+        sizes = facts.sizes[facts.a[mine]]
+        moved = int(sizes.sum())
+        if switches is not None and switches.stretch is not None:
+            factors = _factors(mine, switches).tolist()
+            moved = sum(size * factor for size, factor in zip(sizes.tolist(), factors, strict=True)) // FULL_RATE
         busy = _union_ns(facts.start_ns[mine], facts.end_ns[mine])
         if bandwidth != math.inf and moved * _NS_PER_S > bandwidth * busy:
             found = f"{moved:,} B in {busy:,} ns at {bandwidth:,} B/s"

@@ -89,7 +89,7 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
     time_laws.check_program_point(facts, switches)
     time_laws.check_host(facts)
     time_laws.check_durations(facts, switches)
-    time_laws.check_bandwidth(facts)
+    time_laws.check_bandwidth(facts, switches)
     held = place_laws.check_held(facts)
     place_laws.check_ends_as_it_began(facts, held)
     place_laws.check_outputs(facts, held)

@@ -244,7 +244,7 @@ def execute(case: Case, plan: Plan, progress: Callable[[int, int], None] | None 
         [program],
         problem.hardware,
         budget_bytes=problem.budget_bytes,
-        switches=case.loaded.scenario.switches,
+        switches=problem.switches,
         progress=progress,
     )
 

@@ -8,6 +8,9 @@
     levels, so that levels can be compared. Such a factor is skewed: its median is ``1 / sqrt(1 + c^2)``, 0.98 at 20 %
     and 0.71 at 100 %. So where a step hangs on one link, its median under large jitter lies below its mean, and may lie
     below the nominal step.
+``copy jitter``
+    Every op as above, and every copy takes its time times a factor of its own: drawn by its issue number, so that it
+    depends on nothing else that happens. Links themselves stay as they are.
 ``slower links``
     Every link has its bandwidth times ``1 - level``.
 ``longer sequence``
@@ -22,18 +25,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import PrivateAttr
 
-from simulator.cost import durations_ns
+from simulator.cost import FULL_RATE, Stretch, durations_ns
 from simulator.errors import ConfigError, PlanError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
 from simulator.run.case import Case, prepare
+from simulator.scenario import Switches
+
+_BLOCK = 4096
+"""Factors of copies are drawn so many at a time."""
 
 LARGEST_LOSS = 0.99
 """Most that a link may lose of its bandwidth."""
 
-NOMINAL, JITTER, LINKS, SEQUENCE = "nominal", "jitter", "slower links", "longer sequence"
+NOMINAL, JITTER, COPIES, LINKS, SEQUENCE = "nominal", "jitter", "copy jitter", "slower links", "longer sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Condition:
     Attributes
     ----------
     kind
-        ``nominal``, ``jitter``, ``slower links`` or ``longer sequence``.
+        ``nominal``, ``jitter``, ``copy jitter``, ``slower links`` or ``longer sequence``.
     level
         How much, as a share; 0 is nominal.
     draw
@@ -67,7 +76,7 @@ def perturbed(case: Case, condition: Condition, seed: int) -> Case:
     seed
         Of the draws.
     """
-    if condition.kind == JITTER:
+    if condition.kind in (JITTER, COPIES):
         return _jittered(case, condition, seed)
     if condition.kind == LINKS:
         return _changed(case, case.graph, _stretched(case.hardware, [1 / (1 - condition.level)]))
@@ -81,13 +90,55 @@ def perturbed(case: Case, condition: Condition, seed: int) -> Case:
 def _jittered(case: Case, condition: Condition, seed: int) -> Case:
     graph, links = case.graph, case.hardware.links
     normal = np.random.default_rng((seed, condition.draw)).standard_normal(len(graph.ops) + len(links))
-    sigma = math.sqrt(math.log1p(condition.level**2))
-    factors = np.exp(sigma * normal - sigma**2 / 2).tolist()
+    factors = _factors(normal, condition.level).tolist()
     ops = tuple(
         replace(op, duration_ns=max(1, round(ns * factor)) if ns else 0)
         for op, ns, factor in zip(graph.ops, case.problem.durations_ns, factors, strict=False)
     )
+    if condition.kind == COPIES:
+        found = _changed(case, replace(graph, ops=ops), case.hardware)
+        switches = JitteryCopies(found.problem.switches, seed, condition)
+        return replace(found, problem=replace(found.problem, switches=switches))
     return _changed(case, replace(graph, ops=ops), _stretched(case.hardware, factors[len(ops) :]))
+
+
+def _factors(normal: NDArray[np.float64], level: float) -> NDArray[np.float64]:
+    """Log-normal factors with mean 1."""
+    sigma = math.sqrt(math.log1p(level**2))
+    found: NDArray[np.float64] = np.exp(sigma * normal - sigma**2 / 2)
+    return found
+
+
+class JitteryCopies(Switches):
+    """The switches of a machine on which each copy takes its time times a factor of its own.
+
+    Parameters
+    ----------
+    switches
+        Those of the nominal machine.
+    seed, condition
+        What the factors are drawn by, beside the issue number of a copy.
+    """
+
+    _seed: tuple[int, int] = PrivateAttr()
+    _level: float = PrivateAttr()
+    _drawn: dict[int, list[int]] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, switches: Switches, seed: int, condition: Condition) -> None:
+        super().__init__(**switches.model_dump())
+        self._seed, self._level = (seed, condition.draw), condition.level
+
+    @property
+    def stretch(self) -> Stretch:
+        """By issue number of a copy: its factor, in 2^-32."""
+        return self._factor
+
+    def _factor(self, issue: int) -> int:
+        block, at = divmod(issue, _BLOCK)
+        if block not in self._drawn:
+            normal = np.random.default_rng((*self._seed, 1 + block)).standard_normal(_BLOCK)
+            self._drawn[block] = [max(1, round(f * FULL_RATE)) for f in _factors(normal, self._level).tolist()]
+        return self._drawn[block][at]
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
@@ -158,7 +209,12 @@ def check_levels(case: Case, kind: str, levels: Sequence[float]) -> None:
     ConfigError
         If a level is out of range, or a graph from a file shall get a longer sequence.
     """
-    most, limit = {LINKS: (LARGEST_LOSS, "99 %"), JITTER: (1.0, "100 %"), SEQUENCE: (99.0, "9,900 %")}[kind]
+    most, limit = {
+        LINKS: (LARGEST_LOSS, "99 %"),
+        JITTER: (1.0, "100 %"),
+        COPIES: (1.0, "100 %"),
+        SEQUENCE: (99.0, "9,900 %"),
+    }[kind]
     for level in levels:
         if not 0 < level <= most:
             must = f"a level is above 0 % and at most {limit}"

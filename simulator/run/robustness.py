@@ -20,7 +20,7 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan
 from simulator.report import spread as report
 from simulator.run.case import Case, Policy, execute, prepare
-from simulator.run.perturb import JITTER, LINKS, NOMINAL, SEQUENCE, Condition, carried, check_levels, perturbed
+from simulator.run.perturb import COPIES, JITTER, LINKS, NOMINAL, SEQUENCE, Condition, carried, check_levels, perturbed
 from simulator.run.workers import spread
 from simulator.scenario import Scenario
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LEVELS: dict[str, tuple[float, ...]] = {
     JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
+    COPIES: (),
     LINKS: (0.1, 0.2, 0.3, 0.5),
     SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
 }
@@ -49,7 +50,7 @@ class Conditions(TypedDict, total=False):
     ----------
     set
         Changes to the nominal machine, as in `simulator.run`.
-    jitter, slower_links, longer
+    jitter, copy_jitter, slower_links, longer
         Levels, as shares (0.05 is 5 %); an empty list leaves the kind out. See `simulator.run.perturb`.
     draws, seed
         How many draws of jitter there are at each level, and what they begin with.
@@ -59,6 +60,7 @@ class Conditions(TypedDict, total=False):
 
     set: Mapping[str, Any]
     jitter: Sequence[float]
+    copy_jitter: Sequence[float]
     slower_links: Sequence[float]
     longer: Sequence[float]
     draws: int
@@ -208,14 +210,19 @@ def _conditions(case: Case, given: Conditions) -> Iterator[Condition]:
     if draws > MOST_DRAWS:
         raise ConfigError("draws", f"there are at most {MOST_DRAWS:,} draws at a level", f"{draws:,}", "draw fewer")
     yield Condition()
-    asked = {JITTER: given.get("jitter"), LINKS: given.get("slower_links"), SEQUENCE: given.get("longer")}
+    asked = {
+        JITTER: given.get("jitter"),
+        COPIES: given.get("copy_jitter"),
+        LINKS: given.get("slower_links"),
+        SEQUENCE: given.get("longer"),
+    }
     if case.loaded.workload.model is None and asked[SEQUENCE] is None:
         asked[SEQUENCE] = ()
     for kind, given_levels in asked.items():
         levels = LEVELS[kind] if given_levels is None else given_levels
         check_levels(case, kind, levels)
         for level in sorted(set(levels)):
-            yield from (Condition(kind, level, draw) for draw in range(draws if kind == JITTER else 1))
+            yield from (Condition(kind, level, draw) for draw in range(draws if kind in (JITTER, COPIES) else 1))
 
 
 def _lost(condition: Condition) -> list[dict[str, Any]]:
@@ -270,7 +277,7 @@ class _Runner:
             trace = execute(case, plan)
         except CapacityError as error:
             return _outcome(number, condition, "infeasible", None, str(error))
-        switches = case.loaded.scenario.switches
+        switches = case.problem.switches
         referee.check_trace(case.graph, case.hardware, [plan], trace, case.problem.budget_bytes, switches)
         row = metrics.summarise(case.graph, case.hardware, trace)
         return _outcome(number, condition, trace.status, row["step_ns"], "; ".join(trace.blocked[:1]))

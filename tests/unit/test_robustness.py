@@ -10,12 +10,13 @@ import pytest
 import tasks
 
 from simulator import catalog
+from simulator.cost import FULL_RATE
 from simulator.errors import ConfigError, PlanError
 from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report import spread
 from simulator.run import prepare
-from simulator.run.perturb import JITTER, LINKS, SEQUENCE, Condition, carried, check_levels, perturbed
+from simulator.run.perturb import COPIES, JITTER, LINKS, SEQUENCE, Condition, carried, check_levels, perturbed
 from simulator.run.workers import spread as spread_over
 
 
@@ -40,6 +41,19 @@ def test_jitter_gives_each_op_and_each_link_a_factor_of_mean_1_and_the_level_as_
         assert np.mean(times) == pytest.approx(1, abs=0.1)
         assert 0.1 < np.std(times) < 0.3
     assert all(type(ns) is int and ns > 0 for ns in draws[0].problem.durations_ns)
+
+
+def test_copy_jitter_gives_each_copy_a_factor_and_leaves_links_alone(case):
+    found = perturbed(case, Condition(COPIES, 0.2, 1), 7)
+    assert found.hardware == case.hardware
+    assert found.problem.durations_ns == perturbed(case, Condition(JITTER, 0.2, 1), 7).problem.durations_ns
+    drawn = np.array([found.problem.switches.stretch(issue) for issue in range(20_000)]) / FULL_RATE
+    assert drawn.mean() == pytest.approx(1, abs=0.01)
+    assert drawn.std() == pytest.approx(0.2, abs=0.01)
+    again = perturbed(case, Condition(COPIES, 0.2, 1), 7).problem.switches
+    assert [again.stretch(issue) / FULL_RATE for issue in (19_999, 5, 0)] == drawn[[19_999, 5, 0]].tolist()
+    other = perturbed(case, Condition(COPIES, 0.2, 2), 7).problem.switches
+    assert other.stretch(0) / FULL_RATE != drawn[0]
 
 
 def test_a_draw_is_the_same_again_and_moves_in_step_with_the_level(case):
