@@ -28,6 +28,8 @@ class Idle:
         See `bound`.
     may_repeat
         Whether ops may run again; then only values count that no op can make again, or that stay.
+    found
+        Lifetimes of the graph, if they are at hand.
 
     Attributes
     ----------
@@ -49,8 +51,16 @@ class Idle:
         Of the graph's tensors.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False) -> None:
-        self.lifetimes = found = lifetimes(graph)
+    def __init__(
+        self,
+        graph: Graph,
+        hardware: Hardware,
+        homes: Sequence[int],
+        *,
+        may_repeat: bool = False,
+        found: Lifetimes | None = None,
+    ) -> None:
+        self.lifetimes = found = found or lifetimes(graph)
         self.work = working_set_bytes(graph)
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
         change, put_out = np.zeros((4, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops), np.int64)

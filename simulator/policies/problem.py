@@ -14,6 +14,8 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from math import isfinite
 
+from simulator.bounds.idle import Idle
+from simulator.bounds.step_time import combinatorial
 from simulator.cost import transfer_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph
@@ -107,6 +109,13 @@ class Problem:
     def clock(self) -> tuple[int, ...]:
         """Start of each op, and then the end of the last, if they run back to back [ns]."""
         return tuple(accumulate(self.durations_ns, initial=0))
+
+    @cached_property
+    def bound_ns(self) -> int:
+        """What no plan can beat that runs each op once in a step [ns]."""
+        homes = [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
+        idle = Idle(self.graph, self.hardware, homes, found=self.lifetimes)
+        return combinatorial(self.graph, self.hardware, self.durations_ns, homes, idle)(self.budget_bytes).ns
 
     @cached_property
     def fences(self) -> tuple[int, ...]:

@@ -115,6 +115,7 @@ class Walker:
         self._problem = problem
         self._remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
         self._least_bytes = least_peak_bytes(problem, self._remaker)
+        self._walks: dict[tuple[int | float, Manner], _Walk] = {}
 
     def worth_keeping(self, limit_bytes: int | float, time_weight: float) -> bool:
         """Whether something is made more than once in passing, so that it may be worth while to keep it."""
@@ -140,14 +141,19 @@ class Walker:
         """
         return self._walked(limit_bytes, manner).plan(most)
 
+    def again_ns(self, limit_bytes: int | float, manner: Manner) -> int:
+        """How long the ops that a plan runs again take [ns]; parameters as for `plan`."""
+        return self._walked(limit_bytes, manner).again_ns
+
     def _walked(self, limit_bytes: int | float, manner: Manner) -> _Walk:
+        """The walk under a limit, which is gone through once."""
         limit, (weight, keeps) = max(limit_bytes, self._least_bytes), manner
-        walk = _Walk(self._problem, self._remaker, weight, limit)
-        walk.run()
-        if keeps:
-            walk = _Walk(self._problem, self._remaker, weight, limit, walk.made_in_passing)
-            walk.run()
-        return walk
+        found = self._walks.get((limit, manner))
+        if found is None:
+            kept = self._walked(limit, (weight, False)).made_in_passing if keeps else None
+            found = self._walks[limit, manner] = _Walk(self._problem, self._remaker, weight, limit, kept)
+            found.run()
+        return found
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
@@ -197,6 +203,8 @@ class _Walk:
     ----------
     made_in_passing
         Tensors that were made again after their last use, on the way to others: the ops before which that was.
+    again_ns
+        How long the ops that ran again take [ns].
     """
 
     def __init__(
@@ -229,7 +237,7 @@ class _Walk:
         self._since = [0] * len(problem.sizes)
         self._line: list[tuple[Rank, int, int]] = []
         self._given_up: set[int] = set()
-        self._again = self._again_ns = 0
+        self._again = self.again_ns = 0
 
     def plan(self, most: float) -> Plan:
         """End the plan.
@@ -239,11 +247,11 @@ class _Walk:
         CapacityError
             If it does not fit, or recomputes more than so many times the step.
         """
-        times = self._again_ns / max(1, self._problem.clock[-1])
+        times = self.again_ns / max(1, self._problem.clock[-1])
         if times > most:
             raise _too_much(self._problem, times)
         gone, runs = counted(len(self._given_up), "tensor"), counted(self._again, "run")
-        said = f"{gone} given up and made again by {runs}, {human(self._again_ns, 'ns')} in all"
+        said = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
         return self._writer.finish((said,) if self._again else ())
 
     def run(self) -> None:
@@ -287,7 +295,7 @@ class _Walk:
                         writer.release(t)
                         self.made_in_passing.setdefault(t, []).append(before)
         self._again += len(chain)
-        self._again_ns += self._remaker.time_ns(chain)
+        self.again_ns += self._remaker.time_ns(chain)
 
     def _make_room(self, op: int, locked: set[int], now: int) -> None:
         """Give tensors up until the op has room, or nothing is left to give up."""

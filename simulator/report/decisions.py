@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from statistics import median
 
 from simulator.errors import ConfigError
-from simulator.plan import COMPUTE
 from simulator.policies.static.augmented import CacheOp, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
+from simulator.policies.static.remade import IN_PASSING
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Choice, Decision
 from simulator.report.rows import percent
@@ -38,62 +38,50 @@ def told(explanation: Explanation) -> str:
     parts = [
         _decisions(explanation, Decision.MOVE),
         _decisions(explanation, Decision.KEEP),
-        _repeated(explanation),
+        _decisions(explanation, Decision.RECOMPUTE),
         _positions(explanation),
         _ledger(explanation.slots),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
+_EXTRA = {Decision.MOVE: "to", Decision.KEEP: "to", Decision.RECOMPUTE: "again"}
+
+
 def _decisions(explanation: Explanation, decision: Decision) -> str:
     chosen = explanation.decided(decision)
     if not chosen:
         return ""
-    tensors, tiers = explanation.problem.graph.tensors, explanation.problem.tiers
+    tensors = explanation.problem.graph.tensors
     groups: dict[tuple[str, ...], list[Choice]] = {}
     for choice in chosen:
         about = tensors[choice.gap.tensor]
         groups.setdefault((str(about.kind), pattern(about.name), choice.reason), []).append(choice)
     ordered = sorted(groups.items(), key=lambda item: -sum(c.gap.size_bytes for c in item[1]))
-    lines = [("kind", "tensors", "gaps", "size", "to", "idle", "copies", "score", "why")]
+    lines = [("kind", "tensors", "gaps", "size", _EXTRA[decision], "idle", "copies", "score", "why")]
     for (kind, name, why), group in ordered[:MOST_LINES]:
         gaps = [choice.gap for choice in group]
-        to = ", ".join(sorted({tiers[gap.away] for gap in gaps})) if decision is Decision.MOVE else ""
         idle = human(median(gap.lead_ns + gap.trail_ns for gap in gaps), "ns")
         copies = human(median(gap.out_ns + gap.in_ns for gap in gaps), "ns")
-        size = human(sum(gap.size_bytes for gap in gaps), "B")
-        lines.append((kind, name, str(len(gaps)), size, to, idle, copies, _range(c.score.total for c in group), why))
-    total = human(sum(choice.gap.size_bytes for choice in chosen), "B")
-    head = f"{'spent away' if decision is Decision.MOVE else 'kept'}: {len(chosen):,} idle gaps, {total}"
-    return _table(head, lines, len(ordered))
+        size, extra = human(sum(gap.size_bytes for gap in gaps), "B"), _extra(explanation, decision, group)
+        lines.append((kind, name, str(len(gaps)), size, extra, idle, copies, _range(c.score.total for c in group), why))
+    return _table(_head(explanation, decision, chosen), lines, len(ordered))
 
 
-def _repeated(explanation: Explanation) -> str:
-    """Ops that run again instead of what they made being kept or moved."""
-    steps, problem = explanation.plan.fixed, explanation.problem
-    groups: dict[str, list[int]] = {}
-    seen: set[int] = set()
-    runs = (a for kind, a, _, _ in steps.codes() if kind == COMPUTE) if steps is not None else ()
-    for run, op in enumerate(runs):
-        if op in seen:
-            groups.setdefault(pattern(problem.graph.ops[run].name), []).append(run)
-        seen.add(op)
-    if not groups:
-        return ""
-    lines = [("ops", "runs", "time", "makes again")]
-    ordered = sorted(groups.items(), key=lambda item: -_made_bytes(explanation, item[1]))
-    for name, group in ordered[:MOST_LINES]:
-        time_ns = sum(problem.durations_ns[run] for run in group)
-        lines.append((name, str(len(group)), human(time_ns, "ns"), human(_made_bytes(explanation, group), "B")))
-    every = [run for group in groups.values() for run in group]
-    time_ns = sum(problem.durations_ns[run] for run in every)
-    head = f"run again: {counted(len(every), 'op')}, {human(time_ns, 'ns')}"
-    return _table(head, lines, len(ordered))
+def _head(explanation: Explanation, decision: Decision, chosen: Sequence[Choice]) -> str:
+    total = human(sum(choice.gap.size_bytes for choice in chosen if choice.reason != IN_PASSING), "B")
+    if decision is not Decision.RECOMPUTE:
+        return f"{'spent away' if decision is Decision.MOVE else 'kept'}: {len(chosen):,} idle gaps, {total}"
+    runs = {choice.remade.by: choice.remade.time_ns for choice in chosen if choice.remade}
+    took = human(sum(runs.values()), "ns")
+    return f"recompute: {len(chosen):,} idle gaps, {total}, by {counted(len(runs), 'run')} of ops that take {took}"
 
 
-def _made_bytes(explanation: Explanation, runs: Iterable[int]) -> int:
-    graph = explanation.problem.graph
-    return sum(graph.tensors[t].size_bytes for run in runs for t in graph.ops[run].writes)
+def _extra(explanation: Explanation, decision: Decision, group: Sequence[Choice]) -> str:
+    """Where to, or how long it takes to make one again."""
+    if decision is Decision.MOVE:
+        return ", ".join(sorted({explanation.problem.tiers[choice.gap.away] for choice in group}))
+    return human(median(choice.remake_ns or 0 for choice in group), "ns") if decision is Decision.RECOMPUTE else ""
 
 
 def _positions(explanation: Explanation) -> str:
@@ -191,20 +179,7 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     mine = (choice for choice in explanation.choices if choice.gap.tensor == tensor)
     for choice in sorted(mine, key=lambda choice: choice.gap.after):
         lines += _gap_told(explanation, choice)
-    return "\n".join([*lines, *_made_again(explanation, name)])
-
-
-def _made_again(explanation: Explanation, name: str) -> list[str]:
-    """Where a tensor that was given up is made again; from there on it is a tensor of its own."""
-    problem = explanation.problem
-    found = []
-    for tensor, about in enumerate(problem.graph.tensors):
-        if re.fullmatch(rf"{re.escape(name)}#\d+", about.name) and problem.lifetimes.writes[tensor]:
-            op = problem.lifetimes.writes[tensor][0]
-            when, took = (human(ns, "ns") for ns in (problem.clock[op], problem.durations_ns[op]))
-            found.append(f"  given up, and made again at {when} of compute by {problem.graph.ops[op].name} in {took}")
-            found.append(f"    from there on it is told as {about.name}")
-    return found
+    return "\n".join(lines)
 
 
 def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
@@ -218,6 +193,7 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
     ]
     terms = [f"{term} {value:+.2f}" for term, value in zip(TERMS, choice.score.terms, strict=True) if value]
     lines.append(f"    score {choice.score.total:.2f} = {', '.join(terms)}")
+    lines += _remade_told(explanation, choice)
     for one in augmented.cache_ops:
         own = augmented.gaps[one.trip]
         if (own.tensor, own.after, own.before, own.wraps) == (gap.tensor, gap.after, gap.before, gap.wraps):
@@ -227,6 +203,22 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
                 way = f"{problem.tiers[one.source]} to {problem.tiers[one.target]}"
                 lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(one)}")
     return lines
+
+
+def _remade_told(explanation: Explanation, choice: Choice) -> list[str]:
+    """What making the tensor again takes, or would take, against its copies."""
+    problem, made = explanation.problem, choice.remade
+    copies = f"{human(choice.gap.out_ns + choice.gap.in_ns, 'ns')} of copies"
+    if made is None:
+        again = choice.remake_ns
+        return [] if again is None else [f"    making it again would take {human(again, 'ns')}, against {copies}"]
+    op, new = problem.graph.ops[made.by].name, problem.graph.tensors[made.tensor].name
+    when, took, saved = human(problem.clock[made.by], "ns"), human(made.time_ns, "ns"), choice.gap.size_bytes
+    room = "it was dead" if choice.reason == IN_PASSING else f"{human(saved, 'B')} are free meanwhile"
+    return [
+        f"    given up, and made again at {when} of compute by {op} in {took}, against {copies}; {room}",
+        f"    from there on it is told as {new}",
+    ]
 
 
 def _costs(one: CacheOp) -> str:

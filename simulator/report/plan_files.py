@@ -19,6 +19,7 @@ from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
+from simulator.policies.static.select import Decision
 from simulator.report.figures import Picture, byte_unit, plain, stacked, units
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
@@ -54,15 +55,16 @@ def _table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def _decisions(explanation: Explanation) -> Iterator[Sequence[object]]:
     problem, ops = explanation.problem, explanation.problem.graph.ops
-    head = ("tensor", "kind", "size_bytes", "after", "before", "wraps", "idle_ns", "out_ns", "in_ns", "tier")
-    yield (*head, "decision", "score", *(f"term_{term}" for term in TERMS), "reason")
+    head = ("tensor", "kind", "size_bytes", "after", "before", "wraps", "idle_ns", "out_ns", "in_ns", "remake_ns")
+    yield (*head, "tier", "decision", "score", *(f"term_{term}" for term in TERMS), "reason", "made_by")
     for choice in explanation.choices:
         gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
         before = ops[gap.before].name if gap.before < len(ops) else ""
         ends = (ops[gap.after].name, before, int(gap.wraps), gap.lead_ns + gap.trail_ns, gap.out_ns, gap.in_ns)
         terms = (f"{value:.6g}" for value in (choice.score.total, *choice.score.terms))
-        what = (about.name, about.kind, about.size_bytes, *ends, problem.tiers[gap.away], choice.decision)
-        yield (*what, *terms, choice.reason)
+        tier = problem.tiers[gap.away] if choice.decision is not Decision.RECOMPUTE else ""
+        what = (about.name, about.kind, about.size_bytes, *ends, choice.remake_ns, tier, choice.decision)
+        yield (*what, *terms, choice.reason, ops[choice.remade.by].name if choice.remade else "")
 
 
 def _cache_ops(explanation: Explanation) -> Iterator[Sequence[object]]:
@@ -136,7 +138,7 @@ def picture(explanation: Explanation) -> Picture:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
         if ax.get_legend_handles_labels()[0]:
             axes[-1].set_xlabel(f"compute time [{unit}]; the slots of the links are shares of the step", fontsize=9)
-    title = f"{explanation.problem.graph.name}: what the plan of {explanation.candidate.plan.policy!r} decides"
+    title = f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides"
     drawing.text(0.01, 1 - 0.1 / drawing.get_figheight(), title, fontsize=11, va="top")
     return drawing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,4 +123,4 @@ def plan(
     if options is None:
         return Planned(replayed(case, label, decide(case.problem)), None)
     found = static.explained(case.problem, options)
-    return Planned(replayed(case, label, found.plan), found)
+    return Planned(replayed(case, label, found.plan), replace(found, plan=replace(found.plan, policy=label)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from simulator import metrics, referee
 from simulator.plan import Plan
@@ -16,7 +17,7 @@ def replayed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], 
     Parameters
     ----------
     case, label, plan
-        What runs, what the row is called, and what was decided.
+        What runs, what the row is called, and what was decided; a plan that is found right is called by its row.
     progress
         Called now and then with the computes that are done, and those that there are in all.
 
@@ -36,7 +37,7 @@ def replayed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], 
     if trace.status == "ok":
         summary[LEAST_PEAK] = case.limits(may_repeat=may_repeat).peak_bytes(summary["step_ns"])
     summary |= {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
-    result = Result(case, label, summary, plan=plan, trace=trace, remarks=findings.remarks)
+    result = Result(case, label, summary, plan=replace(plan, policy=label), trace=trace, remarks=findings.remarks)
     if plan.fixed is None and trace.status == "ok":
         referee.check_plan(graph, hardware, result.recorded, case.pinned)
     return result

@@ -6,7 +6,8 @@ Times are processor seconds of this process, so that a busy machine does not spo
 plan are part of its time. ``ratio`` is the time of a plan over that of one replay of it, measured in the same run. The
 exponent is the slope of log time over log operators by least squares, and the largest slope between neighbours. It is
 measured with one candidate (``tries: 1``), because small graphs are given more of them than large ones, which would
-flatter it; what the default options take is measured at 24,579 operators.
+flatter it; what the default options take is measured at 24,579 operators. ``--recompute`` measures the mix of copies
+and recompute: the exponent with one rewritten graph at any size, and what the default options take.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from simulator import catalog
 from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
+from simulator.policies.static import compiler, mix
 from simulator.run.case import Case, prepare
 from simulator.scenario import Scenario
 
 LAYERS = (8, 32, 128, 512, 1024, 2048, 8333)
 MUST = {"exponent": 1.15, "seconds_at_24579": 3.0}
+MUST_MIXED = {"exponent": 1.15, "seconds_at_24579": 10.0}
 SETTINGS = {"hidden": (0.5, 50), "stalled": (0.25, 16)}
 """Name -> share of the peak, and GiB/s each way: one that hides every copy, one that cannot."""
 
@@ -85,6 +90,15 @@ def measure(layers: int, setting: str, **options: int) -> dict[str, float | int 
     }
 
 
+@contextmanager
+def one_mix() -> Iterator[None]:
+    """Let one rewritten graph be compiled at any size: small ones are given more, which would flatter the exponent."""
+    effort, largest = compiler.EFFORT, mix.LARGEST
+    compiler.EFFORT, mix.LARGEST = 0, 10**9
+    yield
+    compiler.EFFORT, mix.LARGEST = effort, largest
+
+
 def exponents(rows: list[dict]) -> tuple[float, float]:
     """Slope of log seconds over log ops: by least squares, and the largest between neighbours a factor of 3 apart."""
     points = [(math.log(row["ops"]), math.log(row["seconds"])) for row in rows]
@@ -104,19 +118,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", nargs="+", type=int, default=LAYERS, help="24 ops each, and 3")
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
+    parser.add_argument("--recompute", action="store_true", help="let ops run again")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    must = MUST_MIXED if args.recompute else MUST
     measure(8, "hidden")
     result: dict[str, dict] = {}
     for setting in args.settings:
         rows = []
         for layers in args.layers:
-            rows.append(measure(layers, setting, tries=1))
+            with one_mix():
+                rows.append(measure(layers, setting, tries=1, recompute=args.recompute))
             if not args.json:
                 told = "{setting:<8} {ops:>8,} ops {seconds:8.2f} s {us_per_op:7.1f} us/op {replays} replays"
                 print(told.format(**rows[-1]) + f", {rows[-1]['ratio']:.1f} times one replay", flush=True)
         fitted, steepest = exponents(rows) if len(rows) > 1 else (0.0, 0.0)
-        default = measure(1024, setting)
+        default = measure(1024, setting, recompute=args.recompute)
         large = default["seconds"]
         result[setting] = {
             "rows": rows,
@@ -126,14 +143,14 @@ def main() -> None:
             "seconds_at_24579": large,
         }
         if not args.json:
-            print(f"{setting:<8} exponent {fitted:.2f}, at most {steepest:.2f} between sizes (must {MUST['exponent']})")
-            print(f"{setting:<8} default options at 24,579 ops: {large:.2f} s (must {MUST['seconds_at_24579']})")
+            print(f"{setting:<8} exponent {fitted:.2f}, at most {steepest:.2f} between sizes (must {must['exponent']})")
+            print(f"{setting:<8} default options at 24,579 ops: {large:.2f} s (must {must['seconds_at_24579']})")
     if args.json:
-        print(json.dumps({"result": result, "must": MUST}, indent=1))
+        print(json.dumps({"result": result, "must": must}, indent=1))
     missed = [
         one
         for one in result.values()
-        if one["exponent"] > MUST["exponent"] or one["seconds_at_24579"] > MUST["seconds_at_24579"]
+        if one["exponent"] > must["exponent"] or one["seconds_at_24579"] > must["seconds_at_24579"]
     ]
     sys.exit(bool(missed))
 

@@ -76,15 +76,35 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     out = tmp_path / "out"
     done = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--out", out)
     assert done.code == 0
-    assert "run again: " in done.out
-    assert "makes again" in done.out
+    assert "recompute: 4 idle gaps, 50.3 MB, by 4 runs of ops that take 74.8 us" in done.out
     assert "-" not in done.out.splitlines()[0].split("a step, ")[1].split(" % above")[0]
     steps = [json.loads(line) for line in (out / "plan.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert steps[0]["policy"] == "static with recompute"
     runs = [step["compute"] for step in steps if "compute" in step]
     assert len(runs) > len(set(runs))
+    with (out / "decisions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    again = [row for row in rows if row["decision"] == "recompute"]
+    assert {row["made_by"] for row in again} == {f"L0{i}/fwd/ffn.silu#2" for i in range(4)}
+    assert all(0 < int(row["remake_ns"]) < int(row["out_ns"]) + int(row["in_ns"]) for row in again)
+    assert any(row["remake_ns"] for row in rows if row["decision"] == "move")
     told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "L00/ffn.silu.out")
-    assert "given up, and made again at" in told.out
+    assert "recompute: making it again takes less time than its copies" in told.out
+    assert "by L00/fwd/ffn.silu#2 in 18.7 us, against 752 us of copies; 12.6 MB are free meanwhile" in told.out
     assert "told as L00/ffn.silu.out#2" in told.out
+    told = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--tensor", "embed/tokens.out")
+    assert "making it again would take " in told.out
+
+
+def test_a_plan_is_called_by_its_row_and_read_by_any(hosim, tmp_path):
+    out = tmp_path / "ran"
+    assert hosim("run", "tiny_train_910c", "--policy", "static with recompute", "--out", out).code == 0
+    (path,) = out.glob("*/plan.jsonl")
+    with path.open(encoding="utf-8") as file:
+        assert json.loads(file.readline())["policy"] == "static with recompute"
+    again = hosim("plan", out / "scenario.yaml", "--policy", "static with recompute", "--out", tmp_path / "planned")
+    assert again.code == 0
+    assert (tmp_path / "planned" / "plan.jsonl").read_bytes() == path.read_bytes()
 
 
 def test_plan_says_what_run_says_of_what_cannot_fit(hosim):

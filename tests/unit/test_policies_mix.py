@@ -6,13 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
-from policy_problems import problem, tell, train
+from policy_problems import machine, problem, replay, tell, train
 
+from simulator import metrics
 from simulator.errors import CapacityError
 from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
+from simulator.policies.static import Options, Weights, explained
 from simulator.policies.static.mix import rewrite
+from simulator.policies.static.remade import CHEAPER, IN_PASSING
+from simulator.policies.static.score import Scorer
+from simulator.policies.static.select import Decision
 from simulator.referee import check_plan
 
 STATIC = POLICIES["static"]
@@ -79,6 +84,44 @@ def test_the_mix_beats_both_where_each_is_cheap_for_some():
     assert mixed < recompute
     assert "repeated run" in plan.notes[-1]
     assert "hbm>ddr" in " ".join(tell(p, plan))
+
+
+def test_what_is_made_again_is_a_decision_with_its_costs():
+    p = problem(train(8, size=10, duration=6, steps=2), budget=40)
+    found = explained(p, Options(recompute=True))
+    again = found.decided(Decision.RECOMPUTE)
+    ops, tensors = found.problem.graph.ops, found.problem.graph.tensors
+    assert [ops[one.remade.by].name for one in again] == [op.name for op in ops if "#" in op.name]
+    for one in again:
+        gap, made = one.gap, one.remade
+        before, after = tensors[gap.tensor].name, tensors[made.tensor].name
+        assert (before.split("#")[0], ops[made.by].writes) == (after.split("#")[0], (made.tensor,))
+        assert (one.remake_ns, made.time_ns, gap.out_ns, gap.in_ns, gap.size_bytes) == (6, 6, 10, 10, 10)
+        assert gap.before == made.by == min(found.problem.lifetimes.uses[made.tensor])
+        assert gap.lead_ns == 6 * (made.by - gap.after - 1)
+        assert one.reason in {CHEAPER, IN_PASSING}
+        assert one.score == Scorer(found.problem, Weights())(gap, 6)
+    done = replay(p, found.plan)
+    assert 6 * len(again) == metrics.summarise(p.graph, p.hardware, done.trace, None)["recompute_ns"]
+
+
+def test_what_was_dead_is_made_again_in_passing():
+    p = problem(train(8, size=10, duration=1, steps=2), budget=33, hardware=machine(d2h={"bandwidth": "0.1 GB/s"}))
+    found = explained(p, Options(recompute=True))
+    last = {t.name: found.problem.lifetimes.uses[i][-1] for i, t in enumerate(found.problem.graph.tensors)}
+    passing = [one for one in found.decided(Decision.RECOMPUTE) if one.reason == IN_PASSING]
+    assert passing
+    for one in passing:
+        new = found.problem.graph.tensors[one.remade.tensor].name
+        assert "#" in found.problem.graph.ops[last[new]].name
+
+
+def test_what_is_kept_or_moved_says_what_making_it_again_would_take():
+    p = problem(train(8, size=10, duration=6, steps=2), budget=40)
+    found = explained(p, Options(recompute=True))
+    told = {one.remake_ns for one in found.choices if one.decision is not Decision.RECOMPUTE}
+    assert 6 in told
+    assert {one.remake_ns for one in explained(p, Options()).choices} == {None}
 
 
 def test_what_fits_is_left_alone_and_what_cannot_fit_is_told():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
@@ -11,14 +12,18 @@ from simulator.policies.fused import contract
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle, analyse
 from simulator.policies.static.explanation import Explanation, explanation
-from simulator.policies.static.mix import rewrites
+from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.options import Options
+from simulator.policies.static.remade import remade, with_alternatives
 from simulator.policies.static.score import Score, Scorer
 from simulator.policies.static.select import explain, ranked
 from simulator.policies.static.validate import GOOD_ENOUGH, Candidate, Validator
 
 MIXES = 3
 """How many rewritten problems are compiled at most, beside the one that needs no copies."""
+
+EFFORT = 25_000
+"""Ops of all rewritten problems that are compiled; at least one is, so that planning stays linear."""
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -56,6 +61,10 @@ def explained(problem: Problem, options: Options) -> Explanation:
     found = compiled(contracted.problem, options)
     forced = [(gap, found.score(gap)) for gap in found.analysis.forced]
     choices = explain(found.problem, found.candidate.selection, found.order, forced)
+    if options.recompute:
+        choices = with_alternatives(found.problem, choices)
+    if found.rewritten is not None:
+        choices += remade(found.rewritten, found.score)
     return explanation(found.problem, found.candidate, choices, contracted.written_out(found.plan))
 
 
@@ -73,6 +82,10 @@ class Compiled:
         What was chosen for that problem.
     plan
         The plan for the problem as given.
+    replayed_ns
+        Its step [ns]; infinite if it was not replayed.
+    rewritten
+        The way from the problem as given to what was compiled, if ops run again.
     """
 
     problem: Problem
@@ -81,6 +94,15 @@ class Compiled:
     order: list[tuple[Idle, Score]]
     candidate: Candidate
     plan: Plan
+    replayed_ns: int | float
+    rewritten: Rewritten | None = None
+
+    @cached_property
+    def step_ns(self) -> int | float:
+        """Length of the step [ns]."""
+        if self.replayed_ns < math.inf:
+            return self.replayed_ns
+        return self.problem.replay(self.candidate.plan).step_ns
 
 
 def compiled(problem: Problem, options: Options) -> Compiled:
@@ -99,27 +121,29 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 def _passes(problem: Problem, options: Options) -> Compiled:
     analysis, score = analyse(problem), Scorer(problem, options.weights)
     order = ranked(problem, analysis, score)
-    candidate = Validator(problem, analysis, order, options.alpha, options.tries).run(options.improve)
-    return Compiled(problem, analysis, score, order, candidate, candidate.plan)
+    validator = Validator(problem, analysis, order, options.alpha, options.tries)
+    candidate = validator.run(options.improve)
+    return Compiled(problem, analysis, score, order, candidate, candidate.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:
     """Compile the rewritten problems that promise most, and return the fastest plan."""
     best = pure
-    best_ns = math.inf if isinstance(pure, CapacityError) else problem.replay(pure.plan).step_ns
+    best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
     if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
         return pure
     found = rewrites(problem)
-    for rewritten in (*found[:MIXES], *found[-1:]):
-        if rewritten.bound_ns * GOOD_ENOUGH >= best_ns:
+    most = max(1, EFFORT // len(problem.graph.ops))
+    for rewritten in (*found[:MIXES], *found[-1:])[:most]:
+        if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
             continue
         try:
             mixed = _passes(rewritten.problem, options)
         except CapacityError:
             continue
-        step_ns = rewritten.problem.replay(mixed.plan).step_ns
-        if step_ns < best_ns:
+        if mixed.step_ns < best_ns:
             plan = rewritten.translated(mixed.plan)
-            best = replace(mixed, plan=replace(plan, notes=(*plan.notes, rewritten.note)))
-            best_ns = step_ns
+            plan = replace(plan, notes=(*plan.notes, rewritten.note))
+            best = replace(mixed, plan=plan, rewritten=rewritten)
+            best_ns = mixed.step_ns
     return best

@@ -26,7 +26,7 @@ class Explanation:
     plan
         The plan for the problem as given.
     choices
-        The decision about each gap, best score first.
+        The decision about each gap, best score first; at last those to make a tensor again, in order.
     replay
         What happened.
     slots

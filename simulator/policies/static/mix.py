@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 
-from simulator.bounds import bound
 from simulator.graph import Graph, Op, Tensor
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, DETACH, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, DETACH, Plan, Steps
 from simulator.policies import recompute
 from simulator.policies.problem import Problem
 from simulator.units import counted, human
 
-LARGEST = 4096
-"""Ops of a step up to which recompute is considered."""
+LARGEST = 25_000
+"""Ops of a step up to which recompute is considered: about 10 s of planning."""
 
 HALVINGS = 4
 """How often the range of limits, from the budget to the peak of all that is live, is halved."""
@@ -48,13 +46,6 @@ class Rewritten:
     problem: Problem
     op_of: tuple[int, ...]
     tensor_of: tuple[int, ...]
-
-    @cached_property
-    def bound_ns(self) -> int:
-        """What no plan for the rewritten graph can beat [ns]."""
-        p = self.problem
-        homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
-        return bound(p.graph, p.hardware, p.durations_ns, homes, p.budget_bytes).ns
 
     @property
     def note(self) -> str:
@@ -106,23 +97,22 @@ def rewrites(problem: Problem) -> list[Rewritten]:
     if high <= low or len(problem.graph.ops) > LARGEST:
         return []
     walker = recompute.Walker(replace(problem, budget_bytes=math.inf))
+    keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
+    manner = min(product(recompute.TIME_WEIGHTS, keeping), key=lambda manner: walker.again_ns(low, manner))
 
-    def rewritten(limit_bytes: float, manner: recompute.Manner) -> Rewritten:
+    def rewritten(limit_bytes: float) -> Rewritten:
         return rewrite(problem, walker.plan(limit_bytes, manner, most=math.inf))
 
-    keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
-    manners = list(product(recompute.TIME_WEIGHTS, keeping))
-    alone = [(rewritten(low, manner), manner) for manner in manners]
-    first, manner = min(alone, key=lambda one: one[0].problem.clock[-1])
+    first = rewritten(low)
     found: list[Rewritten] = []
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        found.append(rewritten(middle, manner))
-        if found[-1].bound_ns > found[-1].problem.clock[-1]:
+        found.append(rewritten(middle))
+        if found[-1].problem.bound_ns > found[-1].problem.clock[-1]:
             high = middle
         else:
             low = middle
-    return [*sorted(found, key=lambda one: one.bound_ns), first]
+    return [*sorted(found, key=lambda one: one.problem.bound_ns), first]
 
 
 def _translated(plan: Plan, op_of: tuple[int, ...], tensor_of: tuple[int, ...]) -> Plan:
@@ -168,8 +158,11 @@ class _WriteOut:
             self._make_again(tensor)
         writes = tuple([self.now[t] for t in what.writes])
         self._runs[op] += 1
-        name = what.name if self._runs[op] == 1 else f"{what.name}#{self._runs[op]}"
-        self.ops.append(replace(what, name=name, reads=reads, writes=writes))
+        if self._runs[op] > 1:
+            what = replace(what, name=f"{what.name}#{self._runs[op]}", reads=reads, writes=writes)
+        elif reads != what.reads or writes != what.writes:
+            what = replace(what, reads=reads, writes=writes)
+        self.ops.append(what)
         self.op_of.append(op)
 
     def _make_again(self, tensor: int) -> None:

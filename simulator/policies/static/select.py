@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,29 @@ from simulator.policies.static.score import Score
 
 
 class Decision(StrEnum):
-    """What becomes of a gap; what can be computed again will be a third answer here."""
+    """What becomes of a gap."""
 
     KEEP = "keep"
     MOVE = "move"
+    RECOMPUTE = "recompute"
+
+
+class Remade(NamedTuple):
+    """How a tensor that was given up is made again.
+
+    Attributes
+    ----------
+    tensor
+        The tensor that holds its value from then on.
+    by
+        The op that makes it: one that ran before.
+    time_ns
+        How long that takes [ns]; what the op reads may have been made again as well, which is told there.
+    """
+
+    tensor: int
+    by: int
+    time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +51,24 @@ class Choice:
     gap
         The gap.
     decision
-        Keep or move.
+        Keep, move or recompute.
     score
         See `Score`.
     reason
         Why, as a phrase.
+    remake_ns
+        What making the tensor again takes, or would take if all else that is live then were there [ns]; None if it
+        cannot be, or may not.
+    remade
+        How it is made again, if that was decided.
     """
 
     gap: Idle
     decision: Decision
     score: Score
     reason: str
+    remake_ns: int | None = None
+    remade: Remade | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +96,12 @@ class Selection:
     given_back: frozenset[Idle] = frozenset()
 
 
-Rank = Callable[[Idle], Score]
-"""Scores a gap."""
+class Rank(Protocol):
+    """Scores gaps."""
+
+    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
+        """Score a gap whose tensor takes so long to make again [ns]."""
+        ...
 
 
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from simulator.bounds import bound
 from simulator.errors import CapacityError
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
 from simulator.policies.static.analyse import Analysis, Idle
@@ -86,9 +85,6 @@ class Validator:
         self._candidates = 0
         self._promising: list[Candidate] = []
         self.best: Best[Candidate] = Best(problem)
-        homes = [home if there else NOWHERE for home, there in zip(problem.homes, problem.starts_with, strict=True)]
-        limit = bound(problem.graph, problem.hardware, problem.durations_ns, homes, problem.budget_bytes)
-        self._bound_ns = limit.ns
 
     def run(self, improve: int = 0) -> Candidate:
         """Try several limits, slacks and ways to store, and return the candidate whose replay is fastest.
@@ -139,7 +135,7 @@ class Validator:
         enough_ns = max(timeline.step_ns, problem.clock[-1]) * GOOD_ENOUGH
         seen = None
         for knobs in self._knobs(max(g.in_ns for g in selection.gaps)):
-            if self._is_spent() or self._promised_ns <= max(enough_ns, self._bound_ns):
+            if self._is_spent() or self._promised_ns <= max(enough_ns, problem.bound_ns):
                 return True
             augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
             if augmented.cache_ops != seen:
@@ -215,7 +211,7 @@ class Validator:
                 return
 
     def _is_enough(self) -> bool:
-        return self.best.step_ns <= self._bound_ns
+        return self.best.step_ns <= self._problem.bound_ns
 
     def _is_spent(self) -> bool:
         ops = len(self._problem.graph.ops) * self._problem.graph.steps
@@ -228,7 +224,7 @@ class Validator:
         if start is None or self._is_enough() or len(problem.graph.ops) * problem.graph.steps > SMALL:
             return
         gaps = start.selection.gaps
-        found = Improver(problem, self._analysis, replays, self._bound_ns).run(gaps, start.augmented)
+        found = Improver(problem, self._analysis, replays, problem.bound_ns).run(gaps, start.augmented)
         if found is not None and found.cost[0] < self.best.step_ns:
             selection = replace(start.selection, gaps=found.gaps)
             candidate = self._write(selection, found.augmented)
