@@ -11,7 +11,9 @@ the tolerances of a solver in floating point can make the bound lower, never wro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,27 @@ _BITS = 40
 
 Term = tuple[int, int]
 """A coefficient and a variable."""
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let nothing reach standard output meanwhile that is not Python's: the solver prints a line now and then.
+
+    It writes to the file descriptor, past `sys.stdout`, which has to be closed or redirected there.
+    """
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class LinearProgram:
@@ -91,13 +114,14 @@ class LinearProgram:
         exponents = [self._exponent(row) for row in self._rows]
         data = [-c * upper[v] / 2**e for row, e in zip(self._rows, exponents, strict=True) for c, v in row]
         least = [-value / 2**e for value, e in zip(self._least, exponents, strict=True)]
-        found = linprog(  # type: ignore[call-overload] # the stubs know no sparse rows
-            [c * u / scale for c, u in zip(self._cost, upper, strict=True)],
-            A_ub=csr_array((data, columns, starts), shape=(len(self._rows), len(upper))),
-            b_ub=least,
-            bounds=(0, 1),
-            method="highs",
-        )
+        with unheard():
+            found = linprog(  # type: ignore[call-overload] # the stubs know no sparse rows
+                [c * u / scale for c, u in zip(self._cost, upper, strict=True)],
+                A_ub=csr_array((data, columns, starts), shape=(len(self._rows), len(upper))),
+                b_ub=least,
+                bounds=(0, 1),
+                method="highs",
+            )
         return None if found.status != 0 else np.maximum(-found.ineqlin.marginals, 0) * scale
 
     def _exponent(self, row: list[Term]) -> int:

@@ -1,27 +1,40 @@
 """The optimum between the bounds and everybody else: no bound is above it, no policy below.
 
-Premises are those of `optimal`: one step, one copy at a time on each link and nobody who slows it down, a host that
-costs nothing. Sizes and times are small, so that the solver tells one nanosecond from the next.
+Premises are those of `optimal`: one copy at a time on each link and nobody who slows it down, a host that costs
+nothing. Sizes and times are small, so that the solver tells one nanosecond from the next.
+
+The program's times and the engine's share no code: one is a longest path over the rows of an integer program, the other
+a clock. That they agree to the nanosecond, in both directions, is what makes the optimum a yardstick: every solution
+is a run (*the replay takes what the program says*), and every run is a solution (*a run is a solution*).
 """
 
 from __future__ import annotations
 
-from hypothesis import event, given, settings
+import pytest
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from policy_problems import problem, replay
 from strategies import DDR, HBM, graphs, machines
 
 from simulator.bounds import Limits, infeasible
 from simulator.errors import CapacityError
-from simulator.plan import NOWHERE
+from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
+from simulator.policies.optimal.improve import Search
+from simulator.policies.optimal.observe import observe
+from simulator.policies.optimal.program import Program
+from simulator.policies.optimal.space import find_space
+from simulator.policies.optimal.window import window
+from simulator.policies.optimal.write import write
 from simulator.referee import check_plan
+
+OTHERS = ("resident", "reactive", "lookahead", "offload_saved", "static")
 
 
 @st.composite
-def problems(draw) -> Problem:
+def problems(draw, steps: tuple[int, int] = (1, 1)) -> Problem:
     """A graph of up to eight ops with all kinds of homes, and a budget from what fits nobody to what fits all."""
-    graph = draw(graphs(max_ops=8, max_steps=1))
+    graph = draw(graphs(max_ops=8, max_steps=steps[1]).filter(lambda g: g.steps >= steps[0]))
     hardware = draw(machines(buses=False, host=False, one_channel=True)).model_copy(update={"copy_queues": {}})
     exists = set(graph.inputs)
     homes = {graph.tensors[t].name: draw(st.sampled_from([HBM, DDR, FREE])) for t in sorted(exists)}
@@ -33,28 +46,120 @@ def facts(p: Problem) -> tuple[list[int], float]:
     return homes, p.budget_bytes
 
 
-@settings(max_examples=120)
-@given(problems())
-def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
-    others = {}
-    for name in ("resident", "reactive", "lookahead", "offload_saved", "static"):
+def plans(p: Problem) -> dict[str, Plan]:
+    """What other policies do, if it fits."""
+    found = {}
+    for name in OTHERS:
         try:
-            others[name] = replay(p, POLICIES[name].plan(p))
+            found[name] = POLICIES[name].plan(p)
         except CapacityError:
             continue
+    return found
+
+
+def goes_straight(p: Problem) -> bool:
+    """Whether no way over a third tier is quicker than the links of the program."""
+    return p.path(HBM, DDR) == (HBM, DDR) and p.path(DDR, HBM) == (DDR, HBM)
+
+
+def most_ns(p: Problem) -> int:
+    """All ops and all copies one after another take less [ns]."""
+    links = [(HBM, DDR), (DDR, HBM)]
+    return p.clock[-1] + (len(p.graph.ops) + 2) * sum(p.copy_ns(t, *hop) for t in range(len(p.sizes)) for hop in links)
+
+
+@settings(max_examples=50)
+@given(problems())
+def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
+    others = {name: replay(p, plan) for name, plan in plans(p).items()}
+    search = Search(p, 20)
     try:
-        plan = POLICIES["optimal"].plan(p, {"time_limit_s": 20})
+        plan = search.run()
     except CapacityError:
         event("does not fit")
         assert not others
         return
     assert infeasible(p.graph, p.hardware, *facts(p)) is None
     check_plan(p.graph, p.hardware, plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
-    assert plan.notes[0].startswith("proved optimal")
     found = replay(p, plan)
     event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
+    assert found.step_ns == search.step_ns == search.least_ns
+    if goes_straight(p):
+        assert search.objective_ns == found.step_ns
     for relaxed in (False, True):
         limits = Limits(p.graph, p.hardware, p.durations_ns, facts(p)[0], relaxed=relaxed)
         assert limits.step(p.budget_bytes).ns <= found.step_ns
         assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
     assert {name: other.step_ns for name, other in others.items() if other.step_ns < found.step_ns} == {}
+
+
+@settings(max_examples=40)
+@given(problems())
+def test_the_replay_takes_what_the_program_says(p):
+    """From the program alone, with no plan to start from."""
+    program = Program(p, find_space(p), most_ns(p), 0)
+    solution = program.solve(20)
+    assume(solution.values is not None and solution.is_exact)
+    found = replay(p, write(p, find_space(p), program.read(solution.values)))
+    event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
+    assert (found.status, found.step_ns) == ("ok", program.length_ns(solution.values))
+
+
+@settings(max_examples=40)
+@given(problems(steps=(1, 3)))
+def test_a_run_is_a_solution(p):
+    """What any policy does, if it is of the program's kind; and the program finds no time too late."""
+    lead = int(p.graph.steps > 1)
+    seen = window(p) if lead else p
+    space, before_ns = find_space(seen, lead), -lead * p.durations_ns[-1]
+    for name, plan in plans(p).items():
+        found = replay(p, plan)
+        observed = None if found.trace is None else observe(p, space, plan, found.trace)
+        if observed is not None:
+            event(f"{name} moves" if observed.outs or observed.ins else "nothing moves")
+            program = Program(seen, space, found.step_ns - before_ns, 0)
+            solution = program.solve(20, observed)
+            assert solution.values is not None
+            assert program.length_ns(solution.values) + before_ns <= found.step_ns
+
+
+@settings(max_examples=40)
+@given(problems(steps=(2, 3)))
+def test_of_several_steps_none_is_shorter_than_the_least(p):
+    """Nor is a bound above; if the best plan is proved, its objective is its step."""
+    others = {name: replay(p, plan) for name, plan in plans(p).items()}
+    search = Search(p, 20)
+    try:
+        plan = search.run()
+    except CapacityError:
+        event("does not fit")
+        assert not others
+        return
+    check_plan(p.graph, p.hardware, plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
+    found = replay(p, plan)
+    event(f"proved: {search.is_proved}; stalls: {found.step_ns > p.clock[-1]}")
+    assert search.least_ns <= found.step_ns == search.step_ns
+    assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
+    if search.is_proved and goes_straight(p):
+        assert search.objective_ns == found.step_ns
+    for relaxed in (False, True):
+        limits = Limits(p.graph, p.hardware, p.durations_ns, facts(p)[0], relaxed=relaxed)
+        assert limits.step(p.budget_bytes).ns <= found.step_ns
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_solver_is_not_heard(capfd, monkeypatch, steps):
+    """It prints past `sys.stdout` now and then; here it does so always."""
+    import os
+
+    import scipy.optimize
+    from policy_problems import train
+
+    def loud(*args, **more):
+        os.write(1, b"a stray line")
+        return real(*args, **more)
+
+    real = scipy.optimize.milp
+    monkeypatch.setattr(scipy.optimize, "milp", loud)
+    POLICIES["optimal"].plan(problem(train(steps=steps), 31))
+    assert capfd.readouterr().out == ""

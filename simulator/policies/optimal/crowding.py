@@ -7,7 +7,7 @@ in either order. Let `k` and `m` be ops, `k` before `m`.
 start of `k` also those whose tensors are away while `k` runs and are needed by `m`.
 
 *Out*: between the end of `k` and the start of `m` lie the copies out of all versions made by `k` or later whose rooms
-`m` finds free; between the end of `k` and that of the step, of all that are made by `k` or later.
+`m` finds free; between the end of `k` and that of a run's only step, of all that are made by `k` or later.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def _crowd_in(when: Times, room: Room) -> None:
     for m in sorted({gaps[g].before for g in when.ins}):
         due = [g for g in when.ins if gaps[g].before <= m]
         for k in range(-1, m):
-            inner = [term for g in due if gaps[g].after >= k for term in times(when.in_time[g], when.away(g))]
+            inner = [term for g in due if gaps[g].after >= k for term in times(when.in_ns[g], when.away(g))]
             across = [g for g in due if (g, k) in room.absent]
             if inner:
                 when.model.at_least([*when.start(m), *negated(when.ended(k)), *negated(inner)])
             if across:
-                more = [term for g in across for term in times(when.in_time[g], room.absent[g, k])]
+                more = [term for g in across for term in times(when.in_ns[g], room.absent[g, k])]
                 when.model.at_least([*when.start(m), *negated(when.start(k)), *negated(inner), *negated(more)])
 
 
 def _crowd_out(when: Times, room: Room) -> None:
     written = sorted({out.written for out in when.space.outs})
     made = {o: when.made(o) for o in when.outs}
-    for k in written:
+    for k in () if when.space.lead else written:
         when.model.at_least([(1, when.end), *negated(when.ended(k)), *negated(_sum_out(when, made, k))])
     for m in sorted({op for _, op in room.absent}):
         freed = _freed(when, room, m)
@@ -63,4 +63,4 @@ def _freed(when: Times, room: Room, m: int) -> dict[int, Expression]:
 def _sum_out(when: Times, flags: Mapping[int, Expression], k: int) -> list[Term]:
     """Time of the flagged copies out of versions that are made by op `k` or later."""
     later = [o for o in flags if when.space.outs[o].written >= k]
-    return [term for o in later for term in times(when.out_time[o], flags[o])]
+    return [term for o in later for term in times(when.out_ns[o], flags[o])]

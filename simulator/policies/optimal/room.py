@@ -112,7 +112,7 @@ class Room:
         late = self.late(g, k)
         if constant(late):
             return freed if late else FALSE
-        both: Expression = [(1, self._model.variable(0, 1))]
+        both: Expression = [(1, self._model.share())]
         self._model.at_least([*freed, *negated(both)])
         self._model.at_least([*late, *negated(both)])
         self._model.at_least([*freed, *late, *negated(self._when.away(g)), *negated(both)])
@@ -120,8 +120,9 @@ class Room:
 
     def _fit_start(self) -> None:
         """What is at home in the compute tier fits before the first op."""
-        lead = [g for g, gap in enumerate(self._space.gaps) if gap.after < 0]
-        self._fits(self._space.at_home_bytes, [(self._space.gaps[g].size_bytes, self._when.away(g)) for g in lead])
+        gaps = self._space.gaps
+        away = [(gaps[g].size_bytes, self._when.away(g)) for g in self._space.leading]
+        self._fits(self._space.at_home_bytes, away)
 
     def _fit_op(self, k: int) -> None:
         held = self._space.during(k)
@@ -169,4 +170,5 @@ class Room:
         """What is held, less what is away, is at most the budget; in the largest unit that keeps numbers whole."""
         terms = [term for size, flag in less for term in times(size, flag)]
         unit = gcd(*(int(c) for c, _ in terms)) or 1
-        self._model.at_least(times(1 / unit, terms), -((self._budget - held_bytes) // unit))
+        whole = [(c // unit, v) for c, v in terms]
+        self._model.at_least(whole, -((self._budget - held_bytes) // unit))

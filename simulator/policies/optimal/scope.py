@@ -15,19 +15,17 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     Raises
     ------
     ConfigError
-        If the solver is not installed; or the graph is too large, runs several steps or has fused groups (the machine
-        frees room within them, which the program does not see); or copies may slow each other down; or tensors go to
-        several tiers; or the host's own time matters.
+        If the solver is not installed; or the graph is too large or has fused groups (the machine frees room within
+        them, which the program does not see); or copies may slow each other down; or tensors go to several tiers; or
+        the host's own time matters.
     """
     try:
         import scipy.optimize  # noqa: F401, PLC0415 - an extra
     except ImportError:
         raise _error("its solver is installed", "no scipy", 'pip install "hosim[solve]"') from None
-    ops, steps = len(problem.graph.ops), problem.graph.steps
+    ops = len(problem.graph.ops)
     if ops > most_ops:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
-    if steps != 1:
-        raise _error("a graph runs one step", f"{steps} steps", "set steps to 1")
     if has_fused(problem.graph):
         raise _error("each op may be followed by a copy", "a fused group", "use 'static', or leave the groups out")
     if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:

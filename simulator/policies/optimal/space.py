@@ -71,8 +71,12 @@ class Space:
 
     Attributes
     ----------
+    lead
+        How many ops come before the first of the step: 1 in a window, else 0.
     gaps, outs
         What may be away, and the copies out that this may take.
+    leading
+        Gaps of what may be away before its first use in the step.
     choices
         How many yes-or-no decisions there are.
     homes
@@ -87,7 +91,9 @@ class Space:
         What must fit before the first op if nothing is away [B].
     """
 
+    lead: int = 0
     gaps: list[Gap] = field(default_factory=list)
+    leading: list[int] = field(default_factory=list)
     outs: list[Out] = field(default_factory=list)
     choices: int = 0
     homes: dict[int, int] = field(default_factory=dict)
@@ -112,10 +118,10 @@ class Space:
         return self.choices - 1
 
 
-def find_space(problem: Problem) -> Space:
-    """Find what there is to decide."""
+def find_space(problem: Problem, lead: int = 0) -> Space:
+    """Find what there is to decide; `lead`: how many ops of a window come before its step."""
     workspace = [op.workspace_bytes for op in problem.graph.ops]
-    space = Space(taken_bytes=list(workspace), freed_bytes=list(workspace))
+    space = Space(lead, taken_bytes=list(workspace), freed_bytes=list(workspace))
     for tensor, uses in enumerate(problem.lifetimes.uses):
         exists, free = problem.starts_with[tensor], len(problem.away(tensor)) > 0
         size = problem.sizes[tensor]
@@ -168,8 +174,12 @@ class _Finder:
         if exists and self._is_home_free:
             self._home = space.new_choice()
             space.homes[self._home] = tensor
+        since = -1
+        if uses[0] < space.lead:
+            since, *uses = uses
         if exists:
-            self._add(-1, uses[0], self._home, None, returns=tensor in self._reads[uses[0]])
+            space.leading.append(len(space.gaps))
+            self._add(since, uses[0], self._home, None, returns=tensor in self._reads[uses[0]])
         for after, before in pairwise(uses):
             self._pass(after)
             if tensor in self._reads[before]:

@@ -9,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import combinations
 
-import numpy as np
-
 from simulator.policies.optimal.model import FALSE, ONE, TRUE, Expression, Model, negated, no
 from simulator.policies.optimal.space import Gap, Space
 from simulator.policies.problem import Problem
-
-_UNITS = 1000
-"""Length of the horizon in units of the program: keeps the solver's tolerances far below what matters."""
 
 
 class Times:
@@ -33,37 +28,33 @@ class Times:
     ----------
     model
         The program.
-    unit_ns
-        Length of a unit of its time [ns].
     end
         Variable: the length of the step.
     starts, ins, outs
         Variables: start of each op; of the copy in of each gap that has one; of each copy out.
-    in_time, out_time
-        How long the copies take.
+    in_ns, out_ns
+        How long the copies take [ns].
     is_possible
         Whether the windows leave any time at all.
     """
 
     def __init__(self, problem: Problem, space: Space, horizon_ns: int, least_ns: int) -> None:
         self.problem, self.space, self.model = problem, space, Model()
-        self.unit_ns = max(1.0, horizon_ns / _UNITS)
-        self._horizon = horizon_ns / self.unit_ns
-        clock = np.array(problem.clock, float) / self.unit_ns
-        self._durations = np.diff(clock).tolist()
-        self._earliest: list[float] = clock[:-1].tolist()
-        self._latest: list[float] = (self._horizon - (clock[-1] - clock[:-1])).tolist()
-        self.is_possible = least_ns <= horizon_ns and all(map(float.__le__, self._earliest, self._latest))
+        clock, self._horizon = problem.clock, horizon_ns
+        self._durations = problem.durations_ns
+        self._earliest = clock[:-1]
+        self._latest = [horizon_ns - (clock[-1] - start) for start in self._earliest]
+        self.is_possible = least_ns <= horizon_ns and clock[-1] <= horizon_ns
         if self.is_possible:
-            self.end = self.model.variable(least_ns / self.unit_ns, self._horizon)
-            self.starts = [self.model.variable(*window) for window in zip(self._earliest, self._latest, strict=True)]
+            self.end = self.model.time(least_ns, horizon_ns)
+            self.starts = [self.model.time(*window) for window in zip(self._earliest, self._latest, strict=True)]
             self._choices = [self.model.flag() for _ in range(space.choices)]
             self._declare_copies()
             self._order_ops()
             self._order_copies_out()
             self._order_copies_in()
-            self._out_first = self._take_turns(self.outs, self.out_time, self.made)
-            self._in_first = self._take_turns(self.ins, self.in_time, self.away)
+            self._out_first = self._take_turns(self.outs, self.out_ns, self.made)
+            self._in_first = self._take_turns(self.ins, self.in_ns, self.away)
 
     def away(self, g: int) -> Expression:
         """Whether a gap is spent away."""
@@ -88,7 +79,7 @@ class Times:
 
     def out_end(self, o: int) -> Expression:
         """End of a copy out."""
-        return [(1, self.outs[o]), (self.out_time[o], ONE)]
+        return [(1, self.outs[o]), (self.out_ns[o], ONE)]
 
     def in_start(self, g: int) -> Expression:
         """Start of a copy in."""
@@ -105,35 +96,36 @@ class Times:
             unset = [(lack * c, v) for flag in flags for c, v in no(flag)]
             self.model.at_least([*late, *negated(early), *unset])
 
-    def lack(self, early: Expression, late: Expression) -> float:
+    def lack(self, early: Expression, late: Expression) -> int:
         """By how much `late` can come before `early` at most; not positive if it never does."""
         return self.model.largest([*early, *negated(late)])
 
-    def _window(self, gap: Gap) -> tuple[float, float]:
+    def _window(self, gap: Gap) -> tuple[int, int]:
         """When the copy in that ends the gap may start."""
         fence = self.problem.fences[gap.before]
-        earliest = self._earliest[fence - 1] if fence else 0.0
+        earliest = self._earliest[fence - 1] if fence else 0
         if gap.after >= 0:
             earliest = max(earliest, self._earliest[gap.after] + self._durations[gap.after])
-        return earliest, self._latest[gap.before] - (gap.in_ns or 0) / self.unit_ns
+        return earliest, self._latest[gap.before] - (gap.in_ns or 0)
 
     def _declare_copies(self) -> None:
         space, model = self.space, self.model
-        self.out_time = {o: out.takes_ns / self.unit_ns for o, out in enumerate(space.outs)}
+        self.out_ns = {o: out.takes_ns for o, out in enumerate(space.outs)}
         self.outs: dict[int, int] = {}
         self._copied = [model.flag() for _ in space.outs]
+        until = self._horizon + (sum(self.out_ns.values()) if space.lead else 0)
         for o, out in enumerate(space.outs):
-            earliest = 0.0 if out.written < 0 else self._earliest[out.written] + self._durations[out.written]
-            self.outs[o] = self._start_of_copy((earliest, self._horizon - self.out_time[o]), self.made(o))
+            earliest = 0 if out.written < 0 else self._earliest[out.written] + self._durations[out.written]
+            self.outs[o] = self._start_of_copy((earliest, until - self.out_ns[o]), self.made(o))
         made = {g: gap for g, gap in enumerate(space.gaps) if gap.in_ns is not None}
-        self.in_time = {g: (gap.in_ns or 0) / self.unit_ns for g, gap in made.items()}
+        self.in_ns = {g: (gap.in_ns or 0) for g, gap in made.items()}
         self.ins = {g: self._start_of_copy(self._window(gap), self.away(g)) for g, gap in made.items()}
 
-    def _start_of_copy(self, window: tuple[float, float], made: Expression) -> int:
+    def _start_of_copy(self, window: tuple[int, int], made: Expression) -> int:
         earliest, latest = window
         if earliest > latest:
             self.model.at_least(negated(made))
-        return self.model.variable(earliest, max(earliest, latest))
+        return self.model.time(earliest, max(earliest, latest))
 
     def _order_ops(self) -> None:
         for k in range(len(self.starts)):
@@ -141,10 +133,11 @@ class Times:
         self.order_if(self.ended(len(self.starts) - 1), [(1, self.end)])
 
     def _order_copies_out(self) -> None:
-        """A copy out follows the op that makes its version; the step ends after it."""
+        """A copy out follows the op that makes its version; the only step of a run ends after it."""
         for o, out in enumerate(self.space.outs):
             self.order_if(self.ended(out.written), [(1, self.outs[o])], self.made(o))
-            self.order_if(self.out_end(o), [(1, self.end)], self.made(o))
+            if not self.space.lead:
+                self.order_if(self.out_end(o), [(1, self.end)], self.made(o))
         for g, gap in enumerate(self.space.gaps):
             if gap.out is not None:
                 needless = self.space.outs[gap.out].needless_if
@@ -161,15 +154,15 @@ class Times:
                 self.order_if(self.start(fence - 1), self.in_start(g), away)
             if gap.out is not None:
                 self.order_if(self.out_end(gap.out), self.in_start(g), away, self.made(gap.out))
-            self.order_if([*self.in_start(g), (self.in_time[g], ONE)], self.start(gap.before), away)
+            self.order_if([*self.in_start(g), (self.in_ns[g], ONE)], self.start(gap.before), away)
 
     def _take_turns(
-        self, starts: Mapping[int, int], takes: Mapping[int, float], made: Callable[[int], Expression]
+        self, starts: Mapping[int, int], takes: Mapping[int, int], made: Callable[[int], Expression]
     ) -> dict[tuple[int, int], Expression]:
         """Copies of one link follow each other; say who goes first."""
         first: dict[tuple[int, int], Expression] = {}
         for a, b in combinations(starts, 2):
-            end_a, end_b = ([(1.0, starts[c]), (takes[c], ONE)] for c in (a, b))
+            end_a, end_b = ([(1, starts[c]), (takes[c], ONE)] for c in (a, b))
             if self.model.least([*end_a, (-1, starts[b])]) > 0:
                 first[a, b] = FALSE
             elif self.model.least([*end_b, (-1, starts[a])]) > 0:

@@ -10,7 +10,7 @@ from simulator.policies.writer import Writer
 
 
 def write(problem: Problem, space: Space, decisions: Decisions, notes: tuple[str, ...] = ()) -> Plan:
-    """Write the plan of one step.
+    """Write the plan of one step, which is repeated if there are several.
 
     At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
     issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
@@ -21,13 +21,14 @@ def write(problem: Problem, space: Space, decisions: Decisions, notes: tuple[str
     writer = Writer(problem, "optimal", chosen)
     out_at, position = {}, -1
     for o in decisions.outs:
-        out_at[o] = position = max(position, space.outs[o].written)
+        out_at[o] = position = max(position, space.outs[o].written - space.lead)
     ops = len(problem.graph.ops)
     leave: dict[int, list[int]] = {}
-    for gap in space.gaps:
+    for g, gap in enumerate(space.gaps):
         is_away = gap.choice is None or gap.choice in taken
-        if is_away and gap.after >= 0:
-            leave.setdefault(max(gap.after, -1 if gap.out is None else out_at.get(gap.out, -1)), []).append(gap.tensor)
+        if is_away and g not in space.leading:
+            copied_at = -1 if gap.out is None else out_at.get(gap.out, -1)
+            leave.setdefault(max(gap.after - space.lead, copied_at), []).append(gap.tensor)
     for op in range(-1, ops):
         if op >= 0:
             writer.compute(op)
@@ -36,10 +37,10 @@ def write(problem: Problem, space: Space, decisions: Decisions, notes: tuple[str
                 _copy(writer, space.outs[o].tensor, out=True)
         for tensor in leave.get(op, ()):
             writer.evict(tensor)
-        for tensor in space.dead.get(op, ()):
+        for tensor in space.dead.get(op + space.lead, ()):
             writer.detach(tensor, problem.compute_tier)
         for g, at in decisions.ins:
-            if at == op:
+            if max(at - space.lead, -1) == op:
                 _copy(writer, space.gaps[g].tensor, out=False)
     return writer.finish(notes)
 
