@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from simulator import bounds, catalog, metrics, referee
-from simulator.errors import CapacityError
+from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import live_bytes
 from simulator.run.case import Case, execute, prepare
 from simulator.scenario import Scenario
@@ -109,6 +109,31 @@ def replay(given: Case, policy: str, bound: bounds.Bound, **options: object) -> 
     return Row("ok", step, stall, peak, found["gap_fraction"], planning_s)
 
 
+def by_force(given: Case) -> str:
+    """Why no plan can fit, counted here from the graph: what one op uses, and what must be held beside it; else empty.
+
+    Raises
+    ------
+    InvariantError
+        If the count is not that of `bounds.infeasible`.
+    """
+    graph, (homes, budget) = given.graph, given.bound_facts
+    unfit = bounds.infeasible(graph, given.hardware, homes, budget)
+    here = given.hardware.tier_names.index(given.hardware.compute_tier)
+    stay = {t for t, home in enumerate(homes) if home == here and graph.tensors[t].persistent}
+
+    def sizes(tensors: set[int]) -> int:
+        return sum(graph.tensors[t].size_bytes for t in tensors)
+
+    used = [(sizes({*op.reads, *op.writes}) + op.workspace_bytes, op) for op in graph.ops]
+    held = [(own + sizes(stay - {*op.reads, *op.writes}), own, op) for own, op in used]
+    most, own, op = max(held, key=lambda found: found[0])
+    if (most > budget) != (unfit is not None) or (unfit is not None and unfit.demand_bytes != most):
+        raise InvariantError(f"op {op.name!r}", f"it needs {most:,} B of {budget:,} B", str(unfit), "report this")
+    beside = f" and {most - own:,} B must stay beside it" if most > own else ""
+    return f"no plan fits: op {op.name!r} alone uses {own:,} B{beside}, of {budget:,} B" if unfit else ""
+
+
 def judge(setting: Setting, upstream: Row, static: Row, bound_ms: float, compute_ms: float, budget_gib: float) -> str:
     """Say which of the wanted lines is missed; empty if none is."""
     if static.step_ms is None or static.stall_ms is None or static.peak_gib is None or static.gap is None:
@@ -135,8 +160,8 @@ def measure(setting: Setting, *, relaxed: bool) -> dict[str, object]:
     homes, _ = tight.bound_facts
     limit = bounds.Limits(tight.graph, tight.hardware, times, homes, relaxed=relaxed).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
-    unfit = bounds.infeasible(tight.graph, tight.hardware, *tight.bound_facts)
-    static = Row(f"no plan fits at {unfit.at}") if unfit else replay(tight, "static", limit)
+    unfit = by_force(tight)
+    static = Row(unfit) if unfit else replay(tight, "static", limit)
     bound_ms, compute_ms, budget_gib = limit.ns / 1e6, sum(times) / 1e6, budget / 2**30
     return {
         **asdict(setting),
@@ -207,10 +232,11 @@ def main() -> None:
         if not args.json:
             print(told(rows[-1]), flush=True)
     missed = sum(bool(row["missed"]) for row in rows)
+    unfit = sum(row["static"]["status"].startswith("no plan fits") for row in rows)
     print(
         json.dumps(rows, indent=1)
         if args.json
-        else f"{len(rows) - missed} of {len(rows)} settings met, {missed} missed"
+        else f"{len(rows) - missed - unfit} of {len(rows)} settings met, {missed} missed, {unfit} that no plan fits"
     )
     sys.exit(bool(missed))
 
