@@ -1,6 +1,11 @@
 """What the shipped machines of several devices say of themselves."""
 
+import re
+import statistics
+from pathlib import Path
+
 import pytest
+from bench import collectives as measured
 
 from simulator import catalog
 from simulator.cost import collective_ns, fabric_of, phases
@@ -79,3 +84,16 @@ def test_what_was_only_announced_says_so():
     assert hw.title.startswith("Announced")
     cited = {path: cites for path, cites in hw.sources.items() if hw.entry_of(path)[0] == "sources"}
     assert all(any(cite.basis == "announced" for cite in cites) for cites in cited.values())
+
+
+def test_readme_states_the_errors_of_collectives_as_they_come_out():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    stated = {
+        cells[0]: (cells[2], cells[3].partition(" %")[0])
+        for cells in (re.split(r" *\| *", line.strip("| ")) for line in readme.splitlines() if line.startswith("| "))
+        if cells[0] in measured.SOURCES
+    }
+    for setting in measured.SOURCES:
+        off = sorted(abs(error) for error in measured.errors(setting))
+        found = (f"{statistics.median(off) * 100:.0f} %", f"{off[-1] * 100:.0f}")
+        assert stated[setting] == found, setting
