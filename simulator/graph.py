@@ -60,6 +60,9 @@ class CollectiveKind(StrEnum):
 PAIRED = frozenset((CollectiveKind.SEND, CollectiveKind.RECV))
 """Kinds that meet in pairs."""
 
+ALGORITHMS = ("auto", "ring", "tree", "direct", "hierarchical")
+"""How members may go about a collective."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import filterfalse
 from typing import TypedDict, Unpack
 
 from simulator.errors import ConfigError
-from simulator.graph import LARGEST, PHASES, Graph, Op, OpKind, Tensor, TensorKind
+from simulator.graph import (
+    ALGORITHMS,
+    LARGEST,
+    PAIRED,
+    PHASES,
+    Collective,
+    CollectiveKind,
+    Graph,
+    Group,
+    Op,
+    OpKind,
+    Tensor,
+    TensorKind,
+)
 from simulator.units import suggestion
 
 
@@ -25,11 +39,13 @@ class OpFields(TypedDict, total=False):
     barrier: bool
     repeatable: bool
     fused: str
+    collective: Collective | None
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
 _OP_KINDS = {str(kind): kind for kind in OpKind}
+_COLLECTIVE_KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
 def _is_whole(value: object) -> bool:
@@ -60,6 +76,8 @@ class GraphBuilder:
         self._tensor_ids: dict[str, int] = {}
         self._op_names: set[str] = set()
         self._groups: set[str] = set()
+        self._rank_groups: dict[str, Group] = {}
+        self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
         self._sizes: list[int] = []
         self._shared: set[int] = set()
         self._there: set[int] = set()  # from the start, or written by an op so far
@@ -99,6 +117,30 @@ class GraphBuilder:
             self._shared.add(t)
         return t
 
+    def group(self, name: str, members: Iterable[Iterable[int]]) -> None:
+        """Add a group of ranks, which collectives of later ops name.
+
+        Parameters
+        ----------
+        name
+            Unique; each name has a stream of its own.
+        members
+            Ranks that meet, for all ranks of the job.
+
+        Raises
+        ------
+        ConfigError
+            If the name is taken, or a rank is no whole number or twice among those that meet.
+        """
+        if not name or name in self._rank_groups:
+            raise self._bad_name("group", name)
+        found = tuple(map(tuple, members))
+        for ranks in found:
+            if not ranks or not all(map(_is_whole, ranks)) or len(set(ranks)) < len(ranks):
+                must = "those who meet are different ranks, whole numbers from 0"
+                raise self._error("group", name, must, str(list(ranks)), "correct them")
+        self._rank_groups[name] = Group(name, found)
+
     def op(
         self,
         name: str,
@@ -123,8 +165,8 @@ class GraphBuilder:
         Raises
         ------
         ConfigError
-            If the name is taken, a tensor is not known, another op stands between two of a fused group, or a field
-            breaks its rule.
+            If the name is taken, a tensor is not known, another op stands between two of a fused group, the members
+            that its collective names cannot meet, or a field breaks its rule.
         """
         if not name or name in self._op_names:
             raise self._bad_name("op", name)
@@ -137,6 +179,7 @@ class GraphBuilder:
         if more.get("phase", "") not in PHASES:
             raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
         self._check_fused(name, more.get("fused", ""))
+        self._check_collective(name, known, more.get("collective"))
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
@@ -181,7 +224,9 @@ class GraphBuilder:
             if t not in self._there:
                 must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
                 raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
-        graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids).repeated(steps, self._where)
+        groups = tuple(self._rank_groups.values())
+        graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
+        graph = graph.repeated(steps, self._where)
         self._check_totals(steps)
         return graph
 
@@ -219,6 +264,43 @@ class GraphBuilder:
             found = f"{self._ops[-1].name!r} between it and the others of {group!r}"
             raise self._error("op", name, must, found, "put them in a row, or give it another group")
         self._groups.add(group)
+
+    def _check_collective(self, op: str, kind: OpKind, about: Collective | None) -> None:
+        if about is None:
+            return
+        if kind is not OpKind.COLLECTIVE:
+            must = "an op with a collective is of kind collective"
+            raise self._error("op", op, must, repr(str(kind)), "correct its kind")
+        if about.kind not in _COLLECTIVE_KINDS:
+            raise self._bad_choice("op", op, "its collective", str(about.kind), _COLLECTIVE_KINDS)
+        if about.algorithm not in ALGORITHMS:
+            raise self._bad_choice("op", op, "its algorithm", about.algorithm, ALGORITHMS)
+        if not _is_whole(about.size_bytes):
+            raise self._bad_number("op", op, "the size_bytes of its collective", about.size_bytes)
+        group = self._rank_groups.get(about.group)
+        if group is None:
+            must, do = "a collective names a group of the graph", "declare the group before, or correct the name"
+            raise self._error("op", op, must, repr(about.group), f"{do}{suggestion(about.group, self._rank_groups)}")
+        self._check_members(op, about, group)
+
+    def _check_members(self, op: str, about: Collective, group: Group) -> None:
+        """Refuse members that overlap, or of a message are no pairs."""
+        if (group.name, about.kind) in self._sound:
+            return
+        self._sound.add((group.name, about.kind))
+        if about.kind in PAIRED:
+            odd = next((ranks for ranks in group.members if len(ranks) != 2), None)
+            if odd is not None:
+                must = f"{about.kind} is between pairs (from, to) of group {group.name!r}"
+                raise self._error("op", op, must, str(list(odd)), "name pairs, or use another group")
+            end = 0 if about.kind is CollectiveKind.SEND else 1
+            meeting, where = [ranks[end] for ranks in group.members], "at the same end of two pairs"
+        else:
+            meeting, where = [rank for ranks in group.members for rank in ranks], "in two of them"
+        if len(set(meeting)) < len(meeting):
+            twice = next(rank for rank, times in Counter(meeting).items() if times > 1)
+            must = f"no rank meets twice for {about.kind} in group {group.name!r}"
+            raise self._error("op", op, must, f"rank {twice} {where}", "correct the members")
 
     def _early_read(self, t: int, op: str, line: int) -> ConfigError:
         tensor, self.line = self._tensors[t], line

@@ -239,6 +239,28 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors of a whole number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def would_divide(what: str, length: int, parts: int) -> str:
+    """Say which numbers near `parts` would divide `length`: ``set tensor to 4 or 8``.
+
+    Parameters
+    ----------
+    what
+        The axis.
+    length, parts
+        What does not divide.
+    """
+    known = divisors(length)
+    below = max((d for d in known if d < parts), default=1)
+    above = min((d for d in known if d > parts), default=None)
+    return f"set {what} to {below}" + (f" or {above}" if above is not None else "")
+
+
 def _three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(abs(value) * 1.0005)))
     return f"{value:.{digits}f}"

@@ -1,6 +1,6 @@
-"""Builders: a workload becomes a graph.
+"""Builders: a workload becomes a job, which is one graph for all ranks, or several.
 
-`MODELS` names the families; a new one is a module with a function from a workload and its model to a graph, and an
+`MODELS` names the families; a new one is a module with a function from a workload and its model to a job, and an
 entry here. A workload that names a graph file is read by a function that the caller passes in, because builders know
 no formats.
 """
@@ -14,22 +14,41 @@ from typing import Any
 
 from simulator.builders import llama, residency_acceptance
 from simulator.errors import ConfigError
-from simulator.graph import Graph, check_run
-from simulator.workload import Model, Workload
+from simulator.graph import Graph, Job, check_run
+from simulator.layout import Weight
+from simulator.workload import LlamaModel, Model, Parallel, Workload
 
-MODELS: dict[str, Callable[[Workload, Any], Graph]] = {
+MODELS: dict[str, Callable[[Workload, Any], Job]] = {
     "llama": llama.build,
     "residency_acceptance": residency_acceptance.build,
 }
 """Model family -> builder."""
 
+ReadGraph = Callable[[Path], Graph]
 
-def build(
-    workload: Workload,
-    base_dir: Path | None = None,
-    read_graph: Callable[[Path], Graph] | None = None,
-) -> Graph:
-    """Build the graph of a workload.
+
+def build(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Graph:
+    """Build the graph of a workload of one rank.
+
+    Parameters
+    ----------
+    workload, base_dir, read_graph
+        As for `build_job`.
+
+    Raises
+    ------
+    ConfigError
+        As `build_job`, or if there are several ranks.
+    """
+    job = build_job(workload, base_dir, read_graph)
+    if job.ranks > 1:
+        must, found = "one graph is that of one rank", f"{job.ranks} ranks"
+        raise ConfigError(f"workload {workload.name}", must, found, "remove 'ranks: all', or build its job")
+    return job.graphs[0]
+
+
+def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
+    """Build what all ranks of a workload run.
 
     Parameters
     ----------
@@ -42,35 +61,57 @@ def build(
 
     Returns
     -------
-    Graph
-        The graph. One from a file runs as often as the workload says, or else as often as the file says.
+    Job
+        The graphs, and which rank runs which. One from a file is run by all ranks that its groups name, as often as
+        the workload says, or else as often as the file says.
 
     Raises
     ------
     ConfigError
-        If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops.
+        If the graph file is wrong, or it has inputs that a second step would not find, or there are too many ops, or
+        the model cannot be spread over ranks as the workload says.
     """
-    graph = _build(workload, base_dir, read_graph)
-    return graph if workload.outputs == "kept" else replace(graph, outputs=())
+    job = _build(workload, base_dir, read_graph)
+    if workload.outputs == "kept":
+        return job
+    return replace(job, graphs=tuple(replace(graph, outputs=()) for graph in job.graphs))
 
 
-def _build(workload: Workload, base_dir: Path | None, read_graph: Callable[[Path], Graph] | None) -> Graph:
+def layouts(workload: Workload) -> dict[str, Weight]:
+    """How the weights of a workload's model are spread over ranks, by name; empty where nobody says so.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be spread over ranks as the workload says.
+    """
+    if isinstance(workload.model, LlamaModel):
+        return llama.spread_weights(workload, workload.model)
+    return {}
+
+
+def _build(workload: Workload, base_dir: Path | None, read_graph: ReadGraph | None) -> Job:
+    where = f"workload {workload.name}"
     if workload.model is not None:
-        model = workload.model
-        check_run(_ops(workload, model), workload.steps, f"workload {workload.name}")
-        return MODELS[model.family](workload, model)
+        check_run(_ops(workload, workload.model), workload.steps, where)
+        return MODELS[workload.model.family](workload, workload.model)
     if workload.graph is None or read_graph is None:
-        raise ConfigError(
-            f"workload {workload.name}", "a graph comes from a model or a file", "neither", "name one of the two"
-        )
+        raise ConfigError(where, "a graph comes from a model or a file", "neither", "name one of the two")
     graph = read_graph((base_dir or Path()) / workload.graph)
     if "steps" in workload.model_fields_set:
-        return graph.repeated(workload.steps, f"workload {workload.name}")
-    return graph
+        graph = graph.repeated(workload.steps, where)
+    return Job.of(graph, _ranks(graph))
+
+
+def _ranks(graph: Graph) -> int:
+    """How many ranks the groups of a graph name."""
+    return 1 + max((rank for group in graph.groups for ranks in group.members for rank in ranks), default=0)
 
 
 def _ops(workload: Workload, model: Model) -> int:
-    """Number of ops, from models of one and of two layers: every layer has as many."""
-    once, build_model = workload.model_copy(update={"steps": 1}), MODELS[model.family]
-    one, two = (len(build_model(once, model.model_copy(update={"layers": n})).ops) for n in (1, 2))
-    return one + (model.layers - 1) * (two - one)
+    """About how many ops the longest graph has, from models of one and of two layers: every layer has as many."""
+    parallel, build_model = workload.parallel, MODELS[model.family]
+    once = workload.model_copy(update={"steps": 1, "parallel": Parallel()})
+    one, two = (len(build_model(once, model.model_copy(update={"layers": n})).graphs[0].ops) for n in (1, 2))
+    layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
+    return parallel.micro_batches * (one + (layers - 1) * (two - one))

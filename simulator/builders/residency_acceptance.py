@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simulator.builders.naming import blocks
-from simulator.graph import Graph
+from simulator.errors import ConfigError
+from simulator.graph import Job
 from simulator.graph_builder import GraphBuilder
 from simulator.workload import ResidencyAcceptanceModel, Workload
 
@@ -135,7 +136,7 @@ class _Layer:
         return t.op("add1", [dr, dn], [t.wide("dx", h)])
 
 
-def build(workload: Workload, model: ResidencyAcceptanceModel) -> Graph:
+def build(workload: Workload, model: ResidencyAcceptanceModel) -> Job:
     """Build the step of `model` as `workload` runs it.
 
     Parameters
@@ -147,9 +148,17 @@ def build(workload: Workload, model: ResidencyAcceptanceModel) -> Graph:
 
     Returns
     -------
-    Graph
-        24 ops a layer and 3 more; its outputs are the weight gradients.
+    Job
+        Of one rank: 24 ops a layer and 3 more; the outputs are the weight gradients.
+
+    Raises
+    ------
+    ConfigError
+        If it asks for more than one rank or micro-batch.
     """
+    if workload.parallel.ranks == "all" or workload.parallel.micro_batches > 1:
+        must = "the family residency_acceptance is the step of one rank"
+        raise ConfigError(f"workload {workload.name}, parallel", must, "a layout", "remove it, or use the family llama")
     tape = _Tape(workload, model)
     layers = [_Layer(tape, block) for block in blocks(model.layers)]
     tape.block = "embed"
@@ -162,4 +171,4 @@ def build(workload: Workload, model: ResidencyAcceptanceModel) -> Graph:
     dy = tape.op("loss", [x, loss], [tape.wide("dy", model.hidden)])
     for layer in reversed(layers):
         dy = layer.backward(dy)
-    return tape.graph.build(tape.outputs, workload.steps)
+    return Job.of(tape.graph.build(tape.outputs, workload.steps))

@@ -1,6 +1,7 @@
 """``hosim-graph/1``: an operator graph as JSON lines.
 
-The header, then the tensors, then the ops in program order. An op names tensors of earlier lines. A small one::
+The header, then the tensors and the groups of ranks, then the ops in program order. An op names tensors and groups of
+earlier lines. A small one::
 
     {"schema":"hosim-graph/1","name":"mlp","steps":1,"outputs":["y"],"tensors":4,"ops":2}
     {"tensor":"x","size_bytes":4096,"kind":"input"}
@@ -23,6 +24,9 @@ tensor   `kind`             weight, gradient, optimizer_state, activation, kv_ca
                             workspace or input
 tensor   `persistent`       it exists before the first op and after the last one of each step      false
 tensor   `shared`           node or supernode: read-only, stored once there                        not shared
+group    `group`            unique name of ranks that meet in collectives                          required
+group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
+                            overlap, for send and recv pairs (from, to)
 op       `op`               unique path name                                                       required
 op       `reads`, `writes`  names of tensors; an update in place is in both                        none
 op       `read_bytes`,      traffic in the compute tier                                            their sizes
@@ -38,6 +42,10 @@ op       `barrier`          no cache operator may be moved across it            
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
                             no copy, detach or sync between them
+op       `collective`       what it does with other ranks, for kind collective: an object of       none
+                            `does` (all_reduce, all_gather, reduce_scatter, all_to_all,
+                            broadcast, send, recv), `group`, `size_bytes`, and `algorithm` (auto,
+                            ring, tree, direct, hierarchical; auto)
 =======  =================  =====================================================================  ===========
 
 What an op reads was written by an earlier op, is persistent, or is of kind input in a graph of one step.
@@ -50,9 +58,9 @@ from pathlib import Path
 from sys import intern
 
 from simulator.formats import jsonl
-from simulator.graph import Graph, Op, OpKind, Tensor, TensorKind
+from simulator.graph import Collective, CollectiveKind, Graph, Op, OpKind, Tensor, TensorKind
 from simulator.graph_builder import GraphBuilder
-from simulator.units import counted
+from simulator.units import counted, suggestion
 
 SCHEMA = "hosim-graph/1"
 
@@ -80,10 +88,16 @@ _OP = jsonl.Shape(
         "barrier": bool,
         "repeatable": bool,
         "fused": str,
+        "collective": dict,
     },
     ("op",),
 )
-_LINES = {"op": _OP, "tensor": _TENSOR}
+_RANKS = "a list of lists of ranks, such as [[0, 1], [2, 3]]"
+_GROUP = jsonl.Shape({"group": str, "ranks": list}, ("group", "ranks"), {"ranks": _RANKS})
+_COLLECTIVE = jsonl.Shape(
+    {"does": str, "group": str, "size_bytes": int, "algorithm": str}, ("does", "group", "size_bytes")
+)
+_LINES = {"op": _OP, "tensor": _TENSOR, "group": _GROUP}
 _REPEATED = {"op_class", "dtype", "phase", "fused"}
 """Texts that many ops share; each is kept once."""
 
@@ -110,13 +124,36 @@ def read(path: Path) -> Graph:
         if line.kind(_LINES) == "op":
             for key in _REPEATED & record.keys():
                 record[key] = intern(record[key])
+            if "collective" in record:
+                record["collective"] = _collective(line)
+                record.setdefault("kind", OpKind.COLLECTIVE.value)
             builder.op(record.pop("op"), **record)
             counts["ops"] += 1
+        elif "group" in record:
+            builder.group(record["group"], _members(line))
         else:
             builder.tensor(record.pop("tensor"), **record)
             counts["tensors"] += 1
     jsonl.count(header, counts)
     return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))
+
+
+def _collective(line: jsonl.Line) -> Collective:
+    inner = jsonl.Line(line.path, line.number, line.record["collective"])
+    inner.check(_COLLECTIVE)
+    about = inner.record
+    kinds = {str(kind): kind for kind in CollectiveKind}
+    if about["does"] not in kinds:
+        must, close = f"a collective does one of {', '.join(kinds)}", suggestion(about["does"], kinds)
+        raise line.error(must, repr(about["does"]), f"choose one of these{close}")
+    return Collective(kinds[about["does"]], about["group"], about["size_bytes"], about.get("algorithm", "auto"))
+
+
+def _members(line: jsonl.Line) -> list[list[int]]:
+    members = line.record["ranks"]
+    if not all(type(ranks) is list for ranks in members):
+        raise line.error(f"ranks is {_RANKS}", repr(members), "correct it")
+    return list(members)
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -159,6 +196,8 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
     }
     sizes = [t.size_bytes for t in graph.tensors]
     yield from map(_tensor_record, graph.tensors)
+    for group in graph.groups:
+        yield {"group": group.name, "ranks": group.members}
     for op in graph.ops:
         yield _op_record(op, names, sizes)
 
@@ -197,10 +236,17 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
         record["read_bytes"] = op.read_bytes
     if op.write_bytes != sum(sizes[t] for t in op.writes):
         record["write_bytes"] = op.write_bytes
-    if op.kind is not OpKind.COMPUTE:
+    if op.kind is not OpKind.COMPUTE and op.collective is None:
         record["kind"] = op.kind.value
     for key in _PLAIN_KEYS:
         value = getattr(op, key)
         if value != getattr(_PLAIN, key):
             record[key] = value
+    if op.collective is not None:
+        record["collective"] = _collective_record(op.collective)
     return record
+
+
+def _collective_record(about: Collective) -> dict[str, object]:
+    record: dict[str, object] = {"does": str(about.kind), "group": about.group, "size_bytes": about.size_bytes}
+    return record if about.algorithm == "auto" else {**record, "algorithm": about.algorithm}

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,6 +30,7 @@ _IN_WORDS: dict[type, str] = {
     str: "text",
     bool: "true or false",
     list: "a list of texts",
+    dict: "an object",
 }
 
 
@@ -40,13 +41,16 @@ class Shape:
     Attributes
     ----------
     types
-        Key -> type of its value: ``int``, ``str``, ``bool``, or ``list`` (of texts).
+        Key -> type of its value: ``int``, ``str``, ``bool``, ``list`` or ``dict``.
     required
         Keys that must be there.
+    words
+        Key -> what its value is, where that is not clear from its type.
     """
 
     types: Mapping[str, type]
     required: tuple[str, ...]
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 class Line:
@@ -114,7 +118,8 @@ class Line:
         if key not in shape.types:
             must = f"the keys of this line are {', '.join(shape.types)}"
             return self.error(must, repr(key), f"correct or remove it{suggestion(key, shape.types)}")
-        return self.error(f"{key} is {_IN_WORDS[shape.types[key]]}", _brief(value), "correct it")
+        words = shape.words.get(key) or _IN_WORDS[shape.types[key]]
+        return self.error(f"{key} is {words}", _brief(value), "correct it")
 
 
 def _brief(value: object) -> str:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import formats
-from simulator.builders import build
+from simulator.builders import build, build_job
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.graph import PHASES, Graph, OpKind, TensorKind
+from simulator.graph import ALGORITHMS, PHASES, Collective, CollectiveKind, Graph, OpKind, TensorKind
 from simulator.graph_builder import GraphBuilder
-from simulator.workload import LlamaModel, Workload
+from simulator.workload import LlamaModel, Parallel, Workload
 
 
 def example(module: object) -> str:
@@ -63,6 +63,24 @@ def test_texts_that_ops_share_are_kept_once(tmp_path: Path) -> None:
     assert first.dtype is second.dtype
 
 
+def test_ranks_of_a_stage_survive(tmp_path: Path) -> None:
+    model = LlamaModel(layers=3, hidden=8, heads=4, kv_heads=2, ffn=16, vocabulary=50)
+    layout = Parallel(ranks="all", tensor=2, data=2, pipeline=3, micro_batches=2, zero_stage=3)
+    for graph in build_job(Workload(name="w", model=model, sequence=16, parallel=layout)).graphs:
+        assert graph.groups
+        graph_jsonl.write(graph, tmp_path / "g.jsonl")
+        assert graph_jsonl.read(tmp_path / "g.jsonl") == graph
+
+
+def test_a_file_with_groups_is_run_by_all_their_ranks(tmp_path: Path) -> None:
+    written(tmp_path / "g.jsonl", lines(PAIRS, meeting("send", "pairs"), A, '{"op":"f","writes":["alpha"]}'))
+    graph = graph_jsonl.read(tmp_path / "g.jsonl")
+    assert graph.ops[0].collective == Collective(CollectiveKind.SEND, "pairs", 8)
+    assert graph.ops[0].kind == OpKind.COLLECTIVE
+    job = build_job(Workload(name="w", graph="g.jsonl"), tmp_path, graph_jsonl.read)
+    assert (job.ranks, job.graphs) == (3, (graph,))
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     text, number = st.text(max_size=8), st.integers(0, 2**58)
@@ -73,6 +91,9 @@ def graphs(draw: st.DrawFn) -> Graph:
         shared = draw(st.sampled_from([None, None, "node", "supernode"])) if name != names[0] else None
         kind = draw(st.sampled_from(list(TensorKind))) if persistent else "input"
         builder.tensor(name, draw(number), kind, persistent=persistent, shared=shared)
+    shuffled = draw(st.permutations(range(6)))
+    builder.group("meet", [shuffled[:2], shuffled[2:]])
+    builder.group("pass on", [(0, 1), (1, 2)])
     ops = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
     groups = sorted(draw(st.lists(text, min_size=len(ops), max_size=len(ops))))
     for name, group in zip(ops, groups, strict=True):
@@ -93,6 +114,10 @@ def graphs(draw: st.DrawFn) -> Graph:
                 },
             )
         )
+        if more.get("kind") == "collective" and draw(st.booleans()):
+            does, ranks = draw(st.sampled_from([("all_reduce", "meet"), ("broadcast", "meet"), ("recv", "pass on")]))
+            algorithm = draw(st.sampled_from(ALGORITHMS))
+            more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
         builder.op(name, reads, writes, fused=group, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
@@ -111,12 +136,22 @@ def lines(*changed: str, header: str = '"name":"g"') -> str:
     return "\n".join([f'{{"schema":"hosim-graph/1",{header}}}', *changed]) + "\n"
 
 
+PAIRS = '{"group":"pairs","ranks":[[0,1],[1,2]]}'
+
+
+def meeting(does: str, group: str, more: str = '"algorithm":"auto"') -> str:
+    return f'{{"op":"m","collective":{{"does":"{does}","group":"{group}","size_bytes":8,{more}}}}}'
+
+
 A = '{"tensor":"alpha","size_bytes":1}'
 F = '{"op":"f","writes":["alpha"]}'
 BAD = {
     "no op": (lines(A), "f.jsonl: a graph has at least one op, found none"),
-    "neither tensor nor op": (lines('{"name":"x"}'), ":2: a line has one of the keys op, tensor, found only 'name'"),
-    "nothing on a line": (lines("{}"), ":2: a line has one of the keys op, tensor, found no key"),
+    "neither tensor nor op": (
+        lines('{"name":"x"}'),
+        ":2: a line has one of the keys op, tensor, group, found only 'name'",
+    ),
+    "nothing on a line": (lines("{}"), ":2: a line has one of the keys op, tensor, group, found no key"),
     "both at once": (lines('{"tensor":"a","op":"f"}'), ":2: the keys of this line are op, reads"),
     "an unknown key": (lines(A, '{"op":"f","flop":1}'), ":3: the keys of this line are op, reads, writes"),
     "a misspelt key": (lines(A, '{"op":"f","flop":1}'), "found 'flop'; correct or remove it (did you mean 'flops'?)"),
@@ -149,6 +184,63 @@ BAD = {
     "no step": (lines(A, F, header='"steps":0'), "a graph runs a whole number of steps, at least 1, found 0"),
     "fewer ops than counted": (lines(A, F, header='"ops":2'), ":1: the file has the 2 ops that its header counts, fo"),
     "more tensors than counted": (lines(A, F, header='"tensors":0'), "the 0 tensors that its header counts, found 1"),
+    "an unknown group": (
+        lines(A, PAIRS, meeting("send", "pear")),
+        ":4: op 'm': a collective names a group of the graph, ",
+    ),
+    "a close group": (
+        lines(A, PAIRS, meeting("send", "pear")),
+        "found 'pear'; declare the group before, or correct the ",
+    ),
+    "a group twice": (lines(A, PAIRS, PAIRS), ":4: group 'pairs': each group has its own name, found it twice"),
+    "a rank twice": (
+        lines(A, '{"group":"g","ranks":[[0,1],[2,2]]}'),
+        ":3: group 'g': those who meet are different ranks, whole numbers from 0, found [2, 2]; correct them",
+    ),
+    "nobody": (
+        lines(A, '{"group":"g","ranks":[[]]}'),
+        "those who meet are different ranks, whole numbers from 0, found []",
+    ),
+    "a rank in words": (
+        lines(A, '{"group":"g","ranks":[["0"]]}'),
+        "those who meet are different ranks, whole numbers ",
+    ),
+    "ranks that are no lists": (
+        lines(A, '{"group":"g","ranks":[0,1]}'),
+        ":3: ranks is a list of lists of ranks, such as",
+    ),
+    "ranks that are no list": (
+        lines(A, '{"group":"g","ranks":2}'),
+        ":3: ranks is a list of lists of ranks, such as [[0",
+    ),
+    "members that overlap": (
+        lines(A, PAIRS, meeting("all_reduce", "pairs")),
+        ":4: op 'm': no rank meets twice for all_reduce in group 'pairs', found rank 1 in two of them; correct the",
+    ),
+    "two messages at once": (
+        lines(A, '{"group":"g","ranks":[[0,1],[0,2]]}', meeting("send", "g")),
+        ":4: op 'm': no rank meets twice for send in group 'g', found rank 0 at the same end of two pairs",
+    ),
+    "a message to many": (
+        lines(A, '{"group":"g","ranks":[[0,1,2]]}', meeting("recv", "g")),
+        ":4: op 'm': recv is between pairs (from, to) of group 'g', found [0, 1, 2]; name pairs, or use another group",
+    ),
+    "an unknown collective": (
+        lines(A, PAIRS, meeting("all_gaher", "pairs")),
+        ":4: a collective does one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, found",
+    ),
+    "an unknown algorithm": (
+        lines(A, PAIRS, meeting("send", "pairs", '"algorithm":"rings"')),
+        ":4: op 'm': its algorithm is one of auto, ring, tree, direct, hierarchical, found 'rings'; choose one",
+    ),
+    "a collective without a size": (
+        lines(A, PAIRS, '{"op":"m","collective":{"does":"send","group":"pairs"}}'),
+        ":4: the line has 'size_bytes', found only does, group; add 'size_bytes'",
+    ),
+    "a collective that computes": (
+        lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
+        ":4: op 'm': an op with a collective is of kind collective, found 'compute'; correct its kind",
+    ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),
         "f.jsonl: what exists before the first op of a graph of several steps is persistent, found 'x'",

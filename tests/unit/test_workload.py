@@ -49,6 +49,27 @@ def test_counts_are_whole_numbers_from_1(layers):
         Workload.model_validate({"name": "toy", "model": MODEL | {"layers": layers}})
 
 
+def test_one_rank_is_alone():
+    for key, value in {
+        "tensor": 2,
+        "pipeline": 2,
+        "sequence": True,
+        "zero_stage": 2,
+        "layouts": {"*": ["none"]},
+    }.items():
+        message = f"one rank's slice knows data, zero_stage 0 or 1, and micro_batches, found {key}; "
+        message += "add 'ranks: all' for all ranks and their collectives"
+        assert refusal(model=MODEL, parallel={key: value}) == message
+    assert refusal(model=MODEL, parallel={"data": 2, "expert": 2}).startswith("one rank's slice knows data")
+
+
+def test_ranks_divide_and_stages_have_layers():
+    message = "expert divides data: expert ranks are replicas that share experts, found 4 and 6; set expert to 3 or 6"
+    assert refusal(model=MODEL, parallel={"ranks": "all", "data": 6, "expert": 4}) == message
+    message = "layers says how many each stage has, found 1 for 2 stages; name one number a stage"
+    assert refusal(model=MODEL, parallel={"ranks": "all", "pipeline": 2, "layers": [2]}) == message
+
+
 def test_an_unknown_family_is_refused():
     with pytest.raises(ValidationError, match="family"):
         Workload.model_validate({"name": "toy", "model": MODEL | {"family": "gpt"}})
