@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
-    from simulator.run import Progress, Results
+    from simulator.run import Results
     from simulator.scenario import BoundKind
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
@@ -135,6 +135,7 @@ def run(
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
+    from simulator.report.progress import Shown
     from simulator.run import run as run_scenario
 
     if out is not None:
@@ -142,7 +143,7 @@ def run(
 
         check_target(out)
     settings = dict(catalog.setting(change) for change in changes)
-    with _progress() as progress:
+    with Shown() as progress:
         results = run_scenario(scenario, set=settings, policies=policies or None, bound=bound, progress=progress)
     if out is not None:
         results.write(out)
@@ -217,32 +218,6 @@ def _judged(results: Results) -> int:
     return _FAILED if failed else 0
 
 
-class _progress:  # noqa: N801 - used as a function
-    """Progress on a terminal; silence in a pipe."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("reading", total=None)
-            self._bar.start()
-        return self._tell
-
-    def _tell(self, label: str, done: int, total: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description=label, completed=done, total=total or None)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
 def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
     """Read ``5%,10%`` as shares; ``none`` as no level."""
     if text is None:
@@ -297,6 +272,7 @@ def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: i
     outcome in the table.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
+    from simulator.report.progress import Shown
     from simulator.run.robustness import robustness
 
     if out is not None:
@@ -308,7 +284,7 @@ def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: i
     }
     headroom = more.pop("headroom") or [0.0]
     settings = dict(catalog.setting(change) for change in changes)
-    with _progress() as progress:
+    with Shown() as progress:
         found = robustness(
             scenario, set=settings, workers=workers or os.cpu_count() or 1, progress=progress,
             headroom=max(headroom), **conditions,
@@ -317,6 +293,27 @@ def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: i
     if out is not None:
         found.write(out)
     click.echo(str(found))
+
+
+@hosim.command(short_help="Say what every rank holds, and what ranks communicate.")
+@click.argument("workload")
+@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON, sizes in bytes.")
+def layout(workload: str, as_json: bool) -> None:
+    """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
+
+    \b
+    Examples:
+      hosim layout llama3_8b_train_2x2x2
+      hosim layout mine.yaml --json
+
+    WORKLOAD is a name in the catalogue or a .yaml file. Its key `parallel:` says how many ranks share what
+    (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
+    A size is that of the tensor which ranks reduce, gather or send; what it takes is the machine's business.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.run.layout import layout as spread
+
+    found = spread(workload)
+    click.echo(found.json() if as_json else found.text())
 
 
 @hosim.command("list", short_help="List profiles, workloads, scenarios and policies.")

@@ -1,0 +1,79 @@
+"""`hosim layout`: who holds what, and what is communicated when; for people and as JSON."""
+
+import json
+
+import pytest
+
+
+def test_layout_of_a_pipeline_lines_up(hosim):
+    done = hosim("layout", "llama3_8b_train_2x2x2")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].startswith(
+        "llama3_8b_train_2x2x2: 8 ranks = pipeline 2 x data 2 x tensor 2; neighbours along tensor"
+    )
+    assert "8 micro-batches a step, 1f1b" in lines
+    held = lines.index("held all step, by each rank")
+    head, first, last = lines[held + 1 : held + 4]
+    assert head.split() == ["program", "ranks", "ops", "weight", "optimizer_state", "input", "in", "all"]
+    assert first.split()[:5] == ["stage", "0", "0-3", "6,107", "4.02"]
+    assert len(head) == len(first) == len(last)
+    sums = [line for line in lines if "67.1 MB" in line and "all_reduce" in line]
+    assert [line.split()[2:6] for line in sums] == [
+        ["forward", "all_reduce", "tensor", "264"],
+        ["backward", "all_reduce", "tensor", "256"],
+        ["forward", "all_reduce", "tensor", "256"],
+        ["backward", "all_reduce", "tensor", "264"],
+    ]
+    assert any("send" in line and line.endswith("0 > 4 | 1 > 5 | 2 > 6 | ... (4)") for line in lines)
+    assert any(line.startswith("  L*/attn.q.weight") and "[-, tensor]" in line and "2 ranks" in line for line in lines)
+
+
+def test_layout_as_json_has_every_rank_and_byte(hosim):
+    done = hosim("layout", "llama3_8b_train_8x1x1", "--json")
+    found = json.loads(done.out)
+    assert (found["schema"], found["ranks"]) == ("hosim-layout/1", 8)
+    (program,) = found["programs"]
+    assert program["ranks"] == list(range(8))
+    assert program["kept_bytes"]["weight"] == 2 * 8_030_261_248
+    assert program["kept_bytes"]["optimizer_state"] == 12 * 8_030_261_248 // 8
+    assert found["groups"] == {"data": [list(range(8))]}
+    moved = dict.fromkeys(("reduce_scatter", "all_gather"), 0)
+    for one in found["collectives"]:
+        moved[one["kind"]] += one["times"] * one["size_bytes"]
+    assert moved == dict.fromkeys(moved, 2 * 8_030_261_248)
+    assert len(found["weights"]) == 32 * 9 + 3
+
+
+def test_one_rank_communicates_nothing(hosim, scenario):
+    assert hosim("layout", "tiny_train").out.endswith("\n\nnothing is communicated\n")
+    assert "1 rank\n" in hosim("layout", scenario.parent / "workload.yaml").out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            "tensor: 3",
+            "tensor divides heads, kv_heads, ffn and vocabulary, found 3, and 8 heads; set parallel.tensor to 2",
+        ),
+        ("pipeline: 5", "each stage has a layer, found 5 stages for 4 layers; set pipeline to at most 4"),
+        (
+            "tensor: 2\n  layouts: {head.lm: [none, none]}",
+            "a layout is for weights that the model has, found 'head.lm'",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_one_message(hosim, tmp_path, changed, message):
+    from simulator import catalog
+
+    text = catalog.path_of("tiny_train", "workload").read_text(encoding="utf-8")
+    text = text.replace("steps: 2", f"parallel:\n  ranks: all\n  {changed}\nsteps: 2").replace(
+        "assumed:\n", "assumed:\n  parallel: to see what is refused\n"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    done = hosim("layout", path)
+    assert done.code == 1
+    assert message in done.err
+    assert done.err.count("\n") == 1
