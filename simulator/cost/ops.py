@@ -10,6 +10,7 @@ from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import Collective, Graph, Group, Op
 from simulator.hardware import Hardware
+from simulator.units import nearest
 
 
 def arithmetic_ns(op: Op, hardware: Hardware) -> int:
@@ -87,7 +88,8 @@ def durations_ns(graph: Graph, hardware: Hardware) -> list[int]:
     Raises
     ------
     ConfigError
-        If the machine states no peak for an op's data type, or cannot do a collective.
+        If the machine states no peak for an op's data type or cannot do a collective, or a collective names no group of
+        the graph.
     """
     groups = {group.name: group for group in graph.groups}
     known: dict[Collective, int] = {}
@@ -99,6 +101,9 @@ def _alone_ns(op: Op, groups: dict[str, Group], known: dict[Collective, int], ha
     collective = op.collective
     if collective is None or op.duration_ns is not None:
         return duration_ns(op, hardware)
+    if collective.group not in groups:
+        must, found = "a collective names a group of its graph", repr(collective.group)
+        raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))
     if collective not in known:
         known[collective] = group_ns(collective, groups[collective.group], hardware)
     return known[collective]

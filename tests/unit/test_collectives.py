@@ -194,6 +194,14 @@ def test_a_collective_op_takes_its_time_alone_where_it_takes_longest():
 # Refusals
 
 
+def test_a_collective_of_an_unknown_group_is_refused():
+    op = Op("sum", kind=OpKind.COLLECTIVE, collective=Collective(CollectiveKind.ALL_REDUCE, "tensr", 1))
+    said = refusal(durations_ns, Graph("toy", (), (op,), groups=(Group("tensor", ((0, 1),)),)), machine(wire=NODE))
+    assert said == (
+        "op 'sum': a collective names a group of its graph, found 'tensr'; use one of tensor (did you mean 'tensor'?)"
+    )
+
+
 def test_more_ranks_than_devices_are_refused():
     said = refusal(phases, asked("all_reduce"), range(9), machine(wire=NODE))
     assert said == (

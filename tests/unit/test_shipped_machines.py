@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench import collectives as measured
+from rank_stories import perform, team
 
 from simulator import catalog
 from simulator.cost import collective_ns, fabric_of, phases
@@ -57,6 +58,21 @@ def test_the_pool_of_a_cloudmatrix_supplies_a_fifth_of_what_its_devices_can_take
     assert (supply.scope, supply.links, ports.scope) == ("supernode", ("p2d",), "device")
     assert hw.topology.devices * ports.bandwidth_bytes_per_s / supply.bandwidth_bytes_per_s == pytest.approx(4.9)
     assert supply.bandwidth_bytes_per_s == hw.topology.devices * 80 * 10**9
+
+
+def test_without_the_cap_of_its_pool_a_prefetch_of_all_packages_is_overrated_by_4_9():
+    capped = MACHINES["cloudmatrix384"]
+    free = capped.model_copy(update={"buses": {n: bus for n, bus in capped.buses.items() if n != "pool_out"}})
+    g, each = team("w 1000000000 persistent", "f: w ->, 0 ns", groups={}), capped.links["p2d"]
+    programs = [(g, "copy w pool hbm; compute f; detach w hbm")] * capped.topology.devices
+    took = {}
+    for name, hw in (("capped", capped), ("free", free)):
+        spans = perform(hw, programs, "w pool").spans.whole()
+        took[name] = int(spans["end_ns"].max() - spans["start_ns"].min()) - each.latency_ns
+    rate = len(programs) * 10**9 / took["capped"]
+    assert rate <= 30_720, "bytes per ns"
+    assert rate == pytest.approx(30_720)
+    assert took["capped"] / took["free"] == pytest.approx(4.9, rel=1e-4)
 
 
 def test_a_package_is_two_dies_and_the_pool_is_the_memory_of_all_nodes():
