@@ -39,7 +39,8 @@ class Meeting:
         "_arrived",
         "_communicator",
         "_flowing",
-        "_missing",
+        "_here",
+        "_lowest",
         "_parts",
         "_phase",
         "_phases",
@@ -53,7 +54,8 @@ class Meeting:
         self._communicator, self.op = communicator, op
         self._phases = iter(communicator.phases(collective))
         self._phase: Phase
-        self._missing = sorted(communicator.members, reverse=True)
+        self._here: set[int] = set()
+        self._lowest = 0
         self._arrived: list[tuple[Stream, int]] = []
         self._parts: list[tuple[int, int, int]] = []
         self._flowing = self._since_ns = 0
@@ -62,17 +64,24 @@ class Meeting:
 
     def arrive(self, stream: Stream) -> None:
         """Take in a member; the last one starts the collective."""
-        now, missing = self._communicator.rounds.clock.now, self._missing
+        now = self._communicator.rounds.clock.now
         self._arrived.append((stream, now))
-        missing.remove(stream.rank)
-        peer = missing[-1] if missing else -1
+        self._here.add(stream.rank)
+        peer = self._first_missing()
         if peer != self.peer:
             if self.peer >= 0 and now > self._since_ns:
                 self._parts.append((self._since_ns, now, self.peer))
             self.peer, self._since_ns = peer, now
             self._wake_watchers()
-        if not missing:
+        if peer < 0:
             self._start(now)
+
+    def _first_missing(self) -> int:
+        """The lowest rank that has not arrived, or -1."""
+        members = self._communicator.in_order
+        while self._lowest < len(members) and members[self._lowest] in self._here:
+            self._lowest += 1
+        return members[self._lowest] if self._lowest < len(members) else -1
 
     def _start(self, now: int) -> None:
         for stream, arrived_ns in self._arrived:
@@ -137,6 +146,8 @@ class Communicator:
 
     Attributes
     ----------
+    in_order
+        The members, the lowest rank first.
     meeting
         The present one, if some member has arrived.
     """
@@ -150,7 +161,7 @@ class Communicator:
         rounds: Rounds,
         network: Network,
     ) -> None:
-        self.members, self.rounds = members, rounds
+        self.in_order, self.rounds = sorted(members), rounds
         self._ranks, self._hardware, self._path, self._network = ranks, hardware, path, network
         self.meeting: Meeting | None = None
         self._known: dict[Collective, tuple[Phase, ...]] = {}
