@@ -7,9 +7,9 @@ from typing import Any
 
 from stories import graph, machine, steps
 
-from simulator import engine
+from simulator import engine, referee
 from simulator.cost import durations_ns
-from simulator.graph import Collective, CollectiveKind, Graph, Group, OpKind
+from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.trace import CAUSES, Trace
@@ -44,15 +44,34 @@ def team(tensors: str, *ops: str, groups: dict[str, tuple[tuple[int, ...], ...]]
 
 
 def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "", **more: Any) -> Trace:
-    """Run a graph and a plan on each rank; `home` holds for all."""
+    """Run a graph and a plan on each rank, and have the referee judge it; `home` holds for all.
+
+    What a plan writes and does not detach is detached at its end.
+    """
     places = dict(item.split() for item in home.split(",")) if home else {}
     team = []
     for g, text in programs:
         homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
-        what = steps(g, hardware, text) if isinstance(text, str) else text
+        what = steps(g, hardware, text + _detaches(g, text)) if isinstance(text, str) else text
         plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
         team.append(engine.Program(g, plan, durations_ns(g, hardware)))
-    return engine.run(team, hardware, **more)
+    trace = engine.run(team, hardware, **more)
+    referee.check_trace(job_of([program.graph for program in team]), hardware, [p.plan for p in team], trace)
+    return trace
+
+
+def _detaches(g: Graph, text: str) -> str:
+    """Detach what does not outlast the story and is left in hbm."""
+    left = [t.name for t in g.tensors if not t.persistent and f"detach {t.name} hbm" not in text]
+    return "".join(f"; detach {name} hbm" for name in left)
+
+
+def job_of(graphs: list[Graph]) -> Job:
+    """Make the job in which each rank runs the graph of its number."""
+    known: dict[int, Graph] = {id(g): g for g in graphs}
+    numbers = {key: number for number, key in enumerate(known)}
+    labels = tuple(f"program {number}" for number in range(len(known)))
+    return Job("story", tuple(known.values()), tuple(numbers[id(g)] for g in graphs), labels)
 
 
 def spans(trace: Trace, programs: list[tuple[Graph, Any]], hardware: Hardware) -> list[str]:

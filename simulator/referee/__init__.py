@@ -1,11 +1,15 @@
 """Laws that every plan and every trace obeys, checked without a line of the engine's code.
 
-`check_plan` walks a plan in issue order before it runs; `check_trace` holds what happened against the laws after it
-ran. The one speaks to whoever made the plan (`PlanError`), the other to whoever made the engine (`InvariantError`).
+Before a run `check_job` holds what all ranks run against one another, `check_plan` walks a plan in issue order, and
+`check_order` looks for ranks that wait for one another in a circle; after it `check_trace` holds what happened against
+the laws. They speak to whoever described the job (`ConfigError`), made the plan (`PlanError`), and made the engine
+(`InvariantError`).
 """
 
 from simulator.referee.findings import Findings
+from simulator.referee.job import check_job
 from simulator.referee.plan import check_plan
+from simulator.referee.rendezvous import check_order
 from simulator.referee.trace import check_trace
 
-__all__ = ["Findings", "check_plan", "check_trace"]
+__all__ = ["Findings", "check_job", "check_order", "check_plan", "check_trace"]

@@ -13,12 +13,13 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cost import durations_ns
 from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
 from simulator.referee.naming import describe
-from simulator.trace import Block, Trace
+from simulator.trace import CAUSES, Block, Table, Trace
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -81,13 +82,91 @@ def _contains(keys: Ints, wanted: Ints) -> Bools:
     return np.asarray(keys[at] == wanted)
 
 
+class Program:
+    """What ranks ran, laid out once for all of them.
+
+    Parameters
+    ----------
+    graph, hardware, plan
+        What ran, where, as decided.
+
+    Attributes
+    ----------
+    sizes
+        Of each tensor [B].
+    alone_ns
+        Time of each op alone [ns].
+    meets
+        Of each op, whether it is a collective.
+    planned
+        Columns of the steps of a fixed plan, all repeats; None for a reactive one.
+    """
+
+    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
+        self.graph, self.hardware, self.plan = graph, hardware, plan
+        self.uses = Uses.of(graph)
+        self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
+        self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
+        self.meets = np.array([op.collective is not None for op in graph.ops], bool)
+        steps = plan.fixed
+        self.planned: Columns | None = None
+        if steps is not None:
+            kind, a, b, c = (
+                np.tile(np.array(column, np.int64), plan.repeats) for column in (steps.kind, steps.a, steps.b, steps.c)
+            )
+            self.planned = kind, a, b, c
+
+
+Columns = tuple[Ints, Ints, Ints, Ints]
+
+
+class Rows:
+    """The rows of a table by rank.
+
+    Parameters
+    ----------
+    table
+        A table of a trace.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._whole = table.whole()
+        rank = self._whole["rank"]
+        self._order = None if not rank.any() else np.argsort(rank, kind="stable")
+        self._rank = rank if self._order is None else rank[self._order]
+
+    def of(self, rank: int) -> tuple[Block, Ints]:
+        """One rank's rows, and their numbers in the table."""
+        if self._order is None and rank == 0:
+            return self._whole, np.arange(len(self._rank))
+        first, last = np.searchsorted(self._rank, [rank, rank + 1])
+        rows = np.arange(first, last) if self._order is None else self._order[first:last]
+        return {name: values[rows] for name, values in self._whole.items()}, rows
+
+
+class RankRows:
+    """A trace whose rows can be had rank by rank.
+
+    Parameters
+    ----------
+    trace
+        What happened.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.spans, self.waits, self.residencies = Rows(trace.spans), Rows(trace.waits), Rows(trace.residencies)
+
+
 class Facts:
     """One rank's rows of a trace, by issue number.
 
     Parameters
     ----------
-    graph, hardware, plan, trace
-        What ran, where, as decided, and what happened.
+    program
+        What it ran.
+    rows
+        What happened, rank by rank.
     rank
         Which rank.
 
@@ -99,22 +178,27 @@ class Facts:
         The span of each step by issue: its row, or `NONE` and times of 0.
     start, end, issued
         Positions of these times in `clock`; `never` if there is no span.
+    arrived, arrived_ns
+        When a collective had come to its meeting, at the earliest: from then on it waited for peers. For other steps
+        the start.
+    is_unmet
+        By issue, whether it is a collective that never began: it may have come, and hold its room.
     spans, residencies
         The rank's rows; ``*_row`` holds their numbers in the trace's table.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, trace: Trace, rank: int) -> None:
-        self.graph, self.hardware, self.plan, self.rank = graph, hardware, plan, rank
-        self.tiers = len(plan.tiers)
-        self.compute_tier = plan.tiers.index(hardware.compute_tier)
-        self.complete = trace.status == "ok"
-        self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
-        self.uses = Uses.of(graph)
+    def __init__(self, program: Program, rows: RankRows, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.graph, self.hardware, self.plan = program.graph, program.hardware, program.plan
+        self.tiers = len(self.plan.tiers)
+        self.compute_tier = self.plan.tiers.index(self.hardware.compute_tier)
+        self.complete = rows.trace.status == "ok"
+        self.sizes, self.uses = program.sizes, program.uses
         self._compute_uses: tuple[Ints, Ints] | None = None
-        self.kind, self.a, self.b, self.c = _issued(plan, trace, rank)
-        self.spans, self.span_row = _rows_of(trace.spans.whole(), rank)
-        self.waits, self.wait_row = _rows_of(trace.waits.whole(), rank)
-        self.residencies, self.residency_row = _rows_of(trace.residencies.whole(), rank)
+        self.kind, self.a, self.b, self.c = _issued(program, rows.trace, rank)
+        self.spans, self.span_row = rows.spans.of(rank)
+        self.waits, self.wait_row = rows.waits.of(rank)
+        self.residencies, self.residency_row = rows.residencies.of(rank)
         self._check_spans_match_issued()
         self._lay_out()
 
@@ -132,7 +216,8 @@ class Facts:
 
     def _lay_out(self) -> None:
         spans, n = self.spans, len(self.kind)
-        named = [spans["issued_ns"], spans["start_ns"], spans["end_ns"], self.residencies["time_ns"]]
+        arrived_ns = self._arrivals_ns()
+        named = [spans["issued_ns"], spans["start_ns"], spans["end_ns"], arrived_ns, self.residencies["time_ns"]]
         self.clock, at = np.unique(np.concatenate(named), return_inverse=True)
         self.never = len(self.clock)
         self.stride = self.never + 2
@@ -144,9 +229,30 @@ class Facts:
         self.issued, self.start, self.end = (
             _scatter(n, issue, at[i * count : (i + 1) * count], self.never) for i in range(3)
         )
-        self.residency_time = at[3 * count :]
+        self.arrived, self.arrived_ns = self.start, self.start_ns
+        if len(arrived_ns):
+            self.arrived = _scatter(n, issue, at[3 * count : 4 * count], self.never)
+            self.arrived_ns = _scatter(n, issue, arrived_ns, 0)
+        self.is_unmet = np.zeros(n, bool)
+        if self.program.meets.any():
+            computes = np.flatnonzero((self.kind == COMPUTE) & (self.row == NONE))
+            self.is_unmet[computes] = self.program.meets[self.a[computes]]
+        self.residency_time = at[3 * count + len(arrived_ns) :]
         self.channel = _scatter(n, issue, spans["channel"], NONE)
         self.track = _scatter(n, issue, spans["track"], NONE)
+
+    def _arrivals_ns(self) -> Ints:
+        """Of each span, when its wait for peers before its start began; nothing if there are no collectives."""
+        if not self.program.meets.any():
+            return np.empty(0, np.int64)
+        spans, waits, n = self.spans, self.waits, len(self.kind)
+        is_peer = waits["cause"] == CAUSES.index("peer")
+        latest, first = np.zeros(n, np.int64), _scatter(n, spans["issue"], spans["start_ns"], 0)
+        np.maximum.at(latest, waits["issue"][~is_peer], waits["end_ns"][~is_peer])
+        np.minimum.at(first, waits["issue"][is_peer], waits["start_ns"][is_peer])
+        found = np.maximum(first, latest)
+        is_met = (spans["kind"] == COMPUTE) & self.program.meets[spans["item"] * (spans["kind"] == COMPUTE)]
+        return np.where(is_met, found[spans["issue"]], spans["start_ns"])
 
     def steps(self, kind: int) -> Ints:
         """Issue numbers of the steps of a kind, ascending."""
@@ -243,22 +349,12 @@ class Intervals:
         return np.asarray(found & (self._end[last] >= end))
 
 
-def _issued(plan: Plan, trace: Trace, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _issued(program: Program, trace: Trace, rank: int) -> Columns:
     """Columns of what the host issued: as recorded, or as planned where a fixed plan was not recorded."""
-    steps, rows = plan.fixed, trace.issued[rank].whole()
-    if steps is None or len(rows["kind"]):
+    rows = trace.issued[rank].whole()
+    if program.planned is None or len(rows["kind"]):
         return rows["kind"], rows["a"], rows["b"], rows["c"]
-    kind, a, b, c = (
-        np.tile(np.array(column, np.int64), plan.repeats) for column in (steps.kind, steps.a, steps.b, steps.c)
-    )
-    return kind, a, b, c
-
-
-def _rows_of(table: Block, rank: int) -> tuple[Block, Ints]:
-    if not table["rank"].any() and rank == 0:
-        return table, np.arange(len(table["rank"]))
-    rows = np.flatnonzero(table["rank"] == rank)
-    return {name: values[rows] for name, values in table.items()}, rows
+    return program.planned
 
 
 def _scatter(n: int, where: Ints, values: Ints, fill: int) -> Ints:

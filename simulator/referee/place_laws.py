@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.errors import InvariantError
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
 from simulator.referee.facts import NONE, Facts, Intervals, Ints
 from simulator.trace import Trace
 
@@ -39,8 +39,11 @@ class Held:
     detached: Ints
 
 
-def check_capacity(hardware: Hardware, plans: Sequence[Plan], trace: Trace, budget_bytes: int | float) -> None:
-    """Check that time moves forward and that each tier instance holds between nothing and its capacity, at each row."""
+def check_capacity(hardware: Hardware, trace: Trace, budget_bytes: int | float) -> None:
+    """Check that time moves forward and that each tier instance holds between nothing and its capacity, at each row.
+
+    A rank that stands for others counts on its instance of a shared tier for as many of them as are there.
+    """
     rows = trace.residencies.whole()
     time, where = rows["time_ns"], "trace, residencies row"
     back = np.flatnonzero(np.diff(time) < 0)
@@ -50,15 +53,43 @@ def check_capacity(hardware: Hardware, plans: Sequence[Plan], trace: Trace, budg
         raise _broken(f"{where} {i:,}", "places are taken and freed in the order of time", found)
     for number, (name, tier) in enumerate(hardware.tiers.items()):
         capacity = budget_bytes if name == hardware.compute_tier else tier.usable_bytes
-        for rank in range(len(plans)) if tier.scope == "device" else (None,):
-            mine = rows["tier"] == number
-            at = np.flatnonzero(mine if rank is None else mine & (rows["rank"] == rank))
-            used = np.cumsum(rows["delta_bytes"][at])
-            wrong = np.flatnonzero((used < 0) | (used > capacity))
-            if len(wrong):
-                must = f"a tier holds at least 0 B and at most its capacity ({_bytes(capacity)} in {name})"
-                found = f"{int(used[wrong[0]]):,} B at {int(time[at[wrong[0]]]):,} ns"
-                raise _broken(f"{where} {int(at[wrong[0]]):,}", must, found)
+        at = np.flatnonzero(rows["tier"] == number)
+        instance, counts = sharers(hardware, trace.stands_in, tier.scope)
+        rank = rows["rank"][at]
+        at = at[np.argsort(instance[rank], kind="stable")]
+        rank, delta = rows["rank"][at], rows["delta_bytes"][at]
+        used = np.cumsum(delta * counts[rank])
+        before = np.append(0, used[:-1])[_firsts(instance[rank])]
+        used -= before
+        wrong = np.flatnonzero((used < 0) | (used > capacity))
+        if len(wrong):
+            must = f"a tier holds at least 0 B and at most its capacity ({_bytes(capacity)} in {name})"
+            found = f"{int(used[wrong[0]]):,} B at {int(time[at[wrong[0]]]):,} ns"
+            raise _broken(f"{where} {int(at[wrong[0]]):,}", must, found)
+
+
+def sharers(hardware: Hardware, stands_in: Sequence[int], scope: str) -> tuple[Ints, Ints]:
+    """By rank the instance of what has this scope, and for how many ranks there the rank's rows count.
+
+    Parameters
+    ----------
+    hardware, stands_in
+        The machine; for each rank the one whose rows are its own, too.
+    scope
+        ``device``, ``node`` or ``supernode``.
+    """
+    ranks = np.arange(len(stands_in))
+    if scope == "device":
+        return ranks, np.ones(len(ranks), np.int64)
+    each = hardware.topology.devices_per_node if scope == "node" else len(ranks)
+    instance, shown = ranks // each, np.array(stands_in, np.int64)
+    here = shown[instance == instance[shown]]
+    return instance, np.bincount(here, minlength=len(ranks))
+
+
+def _firsts(group: Ints) -> Ints:
+    """For each row the position of the first of its group; groups are contiguous."""
+    return np.arange(len(group)) - _number_in_group(group)
 
 
 def _bytes(capacity: int | float) -> str:
@@ -213,7 +244,10 @@ def check_there(facts: Facts, held: Held) -> None:
 
 
 def check_taken_at_start(facts: Facts, held: Held) -> None:
-    """Check that a place is taken when a compute that writes it, or a copy into it, starts; the homes at time 0."""
+    """Check that a place is taken when a compute that writes it, or a copy into it, starts; the homes at time 0.
+
+    A collective takes its places when it has come, which is before it starts.
+    """
     by_compute, which = facts.compute_uses()
     writes = facts.uses.writes[which]
     copies = facts.steps(COPY)
@@ -223,25 +257,36 @@ def check_taken_at_start(facts: Facts, held: Held) -> None:
             facts.a[copies] * facts.tiers + facts.c[copies],
         )
     )
-    start = facts.start[np.concatenate((by_compute[writes], copies))]
+    issue = np.concatenate((by_compute[writes], copies))
+    start, arrived = facts.start[issue], facts.arrived[issue]
     begun = np.unique(place * facts.stride + start)
+    early = np.flatnonzero(arrived < start)
+    waiting = Intervals(place[early], arrived[early], start[early], facts.stride, joined=True)
     homes = int(np.count_nonzero((np.array(facts.plan.home) != NOWHERE) & (facts.sizes > 0)))
     first = facts.residency_row[:homes]
     taken = held.place * facts.stride + held.taken
     shown = {"tensor": held.place // facts.tiers, "tier": held.place % facts.tiers, "time_ns": facts.times(held.taken)}
     law = "room is taken when a compute that writes, or a copy into the place, starts"
-    holds = np.isin(taken, begun) | np.isin(held.taken_row, first)
+    holds = np.isin(taken, begun) | np.isin(held.taken_row, first) | waiting.cover(held.place, held.taken, held.taken)
+    holds |= np.isin(held.place, place[facts.is_unmet[issue]])
     facts.check(holds, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
 
 
 def check_workspace(facts: Facts) -> None:
-    """Check that an op's workspace is held in the compute tier for exactly its span."""
+    """Check that an op's workspace is held in the compute tier for exactly its span.
+
+    A collective holds it from when it has come, which is before it starts.
+    """
     size = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
-    ran = facts.ran(COMPUTE)
-    ran = ran[size[facts.a[ran]] > 0]
-    rows = facts.residencies
-    for sign, moment, when in ((1, "start", facts.start[ran]), (-1, "end", facts.end[ran])):
+    ran, rows = facts.ran(COMPUTE), facts.residencies
+    unmet = np.unique(facts.a[facts.is_unmet])
+    ran = ran[(size[facts.a[ran]] > 0) & ~np.isin(facts.a[ran], unmet)]
+    for sign, moment, from_, to in (
+        (1, "start", facts.arrived[ran], facts.start[ran]),
+        (-1, "end", facts.end[ran], facts.end[ran]),
+    ):
         mine = np.flatnonzero((rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
+        mine = mine[~np.isin(-1 - rows["tensor"][mine], unmet)]
         op = -1 - rows["tensor"][mine]
         law = f"an op's workspace is taken at its start and freed at its end, in the compute tier ({moment})"
         right = (op < len(size)) & (rows["tier"][mine] == facts.compute_tier)
@@ -249,8 +294,8 @@ def check_workspace(facts: Facts) -> None:
         shown = {name: rows[name][mine] for name in ("time_ns", "tier", "tensor", "delta_bytes")}
         facts.check(right, law, "residencies", facts.residency_row[mine], shown, *shown)
         held = np.sort(op * facts.stride + facts.residency_time[mine])
-        spans = np.sort(facts.a[ran] * facts.stride + when)
-        if not np.array_equal(held, spans):
+        low, spans = (np.sort(facts.a[ran] * facts.stride + when) for when in (from_, to))
+        if len(held) != len(spans) or (held < low).any() or (held > spans).any():
             odd = int(np.setxor1d(held, spans)[0]) if len(np.setxor1d(held, spans)) else int(spans[0])
             name = facts.graph.ops[odd // facts.stride].name
             found = f"op {name!r} at {int(facts.times(np.array([odd % facts.stride]))[0]):,} ns"

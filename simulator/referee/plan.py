@@ -7,7 +7,7 @@ and nowhere else, nothing else held. A plan that repeats is walked once, because
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
 program order gives it (`values`): run again after something was overwritten, it would make something else. The ops of a
-fused group are issued in a row (`fused`).
+fused group are issued in a row (`fused`), the collectives of a group of ranks in program order (`turns`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
 from simulator.referee.fused import FusedGroups
 from simulator.referee.naming import describe
+from simulator.referee.turns import Turns
 from simulator.referee.values import INITIAL, Values
 
 ABSENT, VALID, STALE = range(3)
@@ -134,7 +135,7 @@ class _Walk:
         self._detached: dict[int, int] = {}
         self._given_up: dict[int, int] = {}
         self._ran: set[int] = set()
-        self._values, self._groups = Values(graph), FusedGroups(graph)
+        self._values, self._groups, self._turns = Values(graph), FusedGroups(graph), Turns(graph)
         self._last_move = NOWHERE
         self._at = 0
 
@@ -147,7 +148,7 @@ class _Walk:
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
-            breach = self._groups.step(kind, a, b)
+            breach = self._groups.step(kind, a, b) or self._turns.step(kind, a, b)
             if breach is not None:
                 raise self._error(*breach)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:

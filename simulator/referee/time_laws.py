@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import numpy as np
 
-from simulator.cost import FULL_RATE, Stretch, durations_ns, transfer_ns
+from simulator.cost import Stretch, transfer_ns
 from simulator.plan import COMPUTE, COPY, Steps
+from simulator.referee.bandwidth_laws import factors_of
 from simulator.referee.facts import NONE, Facts, Intervals, Ints
 from simulator.trace import CAUSES
-
-_NS_PER_S = 10**9
 
 
 class Switches(Protocol):
@@ -33,14 +31,12 @@ class Switches(Protocol):
 
 def check_issued(facts: Facts) -> None:
     """Check that the host issued what the plan says, in order; all of it if the run is complete."""
-    steps = facts.plan.fixed
-    if steps is not None:
+    if facts.program.planned is not None:
         n = len(facts.kind)
-        for name in ("kind", "a", "b", "c"):
-            planned = np.tile(np.array(getattr(steps, name), np.int64), facts.plan.repeats)
-            same = len(planned) >= n and np.array_equal(planned[:n], getattr(facts, name))
+        for planned, issued in zip(facts.program.planned, (facts.kind, facts.a, facts.b, facts.c), strict=True):
+            same = len(planned) >= n and np.array_equal(planned[:n], issued)
             if not same or (facts.complete and len(planned) != n):
-                found = f"{n:,} steps for {len(steps):,} x {facts.plan.repeats}, or others"
+                found = f"{n:,} steps for {len(planned):,}, or others"
                 raise facts.broken("the host issues the steps of the plan, in order", "issued", found)
     asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
     ran = facts.row[asked] != NONE
@@ -112,7 +108,7 @@ def check_program_point(facts: Facts, switches: Switches | None) -> None:
     before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, at, NONE)) if len(at) else at
     copies = facts.ran(COPY)
     copies = copies[before[copies] != NONE]
-    moment = (facts.end if ended else facts.start)[before[copies]]
+    moment = (facts.end if ended else facts.arrived)[before[copies]]
     facts.check_steps(
         copies,
         facts.start[copies] >= moment,
@@ -132,7 +128,7 @@ def check_host(facts: Facts) -> None:
     facts.check_steps(steps, spare >= floor, law, ("issued at ns", facts.issued_ns[steps]))
     depth = facts.hardware.host.queue_depth
     computes = facts.ran(COMPUTE)
-    started = np.sort(facts.start_ns[computes])[: max(len(computes) - depth, 0)]
+    started = np.sort(facts.arrived_ns[computes])[: max(len(computes) - depth, 0)]
     behind = computes[depth:]
     facts.check_steps(
         behind,
@@ -213,7 +209,8 @@ def _check_transfer_waits(facts: Facts) -> None:
 def check_durations(facts: Facts, switches: Switches | None) -> None:
     """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
     computes = facts.ran(COMPUTE)
-    alone = np.array(durations_ns(facts.graph, facts.hardware), np.int64)[facts.a[computes]]
+    computes = computes[~facts.program.meets[facts.a[computes]]]
+    alone = facts.program.alone_ns[facts.a[computes]]
     took = facts.end_ns[computes] - facts.start_ns[computes]
     contended = switches is not None and switches.hbm_contention
     right = took >= alone if contended else took == alone
@@ -221,7 +218,7 @@ def check_durations(facts: Facts, switches: Switches | None) -> None:
     facts.check_steps(computes, right, law, ("takes ns", took), ("alone ns", alone))
     copies = facts.ran(COPY)
     size, took = facts.sizes[facts.a[copies]], facts.end_ns[copies] - facts.start_ns[copies]
-    alone, factors = np.zeros(len(copies), np.int64), _factors(copies, switches)
+    alone, factors = np.zeros(len(copies), np.int64), factors_of(copies, None if switches is None else switches.stretch)
     for number, link in enumerate(facts.hardware.links.values()):
         mine = np.flatnonzero(facts.track[copies] == number)
         pairs = list(zip(size[mine].tolist(), factors[mine].tolist(), strict=True))
@@ -229,43 +226,3 @@ def check_durations(facts: Facts, switches: Switches | None) -> None:
         alone[mine] = [times[pair] for pair in pairs]
     law = "a transfer takes at least its time alone"
     facts.check_steps(copies, took >= alone, law, ("takes ns", took), ("alone ns", alone))
-
-
-def _factors(copies: Ints, switches: Switches | None) -> Ints:
-    """How many times as long as the machine says each copy takes, in fixed point."""
-    stretch = None if switches is None else switches.stretch
-    if stretch is None:
-        return np.full(len(copies), FULL_RATE)
-    return np.array([stretch(issue) for issue in copies.tolist()], np.int64)
-
-
-def check_bandwidth(facts: Facts, switches: Switches | None) -> None:
-    """Check that what a link, or a bus, carried fits its bandwidth times the time in which it was busy.
-
-    A copy that takes longer than the machine says counts as so many more bytes.
-    """
-    names = facts.hardware.link_names
-    limits = [(f"link {n!r}", {i}, k.bandwidth_bytes_per_s) for i, (n, k) in enumerate(facts.hardware.links.items())]
-    for name, bus in facts.hardware.buses.items():
-        limits.append((f"bus {name!r}", {names.index(n) for n in bus.links}, bus.bandwidth_bytes_per_s))
-    copies = facts.ran(COPY)
-    copies = copies[np.argsort(facts.start_ns[copies], kind="stable")]
-    for what, links, bandwidth in limits:
-        mine = copies[np.isin(facts.track[copies], list(links))]
-        sizes = facts.sizes[facts.a[mine]]
-        moved = int(sizes.sum())
-        if switches is not None and switches.stretch is not None:
-            factors = _factors(mine, switches).tolist()
-            moved = sum(size * factor for size, factor in zip(sizes.tolist(), factors, strict=True)) // FULL_RATE
-        busy = _union_ns(facts.start_ns[mine], facts.end_ns[mine])
-        if bandwidth != math.inf and moved * _NS_PER_S > bandwidth * busy:
-            found = f"{moved:,} B in {busy:,} ns at {bandwidth:,} B/s"
-            raise facts.broken("a link or bus carries at most its bandwidth times its busy time", what, found)
-
-
-def _union_ns(start: Ints, end: Ints) -> int:
-    """Time in which at least one stretch is under way; starts are ascending."""
-    if not len(start):
-        return 0
-    reached = np.concatenate(([start[0]], np.maximum.accumulate(end)[:-1]))
-    return int(np.maximum(np.maximum(reached, end) - np.maximum(reached, start), 0).sum())

@@ -1,4 +1,4 @@
-"""Holds a trace against the laws, rank by rank."""
+"""Holds a trace against the laws: rank by rank, and then what ranks do together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from simulator.errors import InvariantError
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
-from simulator.referee import data_laws, place_laws, time_laws
-from simulator.referee.facts import Facts
+from simulator.referee import bandwidth_laws, data_laws, meeting_laws, place_laws, time_laws
+from simulator.referee.facts import Facts, Program, RankRows
 from simulator.referee.findings import Findings, look
+from simulator.referee.meetings import meetings
 from simulator.referee.plan import check_plan
 from simulator.trace import CAUSES, Trace
 
@@ -22,7 +23,7 @@ _ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "
 
 
 def check_trace(
-    graph: Graph,
+    job: Job | Graph,
     hardware: Hardware,
     plans: Sequence[Plan],
     trace: Trace,
@@ -33,8 +34,8 @@ def check_trace(
 
     Parameters
     ----------
-    graph, hardware
-        What ran, where.
+    job, hardware
+        What ran, where; a graph that all ranks run is a job, too.
     plans
         What was decided, for each rank.
     trace
@@ -58,20 +59,60 @@ def check_trace(
     """
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
+    job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
     _check_status(plans, trace)
-    place_laws.check_capacity(hardware, plans, trace, budget_bytes)
-    found = []
+    _check_folded(job, hardware, plans, trace)
+    place_laws.check_capacity(hardware, trace, budget_bytes)
+    rows, ranks = RankRows(trace), []
+    programs: dict[tuple[int, int], Program] = {}
     for rank, plan in enumerate(plans):
-        facts = Facts(graph, hardware, plan, trace, rank)
-        if plan.fixed is None and facts.complete:
-            check_plan(graph, hardware, _record(facts))
+        if trace.stands_in[rank] == rank:
+            key = job.graph_of[rank], id(plan)
+            if key not in programs:
+                programs[key] = Program(job.graph(rank), hardware, plan)
+            ranks.append(Facts(programs[key], rows, rank))
+    found = []
+    for facts in ranks:
+        if facts.plan.fixed is None and facts.complete:
+            check_plan(facts.graph, hardware, _record(facts))
         found.append(_check_rank(facts, switches))
+    _check_together(job, hardware, trace, ranks, switches)
     return found[0] if len(found) == 1 else _merge(found)
+
+
+def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
+    """Check that who stands for another runs the same, and that all that are like it have the like on their nodes."""
+    stands_in, each = trace.stands_in, hardware.topology.devices_per_node
+    if stands_in == tuple(range(len(plans))):
+        return
+    company: dict[int, Counter[int]] = {}
+    for rank, found in enumerate(stands_in):
+        company.setdefault(rank // each, Counter())[found] += 1
+    for rank, found in enumerate(stands_in):
+        same = stands_in[found] == found and job.graph_of[found] == job.graph_of[rank]
+        same = same and (plans[found] is plans[rank] or plans[found] == plans[rank])
+        if not same or company[rank // each] != company[found // each]:
+            must = "a rank that stands for another runs the same, in the same company"
+            raise InvariantError("trace", must, f"rank {found} for rank {rank}", "report this: it is a bug of hosim")
+
+
+def _check_together(
+    job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: time_laws.Switches | None
+) -> None:
+    """Check what ranks do together: meet, and share bandwidth."""
+    complete = trace.status == "ok"
+    met = meetings(job, trace.stands_in, ranks)
+    if met is not None:
+        meeting_laws.check_meetings(hardware, met, complete=complete)
+        if complete:
+            meeting_laws.check_peers(met, ranks, trace.stands_in)
+    stretch = None if switches is None else switches.stretch
+    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, stretch)
 
 
 def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
     right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
-    if not right or len(trace.issued) != len(plans):
+    if not right or len(trace.issued) != len(plans) or len(trace.stands_in) != len(plans):
         must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
         found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {len(plans)} ranks"
         raise InvariantError("trace", must, found, "report this: it is a bug of hosim")
@@ -89,7 +130,6 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
     time_laws.check_program_point(facts, switches)
     time_laws.check_host(facts)
     time_laws.check_durations(facts, switches)
-    time_laws.check_bandwidth(facts, switches)
     held = place_laws.check_held(facts)
     place_laws.check_ends_as_it_began(facts, held)
     place_laws.check_outputs(facts, held)
@@ -101,6 +141,7 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
     data_laws.check_syncs(facts, in_turn)
     time_laws.check_waits(facts)
     data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
+    meeting_laws.check_waits_of_others(facts)
     return look(facts, held)
 
 

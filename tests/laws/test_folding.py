@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from rank_stories import cluster, team
+from rank_strategies import RANKS, jobs
 from stories import steps
 
 from simulator import engine
@@ -15,68 +15,7 @@ from simulator.errors import ConfigError
 from simulator.plan import NOWHERE, Plan
 from simulator.trace import CAUSES
 
-RANKS = 8
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-ON, CAUSE = 8, 6
 PEER = CAUSES.index("peer")
-
-
-def bandwidth(draw):
-    return f"{draw(st.sampled_from([300, 700, 1000, 2500]))} MB/s"
-
-
-@st.composite
-def machines(draw):
-    buses = {}
-    for name, links in (("pool", ["h2d"]), ("both", ["h2d", "d2h"]), ("mixed", ["h2d", "net.in"])):
-        if draw(st.booleans()):
-            scope = draw(st.sampled_from(["device", "node", "supernode"]))
-            buses[name] = {"links": links, "bandwidth": bandwidth(draw), "scope": scope}
-    link = {"channels": draw(st.integers(1, 2)), "sharing": draw(st.sampled_from(["fifo", "fair", "servers"]))}
-    nodes = draw(st.sampled_from([1, 2, 4]))
-    latency = f"{draw(st.integers(0, 3))} ns"
-    return cluster(RANKS, nodes, latency=latency, scope="supernode", buses=buses, hbm="200 B", h2d=link, d2h=link)
-
-
-def partition(draw, ranks, least=1):
-    size = draw(st.sampled_from([n for n in (1, 2, 4, 8) if least <= n <= len(ranks) and len(ranks) % n == 0]))
-    return tuple(tuple(ranks[i : i + size]) for i in range(0, len(ranks), size))
-
-
-@st.composite
-def jobs(draw):
-    """One graph for all ranks, or a first half that sends to a second half."""
-    halves = draw(st.booleans())
-    classes = [tuple(range(4)), tuple(range(4, 8))] if halves else [tuple(range(8))]
-    groups = {f"g{i}": sum((partition(draw, ranks) for ranks in classes), ()) for i in range(draw(st.integers(1, 2)))}
-    # the whole partition must look the same to every rank of a class; equal parts of equal size do
-    groups["next"] = tuple((r, r + 4) for r in range(4))
-    programs = []
-    hardware = draw(machines())
-    for number, _ in enumerate(classes):
-        ops, text = [], []
-        count = draw(st.integers(1, 5))
-        tensors = [f"w{i} {draw(st.integers(1, 40))} persistent" for i in range(count)] + [
-            "x 10 persistent",
-            "m 7 persistent",
-        ]
-        for i in range(count):
-            text.append(f"copy w{i} ddr hbm")
-            ops.append(f"f{i}: w{i} x -> x, {draw(st.integers(0, 30))} ns")
-            text.append(f"compute f{i}")
-            if draw(st.booleans()):
-                group = draw(st.sampled_from([g for g in groups if g != "next"]))
-                ops.append(f"c{i}: x -> x, {draw(st.sampled_from(KINDS))} {group} {draw(st.integers(0, 60))}")
-                text.append(f"compute c{i} {draw(st.integers(0, 1))}")
-            text.append(f"detach w{i} hbm")
-        if halves:
-            ops.append("give: m -> m, send next 30" if number == 0 else "take: m -> m, recv next 30")
-            text.append(f"compute {'give' if number == 0 else 'take'} {draw(st.integers(0, 2))}")
-        g = team(", ".join(tensors), *ops, groups=groups)
-        home = tuple(1 if t.name.startswith("w") else 0 if t.persistent else NOWHERE for t in g.tensors)
-        plan = Plan("story", hardware.tier_names, home, steps(g, hardware, "; ".join(text)))
-        programs += [engine.Program(g, plan, durations_ns(g, hardware))] * (4 if halves else 8)
-    return programs, hardware
 
 
 def rows(table, rank, stands_in):

@@ -88,8 +88,8 @@ def test_collectives_of_two_groups_share_a_port():
 
 def test_a_collective_shares_a_bus_with_copies():
     h = cluster(2, buses={"port": {"links": ["h2d", "net.in"], "bandwidth": "1 GB/s"}})
-    g = team("w 40 persistent, a 40", "sum: -> a, all_reduce all 40", "f: w -> w, 1 ns", groups=PAIR)
-    programs = [(g, "copy w ddr hbm; compute sum 1; compute f; detach w ddr")] * 2
+    g = team("w 40 persistent, a 40", "sum: -> a, all_reduce all 40", "f: w ->, 1 ns", groups=PAIR)
+    programs = [(g, "copy w ddr hbm; compute sum 1; compute f; detach w hbm")] * 2
     t = perform(h, programs, "w ddr")
     assert spans(t, programs, h)[:3] == ["0: 0-80 h2d w", "0: 0-80 sum", "0: 80-81 f"]
 

@@ -1,0 +1,145 @@
+"""Laws of bandwidth: what a link, a bus or a port carries while it is busy fits its bandwidth times that time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.cost import FULL_RATE, Stretch, phases
+from simulator.errors import InvariantError
+from simulator.graph import CollectiveKind
+from simulator.hardware import Hardware
+from simulator.plan import COPY
+from simulator.referee.facts import Facts, Ints
+from simulator.referee.meetings import Meetings
+from simulator.referee.place_laws import sharers
+
+_NS_PER_S = 10**9
+
+
+class Moved(NamedTuple):
+    """What went over the links, or the ports, of one name: whose, how much, from when to when."""
+
+    rank: Ints
+    size_bytes: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+
+def check_bandwidth(
+    ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], stretch: Stretch | None = None
+) -> None:
+    """Check each link, each port, and each instance of a bus, in each stretch in which it is busy without a pause.
+
+    Parameters
+    ----------
+    ranks
+        The rows of those that were simulated.
+    met
+        The meetings of the trace, if there are any.
+    stands_in
+        For each rank the one that was simulated in its place.
+    stretch
+        How many times as long as the machine says a copy takes: it counts as so many more bytes.
+
+    Notes
+    -----
+    Rates are rounded down and a span ends at the first whole ns at which all has been moved, so that the law holds
+    without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
+    spans.
+    """
+    hardware = ranks[0].hardware
+    moved = {**_copied(hardware, ranks, stretch), **(_sent(hardware, met) if met is not None else {})}
+    for name, found in moved.items():
+        link = hardware.links.get(name)
+        rate: int | float
+        if link is not None:
+            what, rate = f"link {name!r} of rank", link.bandwidth_bytes_per_s
+        else:
+            fabric = hardware.fabrics[name.rsplit(".", 1)[0]]
+            what, rate = f"port {name!r} of rank", fabric.planes * fabric.bandwidth_bytes_per_s
+        _check_instances(what, rate, found.rank, found)
+    for name, bus in hardware.buses.items():
+        parts = [moved[capped] for capped in bus.links if capped in moved]
+        if not parts:
+            continue
+        whole = Moved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        instance, counts = sharers(hardware, stands_in, bus.scope)
+        whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
+        _check_instances(f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
+
+
+def factors_of(copies: Ints, stretch: Stretch | None) -> Ints:
+    """How many times as long as the machine says each copy takes, in fixed point."""
+    if stretch is None:
+        return np.full(len(copies), FULL_RATE)
+    return np.array([stretch(issue) for issue in copies.tolist()], np.int64)
+
+
+def _sizes(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
+    """What copies count for [B], rounded down."""
+    sizes = facts.sizes[facts.a[copies]]
+    if stretch is None:
+        return sizes
+    pairs = zip(sizes.tolist(), factors_of(copies, stretch).tolist(), strict=True)
+    return np.array([size * factor // FULL_RATE for size, factor in pairs], np.int64)
+
+
+def _copied(hardware: Hardware, ranks: Sequence[Facts], stretch: Stretch | None) -> dict[str, Moved]:
+    """What each link carried."""
+    parts = []
+    for facts in ranks:
+        copies = facts.ran(COPY)
+        times = (facts.start_ns[copies], facts.end_ns[copies])
+        size = _sizes(facts, copies, stretch)
+        parts.append((facts.track[copies], np.full(len(copies), facts.rank), size, *times))
+    track, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
+    found = {}
+    for number, name in enumerate(hardware.link_names):
+        mine = np.flatnonzero(track == number)
+        if len(mine):
+            found[name] = Moved(*(column[mine] for column in rest))
+    return found
+
+
+def _sent(hardware: Hardware, met: Meetings) -> dict[str, Moved]:
+    """What each port carried: its part of every phase of a collective, at some time in its span."""
+    found: dict[str, list[Ints]] = {}
+    sizes: dict[str, np.ndarray] = {}
+    for sort, (what, members, _) in enumerate(met.sorts):
+        for phase in phases(what, members, hardware):
+            for way, silent in (("out", CollectiveKind.RECV), ("in", CollectiveKind.SEND)):
+                if what.kind is not silent:
+                    name = f"{phase.fabric}.{way}"
+                    sizes.setdefault(name, np.zeros(len(met.sorts), np.int64))[sort] += phase.port_bytes
+    for name, size in sizes.items():
+        mine = np.flatnonzero(size[met.sort] > 0)
+        found[name] = [met.rank[mine], size[met.sort][mine], met.start_ns[mine], met.end_ns[mine]]
+    return {name: Moved(*columns) for name, columns in found.items()}
+
+
+def _check_instances(what: str, bandwidth: int | float, instance: Ints, moved: Moved) -> None:
+    if bandwidth == math.inf or not len(instance):
+        return
+    for which, size, start, end in _busy(instance, moved, int(bandwidth)):
+        if size * _NS_PER_S > int(bandwidth) * (end - start):
+            found = f"{size:,} B from {start:,} to {end:,} ns at {int(bandwidth):,} B/s"
+            law = "a link, a bus or a port carries at most its bandwidth times its busy time"
+            raise InvariantError(f"trace, {what} {which}", law, found, "report this: it is a bug of hosim")
+
+
+def _busy(instance: Ints, moved: Moved, bandwidth: int) -> Iterator[tuple[int, int, int, int]]:
+    """Stretches in which an instance is busy that are nearly full, or more: instance, bytes, start and end."""
+    order = np.lexsort((moved.end_ns, moved.start_ns, instance))
+    which, size, start, end = (column[order] for column in (instance, moved.size_bytes, moved.start_ns, moved.end_ns))
+    stride = int(end.max()) + 2
+    reached = np.maximum.accumulate(which * stride + end)
+    new = np.flatnonzero(np.append(True, (which * stride + start)[1:] >= reached[:-1]))
+    total = np.add.reduceat(size, new)
+    from_, to = start[new], reached[np.append(new[1:], len(which)) - 1] - which[new] * stride
+    near = total.astype(float) * _NS_PER_S > (1 - 1e-12) * bandwidth * (to - from_).astype(float)
+    columns = (which[new], total, from_, to)
+    yield from zip(*(column[near].tolist() for column in columns), strict=True)

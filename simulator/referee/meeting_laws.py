@@ -1,0 +1,200 @@
+"""Laws of ranks that meet: together from start to end, no faster than alone, and whoever waits is right about whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from simulator.cost import collective_ns
+from simulator.errors import InvariantError
+from simulator.graph import Collective, CollectiveKind
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE
+from simulator.referee.facts import Facts, Intervals, Ints
+from simulator.referee.meetings import Meetings
+from simulator.referee.roles import Members
+from simulator.trace import CAUSES
+
+_NS_PER_S = 10**9
+_PEER, _COLLECTIVE = CAUSES.index("peer"), CAUSES.index("collective")
+
+
+def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool) -> None:
+    """Check that all members of a meeting are there, start and end together, and take their time.
+
+    Parameters
+    ----------
+    hardware
+        The machine.
+    found
+        All meetings of a trace.
+    complete
+        Whether the run came to its end.
+    """
+    n = int(found.meeting[-1]) + 1 if len(found.meeting) else 0
+    there = np.bincount(found.meeting, minlength=n)[found.meeting]
+    expected = np.array([simulated for _, _, simulated in found.sorts], np.int64)[found.sort]
+    _check(found, there == expected, "all members of a collective take part in it", ("ranks", there), complete=complete)
+    first = np.searchsorted(found.meeting, found.meeting)
+    for name, law in (("start_ns", "start"), ("end_ns", "end")):
+        times = getattr(found, name)
+        shown = ((f"its {name}", times), ("that of its first member", times[first]))
+        _check(found, times == times[first], f"the members of a collective {law} at the same instant", *shown)
+    took = found.end_ns - found.start_ns
+    alone = np.array([_alone_ns(what, members, hardware) for what, members, _ in found.sorts], np.int64)[found.sort]
+    law = "a collective takes at least its time alone"
+    _check(found, took >= alone, law, ("takes ns", took), ("alone ns", alone))
+    if not _ports_are_capped(hardware):
+        disturbed = np.bincount(found.meeting, _overlaps(found), n)[found.meeting] > 0
+        law = "a collective takes its time alone if its members are in no other meanwhile"
+        _check(found, disturbed | (took == alone), law, ("takes ns", took), ("alone ns", alone))
+
+
+def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints], complete: bool = True) -> None:
+    if holds.all() or not complete:
+        return
+    i = int(np.argmin(holds))
+    what, members, _ = found.sorts[int(found.sort[i])]
+    where = f"trace, spans row {int(found.row[i]):,} ({what.kind} of rank {int(found.rank[i])} among {_said(members)})"
+    raise _broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
+
+
+def _broken(where: str, law: str, found: str) -> InvariantError:
+    return InvariantError(where, law, found, "report this: it is a bug of hosim")
+
+
+def _said(members: Members) -> str:
+    few = ", ".join(map(str, members[:4]))
+    return f"ranks {few} and {len(members) - 4:,} more" if len(members) > 4 else f"ranks {few}"
+
+
+def _alone_ns(what: Collective, members: Members, hardware: Hardware) -> int:
+    """The closed form, but never less than what the bytes that must move take over all ports of a member together."""
+    return max(collective_ns(what, members, hardware), _least_ns(what, len(members), hardware))
+
+
+_LEAST = {
+    CollectiveKind.ALL_REDUCE: lambda n: Fraction(2 * (n - 1), n),
+    CollectiveKind.ALL_GATHER: lambda n: Fraction(n - 1, n),
+    CollectiveKind.REDUCE_SCATTER: lambda n: Fraction(n - 1, n),
+    CollectiveKind.ALL_TO_ALL: lambda n: Fraction(n - 1, n),
+}
+"""Shares of its size that a member must send, or receive, whatever the algorithm; all of it for other kinds."""
+
+
+def _least_ns(what: Collective, members: int, hardware: Hardware) -> int:
+    rates = [fabric.planes * fabric.bandwidth_bytes_per_s for fabric in hardware.fabrics.values()]
+    if members == 1 or not rates or math.inf in rates:
+        return 0
+    share = _LEAST.get(what.kind, lambda _: Fraction(1))(members)
+    return math.ceil(share * what.size_bytes * _NS_PER_S / sum(map(int, rates)))
+
+
+def _ports_are_capped(hardware: Hardware) -> bool:
+    return any(name not in hardware.links for bus in hardware.buses.values() for name in bus.links)
+
+
+def _overlaps(found: Meetings) -> np.ndarray:
+    """Whether another collective of the same rank is under way during some of each span."""
+    order = np.lexsort((found.end_ns, found.start_ns, found.rank))
+    rank, start, end = (column[order] for column in (found.rank, found.start_ns, found.end_ns))
+    if not len(order):
+        return np.zeros(0, bool)
+    stride = int(end.max()) + 2
+    reached = np.maximum.accumulate(rank * stride + end + 1)
+    after_earlier = np.append(-1, reached[:-1]) > rank * stride + start + 1
+    before_later = np.append((rank * stride + start)[1:] < (rank * stride + end)[:-1], False)
+    overlapping = np.empty(len(order), bool)
+    overlapping[order] = after_earlier | before_later
+    return overlapping
+
+
+def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int]) -> None:
+    """Check that the rank that a collective waits for is a member, and comes when the wait ends or later.
+
+    Parameters
+    ----------
+    found
+        All meetings of a trace.
+    ranks
+        The rows of those that were simulated.
+    stands_in
+        For each rank the one that was simulated in its place.
+
+    Notes
+    -----
+    Of ranks that met in no time it is not known when they came if they waited for another such meeting just before;
+    they are left out.
+    """
+    hasty = set(found.rank[found.end_ns == found.start_ns].tolist())
+    where = {(int(r), int(i)): at for at, (r, i) in enumerate(zip(found.rank, found.issue, strict=True))}
+    come = {(int(m), int(r)): int(t) for m, r, t in zip(found.meeting, found.rank, found.arrived_ns, strict=True)}
+    for facts in ranks:
+        waits = facts.waits
+        mine = np.flatnonzero(waits["cause"] == _PEER)
+        for at, issue, end, on in zip(
+            mine.tolist(), *(waits[name][mine].tolist() for name in ("issue", "end_ns", "on")), strict=True
+        ):
+            row = where.get((facts.rank, issue))
+            if row is None or end <= found.arrived_ns[row]:
+                continue
+            place = f"trace, waits row {int(facts.wait_row[at]):,}, rank {facts.rank}"
+            members = found.sorts[int(found.sort[row])][1]
+            if on not in members:
+                raise _broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
+            arrived = come.get((int(found.meeting[row]), stands_in[on]))
+            if stands_in[on] not in hasty and (arrived is None or arrived < end):
+                law = "a wait for a peer ends when that rank comes, or before"
+                raise _broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
+
+
+def check_waits_of_others(facts: Facts) -> None:
+    """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
+    if not facts.program.meets.any() or not facts.complete:
+        return
+    waits, clock = facts.waits, facts.clock
+    ran = facts.ran(COMPUTE)
+    ran = ran[facts.program.meets[facts.a[ran]]]
+    under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
+    mine = np.flatnonzero(waits["cause"] == _COLLECTIVE)
+    start, end, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "blocker"))
+    from_, to = np.searchsorted(clock, start, "right") - 1, np.searchsorted(clock, end)
+    shown = {"start_ns": start, "end_ns": end, "blocker": blocker}
+    law = "a wait for a collective lasts while that collective is under way"
+    facts.check(under_way.cover(blocker, from_, to), law, "waits", facts.wait_row[mine], shown, *shown)
+    _check_indirect(facts)
+
+
+def _check_indirect(facts: Facts) -> None:
+    """Check that an op which is no collective waits for a peer only while some collective of its rank does."""
+    waits = facts.waits
+    peer = waits["cause"] == _PEER
+    direct = peer & facts.program.meets[waits["op"]]
+    indirect = np.flatnonzero(peer & ~direct)
+    if not len(indirect):
+        return
+    times, at = np.unique(np.concatenate((waits["start_ns"], waits["end_ns"])), return_inverse=True)
+    start, end = at[: len(peer)], at[len(peer) :]
+    order = np.lexsort((end[direct], start[direct]))
+    on = waits["on"][direct][order]
+    lanes = Intervals(*_joined(on, start[direct][order], end[direct][order]), len(times) + 1)
+    shown = {name: waits[name][indirect] for name in ("start_ns", "end_ns", "on")}
+    law = "an op waits for a peer while a collective of its rank waits for that peer"
+    held = lanes.cover(waits["on"][indirect], start[indirect], end[indirect])
+    facts.check(held, law, "waits", facts.wait_row[indirect], shown, *shown)
+
+
+def _joined(key: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Join stretches of a key that touch or overlap."""
+    order = np.lexsort((end, start, key))
+    key, start, end = key[order], start[order], end[order]
+    if not len(key):
+        return key, start, end
+    stride = int(end.max()) + 1
+    reached = np.maximum.accumulate(key * stride + end)
+    new = np.append(True, (key * stride + start)[1:] > reached[:-1])
+    last = np.append(np.flatnonzero(new)[1:] - 1, len(key) - 1)
+    return key[new], start[new], reached[last] - key[new] * stride
