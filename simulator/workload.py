@@ -152,6 +152,32 @@ class Parallel(Part):
         return self
 
 
+class Pools(Part):
+    """Ranks that read prompts and ranks that write answers; each holds the whole model.
+
+    Attributes
+    ----------
+    prefill
+        Ranks that run the prompts and send their KV cache on; a multiple of `decode`, to which they are dealt out in
+        order. They are the first ranks.
+    decode
+        Ranks that receive KV caches and make tokens.
+    new_tokens
+        How many tokens a decode rank adds to each of its prompts.
+    """
+
+    prefill: Count
+    decode: Count
+    new_tokens: Count
+
+    @model_validator(mode="after")
+    def _prompts_are_dealt_out(self) -> Self:
+        if self.prefill % self.decode:
+            must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
+            raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
+        return self
+
+
 class Dtypes(Part):
     """Data types of what is kept.
 
@@ -175,13 +201,18 @@ class Dtypes(Part):
         return 4 if self.compute == "fp32" else 2
 
 
+_ABOUT_A_MODEL = ("phase", "batch", "sequence", "dtypes", "parallel", "pools")
+
+
 class Workload(Document):
-    """What runs: a training step of a model, or a graph from a file.
+    """What runs: a training step of a model, serving it from two pools of ranks, or a graph from a file.
 
     Attributes
     ----------
     model, phase, batch, sequence, dtypes, parallel
         The model and how it is run; ``batch`` is per replica and micro-batch.
+    pools
+        With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
     graph
         Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
     views
@@ -195,11 +226,12 @@ class Workload(Document):
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
     model: Model | None = None
-    phase: Literal["train"] = "train"
+    phase: Literal["train", "serve"] = "train"
     batch: Count = 1
     sequence: Count = 2048
     dtypes: Dtypes = Dtypes()
     parallel: Parallel = Parallel()
+    pools: Pools | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
@@ -210,8 +242,23 @@ class Workload(Document):
         if self.model is None and self.graph is None:
             raise FieldError("a workload has a model or a graph", "neither", "add the key model or graph")
         if self.graph is not None:
-            extra = sorted(self.model_fields_set & {"model", "phase", "batch", "sequence", "dtypes", "parallel"})
+            extra = sorted(self.model_fields_set & {"model", *_ABOUT_A_MODEL})
             if extra:
                 must = "a workload from a graph states nothing of a model"
                 raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
+        return self
+
+    @model_validator(mode="after")
+    def _pools_serve(self) -> Self:
+        if (self.pools is not None) != (self.phase == "serve"):
+            must, found = (
+                "pools serve, and training has none",
+                f"phase {self.phase} {'with' if self.pools else 'without'} pools",
+            )
+            raise FieldError(
+                must, found, "set 'phase: serve', and say how many ranks each of the pools has", ("phase",)
+            )
+        if self.pools is not None and "parallel" in self.model_fields_set:
+            must = "each rank of a pool holds the whole model"
+            raise FieldError(must, "the key parallel", "remove it, or set 'phase: train'", ("parallel",))
         return self

@@ -78,14 +78,14 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
 
 
 def layouts(workload: Workload) -> dict[str, Weight]:
-    """How the weights of a workload's model are spread over ranks, by name; empty where nobody says so.
+    """How the weights of a workload's model are spread over ranks, by name; empty where none is cut.
 
     Raises
     ------
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if isinstance(workload.model, LlamaModel):
+    if isinstance(workload.model, LlamaModel) and workload.pools is None:
         return llama.spread_weights(workload, workload.model)
     return {}
 
@@ -110,8 +110,11 @@ def _ranks(graph: Graph) -> int:
 
 def _ops(workload: Workload, model: Model) -> int:
     """About how many ops the longest graph has, from models of one and of two layers: every layer has as many."""
-    parallel, build_model = workload.parallel, MODELS[model.family]
-    once = workload.model_copy(update={"steps": 1, "parallel": Parallel()})
-    one, two = (len(build_model(once, model.model_copy(update={"layers": n})).graphs[0].ops) for n in (1, 2))
+    parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
+    fewest = pools and pools.model_copy(update={"new_tokens": 1})
+    once = workload.model_copy(update={"steps": 1, "parallel": Parallel(), "pools": fewest})
+    small = (build_model(once, model.model_copy(update={"layers": n})) for n in (1, 2))
+    one, two = (max(len(graph.ops) for graph in job.graphs) for job in small)
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
-    return parallel.micro_batches * (one + (layers - 1) * (two - one))
+    times = parallel.micro_batches * (pools.new_tokens if pools else 1)
+    return times * (one + (layers - 1) * (two - one))

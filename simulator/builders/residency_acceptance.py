@@ -156,9 +156,9 @@ def build(workload: Workload, model: ResidencyAcceptanceModel) -> Job:
     ConfigError
         If it asks for more than one rank or micro-batch.
     """
-    if workload.parallel.ranks == "all" or workload.parallel.micro_batches > 1:
-        must = "the family residency_acceptance is the step of one rank"
-        raise ConfigError(f"workload {workload.name}, parallel", must, "a layout", "remove it, or use the family llama")
+    if workload.parallel.ranks == "all" or workload.parallel.micro_batches > 1 or workload.pools:
+        must, found = "the family residency_acceptance trains on one rank", "a layout or pools"
+        raise ConfigError(f"workload {workload.name}", must, found, "remove them, or use the family llama")
     tape = _Tape(workload, model)
     layers = [_Layer(tape, block) for block in blocks(model.layers)]
     tape.block = "embed"

@@ -12,7 +12,7 @@ from simulator.layout import Weight
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.report.text import Column, aligned
 from simulator.units import counted, human
-from simulator.workload import Parallel
+from simulator.workload import Workload
 
 _MOST_MEMBERS = 3
 _MOST_RANKS = 8
@@ -57,23 +57,21 @@ class Meeting(NamedTuple):
     size_bytes: int
 
 
-def told(job: Job, parallel: Parallel, weights: Mapping[str, Weight], element_bytes: int) -> str:
+def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
     """Tell a job in tables.
 
     Parameters
     ----------
     job
         What all ranks run.
-    parallel
-        As its workload says.
+    workload
+        Which it was built from.
     weights
         How weights are cut; may be empty.
-    element_bytes
-        Size of their elements [B].
     """
-    found = [_head(job, parallel), _holdings(job)]
+    found = [_head(job, workload), _holdings(job)]
     if weights:
-        found.append(_cuts(weights, element_bytes))
+        found.append(_cuts(weights, workload.dtypes.element_bytes))
     return "\n\n".join([*found, _meetings(job)])
 
 
@@ -82,8 +80,10 @@ def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[st
 
     Parameters
     ----------
-    job, weights, element_bytes
+    job, weights
         As for `told`.
+    element_bytes
+        Size of an element of a weight [B].
     """
     holdings = [
         {
@@ -159,8 +159,13 @@ def _takes_part(members: tuple[int, ...], kind: str, ranks: set[int]) -> bool:
     return not ranks.isdisjoint(members)
 
 
-def _head(job: Job, parallel: Parallel) -> str:
-    lines = [f"{job.name}: {counted(job.ranks, 'rank')}"]
+def _head(job: Job, workload: Workload) -> str:
+    lines, parallel, pools = [f"{job.name}: {counted(job.ranks, 'rank')}"], workload.parallel, workload.pools
+    if pools is not None:
+        answers = counted(pools.new_tokens, "token")
+        lines[0] += (
+            f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model; {answers} an answer"
+        )
     if parallel.ranks == "all":
         axes = [f"{name} {getattr(parallel, name)}" for name in ("pipeline", "data", "tensor")]
         lines[0] += f" = {' x '.join(axes)}; neighbours along tensor, then data, then pipeline"

@@ -35,7 +35,7 @@ class Spread:
 
     def text(self) -> str:
         """Tell it in tables."""
-        return spread_text.told(self.job, self.workload.parallel, self.weights, self.workload.dtypes.element_bytes)
+        return spread_text.told(self.job, self.workload, self.weights)
 
     def json(self) -> str:
         """The same as JSON, sizes in bytes."""

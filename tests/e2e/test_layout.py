@@ -50,6 +50,17 @@ def test_one_rank_communicates_nothing(hosim, scenario):
     assert "1 rank\n" in hosim("layout", scenario.parent / "workload.yaml").out
 
 
+def test_layout_of_pools(hosim):
+    lines = hosim("layout", "llama3_8b_prefill_decode").out.splitlines()
+    head = "llama3_8b_prefill_decode: 4 ranks = prefill 2 + decode 2, each with the whole model; 64 tokens an answer"
+    assert lines[0] == head
+    caches = [line.split() for line in lines if "33.6 MB" in line and " > " in line]
+    assert [line[1:5] for line in caches] == [
+        ["prefill", "send", "kv", "32"],
+        ["decode", "recv", "kv", "32"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -42,6 +42,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import gcd
 
+from simulator.builders.llama import serve
 from simulator.builders.llama.stage import Stage
 from simulator.builders.llama.weights import weights
 from simulator.builders.naming import blocks
@@ -56,7 +57,7 @@ AXES = ("pipeline", "data", "expert", "tensor")
 
 
 def build(workload: Workload, model: LlamaModel) -> Job:
-    """Build the training step of `model` as `workload` runs it.
+    """Build the training step of `model` as `workload` runs it, or what serves it.
 
     Parameters
     ----------
@@ -68,8 +69,8 @@ def build(workload: Workload, model: LlamaModel) -> Job:
     Returns
     -------
     Job
-        One graph for each pipeline stage. On one rank 42 ops a layer for forward and backward, then one update per
-        weight, run `workload.steps` times.
+        One graph for each pipeline stage, or for each pool. Training on one rank takes 42 ops a layer for forward and
+        backward, then one update per weight. All run `workload.steps` times.
 
     Raises
     ------
@@ -79,6 +80,8 @@ def build(workload: Workload, model: LlamaModel) -> Job:
     where, parallel = f"workload {workload.name}", workload.parallel
     names, spread = blocks(model.layers), spread_weights(workload, model)
     mesh = _mesh(parallel)
+    if workload.pools is not None:
+        return serve.build(workload, model, workload.pools, mesh, spread)
     ends = list(accumulate(_stage_layers(parallel, model, where), initial=0))
     parts = [names[start:end] for start, end in pairwise(ends)]
     graphs = tuple(Stage(workload, model, mesh, spread, place).graph() for place in enumerate(parts))

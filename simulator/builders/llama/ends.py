@@ -19,15 +19,16 @@ def ids(tape: Tape) -> tuple[str, int]:
     return name, size_bytes
 
 
-def embed(tape: Tape, residual: Layout) -> str:
-    """Look the tokens up; ranks with a part of the vocabulary have summands of the result."""
+def embed(tape: Tape, residual: Layout, tokens: list[str] | None = None) -> str:
+    """Look the tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result."""
     tape.block = "embed"
-    name, id_bytes = ids(tape)
+    names = tokens or [ids(tape)[0]]
     table = tape.weight("tokens")
     entries, features = table.layout.tensor_map
     out = tape.tensor("tokens.out", table.shape[1], tape.cut(features, BATCH, entries))
     rows_bytes = tape.elements(out) * tape.element_bytes // tape.mesh.size(entries)
-    tape.op("tokens", [name, tape.held[table.name]], [out], read_bytes=id_bytes + rows_bytes)
+    read_bytes = tape.rows // tape.mesh.size(BATCH) * ID_BYTES + rows_bytes
+    tape.op("tokens", [*names, tape.held[table.name]], [out], read_bytes=read_bytes)
     return tape.to(out, residual)
 
 

@@ -43,9 +43,11 @@ class Layer:
         self.qkv = [q, k, v]
         taken = [t.to(x, self.attended) for x in self.qkv]
         context = t.tensor("attn.core.out", self.model.hidden, self.attended)
-        statistics = t.tensor("attn.core.lse", self.model.heads, self.attended, FP32_BYTES)
+        made = [context]
+        if t.phase == "forward":
+            made.append(t.tensor("attn.core.lse", self.model.heads, self.attended, FP32_BYTES))
         flops = 2 * self.sequence * t.elements(context)
-        t.op("attn.core", taken, [context, statistics], flops=flops, op_class="attention")
+        t.op("attn.core", taken, made, flops=flops, op_class="attention")
         return context
 
     def _attended(self, *qkv: str) -> Layout:

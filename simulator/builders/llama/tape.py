@@ -67,17 +67,20 @@ class Tape:
         All weights of the model, by name.
     name
         Of the graph.
+    rows
+        Tokens that run together, on all replicas; default: those of a micro-batch.
     """
 
-    def __init__(self, workload: Workload, mesh: Mesh, weights: dict[str, Weight], name: str) -> None:
+    def __init__(self, workload: Workload, mesh: Mesh, weights: dict[str, Weight], name: str, rows: int = 0) -> None:
         self.where = f"workload {workload.name}"
         self.graph = GraphBuilder(name, self.where)
         self.mesh, self.weights = mesh, weights
-        self.rows = workload.batch * workload.sequence * mesh.size(BATCH)
+        self.rows = rows or workload.batch * workload.sequence * mesh.size(BATCH)
         self.dtype = workload.dtypes.compute
         self.element_bytes = workload.dtypes.element_bytes
         self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
         self.micro, self.block, self.phase = "", "", "forward"
+        self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight -> what ops read for it
         self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
@@ -102,7 +105,8 @@ class Tape:
 
     def _add(self, name: str, spread: Spread) -> str:
         self.spread[name] = spread = spread._replace(element_bytes=spread.element_bytes or self.element_bytes)
-        self.graph.tensor(name, self.elements(name) * spread.element_bytes)
+        kind = self.kinds.get(name.rpartition("/")[2], "activation")
+        self.graph.tensor(name, self.elements(name) * spread.element_bytes, kind)
         return name
 
     def elements(self, name: str) -> int:
@@ -238,7 +242,7 @@ class Tape:
     def norm(self, name: str, x: str) -> str:
         """Normalise rows; the layout stays."""
         weight = self.weight(name)
-        out = self.tensor(f"{name}.out", self.spread[x].width, self.layout(x))
+        out = self.tensor(f"{name}.out", self.spread[x].width, self.layout(x), rows=self.spread[x].rows)
         self.op(name, [x, self.held[weight.name]], [out])
         return out
 
