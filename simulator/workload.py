@@ -22,6 +22,10 @@ class LlamaModel(Part):
         As in the model's ``config.json``.
     tied_embeddings
         Whether the output projection is the embedding matrix.
+    experts
+        Feed-forwards of each layer, each of width `ffn`, of which a token goes through `top_k`; default: one for all.
+    top_k
+        See `experts`.
     """
 
     family: Literal["llama"] = "llama"
@@ -32,6 +36,8 @@ class LlamaModel(Part):
     ffn: Count
     vocabulary: Count
     tied_embeddings: StrictBool = False
+    experts: Count | None = None
+    top_k: Count = 1
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -40,6 +46,13 @@ class LlamaModel(Part):
             if a % b:
                 must, do = f"{whole} is a multiple of {part}", f"change {whole} or {part}"
                 raise FieldError(must, f"{a} and {b}", do, (whole,))
+        return self
+
+    @model_validator(mode="after")
+    def _experts_are_there(self) -> Self:
+        if self.top_k > (self.experts or 1):
+            must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
+            raise FieldError(must, found, "lower top_k, or raise experts", ("top_k",))
         return self
 
 
@@ -68,10 +81,6 @@ Model = Annotated[
     Discriminator(_family),
 ]
 """The dimensions of a model of one of the families; the first family where none is named."""
-
-
-Axes = Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...]
-"""What cuts a dimension of a tensor: an axis, several (the first the coarsest), or ``none``."""
 
 
 class Parallel(Part):
@@ -104,8 +113,8 @@ class Parallel(Part):
     layers
         Layers of each stage; default: as even as possible, more in the first stages.
     layouts
-        Pattern of weight names -> for inputs and outputs the axis that cuts them (``tensor`` or ``none``), instead of
-        the usual one; the last match wins.
+        Pattern of weight names -> for inputs and outputs the axis that cuts them (``tensor`` or ``none``), of
+        experts the axis that cuts their number before; instead of the usual ones, and the last match wins.
     """
 
     ranks: Literal["one", "all"] = "one"
@@ -118,7 +127,7 @@ class Parallel(Part):
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Count, ...] | None = None
-    layouts: dict[str, tuple[Axes, ...]] = {}
+    layouts: dict[str, tuple[str, ...]] = {}
 
     @model_validator(mode="after")
     def _one_rank_is_alone(self) -> Self:

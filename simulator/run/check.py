@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simulator import catalog, formats, referee
+from simulator.builders import layouts
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.run.case import prepare
@@ -53,6 +54,8 @@ def _document(document: object, path: Path) -> str:
         return f"hardware, {_machine(document)}: ok"
     if isinstance(document, Workload) and document.graph is not None:
         return f"workload, {formats.check(path.parent / document.graph)}: ok"
+    if isinstance(document, Workload):
+        layouts(document)
     return "workload: ok"
 
 

@@ -84,7 +84,8 @@ def test_what_does_not_divide_is_one_message(hosim, tmp_path, changed, message):
     )
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
-    done = hosim("layout", path)
-    assert done.code == 1
-    assert message in done.err
-    assert done.err.count("\n") == 1
+    for command in ("layout", "check"):
+        done = hosim(command, path)
+        assert done.code == 1
+        assert message in done.err
+        assert done.err.count("\n") == 1

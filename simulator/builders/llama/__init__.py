@@ -94,6 +94,7 @@ def spread_weights(workload: Workload, model: LlamaModel) -> dict[str, Weight]:
     """Lay the weights of `model` over ranks as `workload` says; parameters and errors as for `build`."""
     where = f"workload {workload.name}"
     _check(workload, model, where)
+    _stage_layers(workload.parallel, model, where)
     return weights(model, blocks(model.layers), _mesh(workload.parallel), workload.parallel, where)
 
 
@@ -113,6 +114,14 @@ def _check(workload: Workload, model: LlamaModel, where: str) -> None:
                 must = "tensor divides heads, kv_heads, ffn and vocabulary"
                 do = would_divide("parallel.tensor", gcd(*whole.values()), parallel.tensor)
                 raise ConfigError(f"{where}, parallel.tensor", must, f"{parallel.tensor}, and {length} {name}", do)
+    experts = model.experts or 1
+    if experts % parallel.expert:
+        must, found = (
+            "the expert ranks have as many experts each",
+            f"{parallel.expert} ranks for {model.experts or 'no'} experts",
+        )
+        do = would_divide("parallel.expert", experts, parallel.expert)
+        raise ConfigError(f"{where}, parallel.expert", must, found, do)
     tokens = workload.batch * workload.sequence
     if parallel.sequence and tokens % parallel.tensor:
         must, found = "with sequence the tokens of a micro-batch divide over tensor", f"{tokens} over {parallel.tensor}"

@@ -12,7 +12,7 @@ _REDUCED = 3
 
 def ids(tape: Tape) -> tuple[str, int]:
     """Name and size of the token ids of this micro-batch, for the embedding and as labels."""
-    name, size_bytes = f"{tape.micro}embed/ids", tape.rows // tape.mesh.size(BATCH) * ID_BYTES
+    name, size_bytes = f"{tape.micro}embed/ids", tape.own_tokens * ID_BYTES
     if name not in tape.held:
         tape.graph.tensor(name, size_bytes, "input", persistent=True)
         tape.held[name] = name
@@ -27,7 +27,7 @@ def embed(tape: Tape, residual: Layout, tokens: list[str] | None = None) -> str:
     entries, features = table.layout.tensor_map
     out = tape.tensor("tokens.out", table.shape[1], tape.cut(features, BATCH, entries))
     rows_bytes = tape.elements(out) * tape.element_bytes // tape.mesh.size(entries)
-    read_bytes = tape.rows // tape.mesh.size(BATCH) * ID_BYTES + rows_bytes
+    read_bytes = tape.own_tokens * ID_BYTES + rows_bytes
     tape.op("tokens", [*names, tape.held[table.name]], [out], read_bytes=read_bytes)
     return tape.to(out, residual)
 

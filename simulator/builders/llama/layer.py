@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulator.builders.llama.experts import Experts
 from simulator.builders.llama.tape import FP32_BYTES, Tape
 from simulator.layout import Layout
 from simulator.workload import LlamaModel
@@ -56,6 +57,9 @@ class Layer:
 
     def _feed_forward(self, x: str) -> str:
         t = self.tape
+        if self.model.experts:
+            self.experts = Experts(t, self.model)
+            return self.experts.forward(x)
         gate, up = t.linear("ffn.gate", x), t.linear("ffn.up", x)
         return t.linear("ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]))
 
@@ -72,6 +76,8 @@ class Layer:
 
     def _feed_forward_backward(self, dy: str) -> str:
         t = self.tape
+        if self.model.experts:
+            return self.experts.backward(dy)
         silu, up, gate = (t.name(f"ffn.{n}.out") for n in ("silu", "up", "gate"))
         d_product = t.linear_backward("ffn.down", dy)
         d_silu, d_up = t.vector_backward("ffn.mul", d_product, [silu, up], ("ffn.silu", "ffn.up"))

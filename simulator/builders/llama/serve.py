@@ -86,7 +86,7 @@ class _Prefill:
             kept = [t.name("rope.k.out"), t.name("attn.v.out")]
             self._send(group, kept, sum(t.elements(name) for name in kept) * t.element_bytes)
         t.block = "head"
-        last = t.tensor("last.out", self.model.hidden, t.cut(), rows=self.workload.batch)
+        last = t.tensor("last.out", self.model.hidden, t.cut(), rows=(self.workload.batch,))
         t.op("last", [x], [last], read_bytes=t.elements(last) * t.element_bytes)
         token = _answer(t, self.model, last)
         self._send(group, [token], self.workload.batch * ID_BYTES)
@@ -111,7 +111,7 @@ class _Decode:
         caches = {}
         for t.block in self.blocks:
             caches[t.block] = [self._receive(group, group, received_bytes, "kv_cache") for group in groups]
-            t.graph.tensor(t.name("kv.tail"), 2 * t.rows * self.new_tokens * self.kv * e, "kv_cache")
+            t.graph.tensor(t.name("kv.tail"), 2 * t.own_tokens * self.new_tokens * self.kv * e, "kv_cache")
         t.block = "head"
         tokens = [
             self._receive(group, f"token.{group}", self.workload.batch * ID_BYTES, "activation") for group in groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple, Unpack
 
 from simulator.builders.llama.weights import BATCH
@@ -24,12 +25,17 @@ _MADE = {
 
 
 class Spread(NamedTuple):
-    """A tensor of rows (tokens of all replicas) and features, and how it is spread."""
+    """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features."""
 
-    rows: int
+    rows: tuple[int, ...]
     width: int
     layout: Layout
     element_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return (*self.rows, self.width)
 
 
 class Meeting(NamedTuple):
@@ -47,8 +53,8 @@ class _Linear(NamedTuple):
     taken: Layout
     weight: Weight
     inputs: int
-    inner: Axes
     outer: Axes
+    flops: int
 
 
 class Tape:
@@ -75,7 +81,7 @@ class Tape:
         self.where = f"workload {workload.name}"
         self.graph = GraphBuilder(name, self.where)
         self.mesh, self.weights = mesh, weights
-        self.rows = rows or workload.batch * workload.sequence * mesh.size(BATCH)
+        self.rows = (rows or workload.batch * workload.sequence * mesh.size(BATCH),)
         self.dtype = workload.dtypes.compute
         self.element_bytes = workload.dtypes.element_bytes
         self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
@@ -99,7 +105,7 @@ class Tape:
         """The layout of rows cut along `tokens`, and of features cut along `features`."""
         return Layout(self.mesh, (tokens, features), partial)
 
-    def tensor(self, name: str, width: int, layout: Layout, element_bytes: int = 0, rows: int = 0) -> str:
+    def tensor(self, name: str, width: int, layout: Layout, element_bytes: int = 0, rows: tuple[int, ...] = ()) -> str:
         """Add an activation of so many elements a row (of all tokens, unless `rows` is given); return its name."""
         return self._add(self.name(name), Spread(rows or self.rows, width, layout, element_bytes))
 
@@ -111,13 +117,16 @@ class Tape:
 
     def elements(self, name: str) -> int:
         """How many elements of a tensor this rank holds."""
-        rows, width, layout, _ = self.spread[name]
-        return layout.local_elements((rows, width), f"{self.where}, {name}")
+        return self.layout(name).local_elements(self.spread[name].shape, f"{self.where}, {name}")
 
     def tokens(self, name: str) -> int:
         """How many rows of a tensor this rank holds."""
-        rows, _, layout, _ = self.spread[name]
-        return rows // self.mesh.size(layout.tensor_map[0])
+        return prod(self.layout(name).local_shape(self.spread[name].shape)[:-1])
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens the samples of this rank have."""
+        return prod(self.rows) // self.mesh.size(BATCH)
 
     def layout(self, name: str) -> Layout:
         """How a tensor is spread now."""
@@ -223,7 +232,7 @@ class Tape:
         """Compute the gradients of what `modules` put out, each in the layout of what it is the gradient of."""
         target = self.layout(self.name(f"{name}.out"))
         dy, saved = self.to(dy, target), [self.to(x, target) for x in saved]
-        rows, width, _, _ = self.spread[dy]
+        rows, width = self.spread[dy].rows, self.spread[dy].width
         grads = [self.tensor(f"{module}.out.grad", width, target, rows=rows) for module in modules]
         self.op(name, [dy, *saved], grads)
         return [
@@ -231,10 +240,10 @@ class Tape:
             for grad, module in zip(grads, modules, strict=True)
         ]
 
-    def accumulate(self, name: str, total: str, part: str) -> str:
-        """Add `part` to `total` in place; summands are added as such, if both are."""
+    def accumulate(self, name: str, total: str, part: str, layout: Layout | None = None) -> str:
+        """Add `part` to `total` in place; if one is a summand or cut otherwise, both come into `layout` first."""
         if self.layout(total) != self.layout(part):
-            target = self._most_cut([total, part])
+            target = layout or self._most_cut([total, part])
             total, part = self.to(total, target), self.to(part, target)
         self.op(f"{name}.acc", [total, part], [total])
         return total
@@ -258,30 +267,32 @@ class Tape:
     def linear(self, name: str, x: str, weight: Weight | None = None) -> str:
         """Multiply rows by a weight; what comes out is cut, or a summand, as the weight is."""
         weight = weight or self.weight(name)
-        inner, outer = weight.layout.tensor_map
-        inputs, outputs = weight.shape
+        *experts, inner, outer = weight.layout.tensor_map
+        *_, inputs, outputs = weight.shape
         if weight.name.startswith("embed/"):  # a tied table is used transposed
             inner, outer, inputs, outputs = outer, inner, outputs, inputs
-        tokens = tuple(axis for axis in self.layout(x).tensor_map[0] if axis not in (*inner, *outer))
-        taken = self.cut(inner, tokens)
-        self._linears[self.name(name)] = linear = _Linear(x, taken, weight, inputs, inner, outer)
-        x = self.to(x, taken)
-        out = self.tensor(f"{name}.out", outputs, self.cut(outer, tokens, inner), rows=self.spread[x].rows)
-        self._matmul(name, linear, [x, self.held[weight.name]], [out], self.tokens(x))
+        tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
+        taken = Layout(self.mesh, (*experts, tokens, inner))
+        source, x = x, self.to(x, taken)
+        made = Layout(self.mesh, (*experts, tokens, outer), inner)
+        out = self.tensor(f"{name}.out", outputs, made, rows=self.spread[x].rows)
+        flops = 2 * self.elements(x) * (outputs // self.mesh.size(outer))
+        self._linears[self.name(name)] = linear = _Linear(source, taken, weight, inputs, outer, flops)
+        self._matmul(name, linear, [x, self.held[weight.name]], [out])
         return out
 
     def linear_backward(self, name: str, dy: str) -> str:
         """Compute the gradients of what a linear took (cut, or a summand, as its weight is), and of its weight."""
         linear = self._linears[self.name(name)]
-        tokens, rows = linear.taken.tensor_map[0], self.spread[dy].rows
-        dy = self.to(dy, self.cut(linear.outer, tokens))
-        dx = self.tensor(f"{name}.in.grad", linear.inputs, self.cut(linear.inner, tokens, linear.outer), rows=rows)
-        self._matmul(f"{name}.dgrad", linear, [dy, self.held[linear.weight.name]], [dx], self.tokens(dy))
+        *experts, tokens, inner = linear.taken.tensor_map
+        dy = self.to(dy, Layout(self.mesh, (*experts, tokens, linear.outer)))
+        made = Layout(self.mesh, (*experts, tokens, inner), linear.outer)
+        dx = self.tensor(f"{name}.in.grad", linear.inputs, made, rows=self.spread[dy].rows)
+        self._matmul(f"{name}.dgrad", linear, [dy, self.held[linear.weight.name]], [dx])
         x = self.to(linear.x, linear.taken)
         old, new = self.grad(linear.weight, tokens)
-        self._matmul(f"{name}.wgrad", linear, [dy, x, *old], new, self.tokens(dy))
+        self._matmul(f"{name}.wgrad", linear, [dy, x, *old], new)
         return dx
 
-    def _matmul(self, name: str, linear: _Linear, reads: list[str], writes: list[str], tokens: int) -> None:
-        flops = 2 * tokens * linear.weight.parameters
-        self.op(name, reads, writes, flops=flops, op_class="matmul")
+    def _matmul(self, name: str, linear: _Linear, reads: list[str], writes: list[str]) -> None:
+        self.op(name, reads, writes, flops=linear.flops, op_class="matmul")

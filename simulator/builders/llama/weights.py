@@ -16,6 +16,7 @@ from simulator.units import nearest
 from simulator.workload import LlamaModel, Parallel
 
 TENSOR = ("tensor",)
+EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
 
@@ -29,7 +30,7 @@ class Spec(NamedTuple):
     Attributes
     ----------
     shape
-        Inputs and outputs; of a table entries and width; of a norm its width.
+        Inputs and outputs, of experts their number before; of a table entries and width; of a norm its width.
     tensor_map
         How it is cut.
     kind
@@ -49,7 +50,12 @@ def specs(model: LlamaModel) -> dict[str, dict[str, Spec]]:
     layer = {"norm1": Spec((h,), ((),))}
     layer |= {f"attn.{name}": spec for name, spec in attention.items()}
     layer |= {"attn.o": Spec((h, h), _ROW), "norm2": Spec((h,), ((),))}
-    layer |= {"ffn.gate": Spec((h, f), _COLUMN), "ffn.up": Spec((h, f), _COLUMN), "ffn.down": Spec((f, h), _ROW)}
+    wide = {"ffn.gate": Spec((h, f), _COLUMN), "ffn.up": Spec((h, f), _COLUMN), "ffn.down": Spec((f, h), _ROW)}
+    if model.experts:
+        layer["ffn.router"] = Spec((h, model.experts), ((), ()))
+        for name, (shape, tensor_map, _) in wide.items():
+            wide[name] = Spec((model.experts, *shape), (EXPERT, *tensor_map), "expert")
+    layer |= wide
     head = {"norm": Spec((h,), ((),))}
     if not model.tied_embeddings:
         head["lm"] = Spec((h, v), _COLUMN)
@@ -97,13 +103,13 @@ def weights(model: LlamaModel, blocks: list[str], mesh: Mesh, parallel: Parallel
     return found
 
 
-def _tensor_map(pattern: str, axes: tuple[str | Axes, ...], where: str) -> tuple[Axes, ...]:
+def _tensor_map(pattern: str, axes: tuple[str, ...], where: str) -> tuple[Axes, ...]:
     found: list[Axes] = []
     for axis in axes:
-        if axis not in ("none", "tensor", TENSOR):
-            must = "a dimension of a weight is cut by tensor or none (replicas shard weights by zero_stage: 3)"
-            raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, str(axis), "write tensor or none")
-        found.append(() if axis == "none" else TENSOR)
+        if axis not in ("none", "tensor", "expert"):
+            must = "a dimension of a weight is cut by tensor, expert or none (replicas shard weights by zero_stage: 3)"
+            raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, str(axis), "write one of these")
+        found.append(() if axis == "none" else (axis,))
     return tuple(found)
 
 
