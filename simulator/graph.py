@@ -237,6 +237,11 @@ class Graph:
         return tuple(sorted(found))
 
     @property
+    def meets(self) -> bool:
+        """Whether its ranks meet others in collectives."""
+        return any(op.collective for op in self.ops)
+
+    @property
     def launches(self) -> tuple[range, ...]:
         """The ops by what is issued together: each fused group, and every other op alone; in program order."""
         found: list[range] = []

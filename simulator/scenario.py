@@ -30,6 +30,9 @@ Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 BoundKind = Literal["combinatorial", "relaxation"]
 """Which lower bounds a run counts."""
 
+Fold = Literal["auto", "never", "always"]
+"""Whether ranks that run the same stand for one another."""
+
 
 class PolicyChoice(Part):
     """One row of the table: a policy with its options.
@@ -79,10 +82,14 @@ class Switches(Part):
         A copy becomes eligible when the last compute issued before it has started (``start``), or ended (``end``).
     hbm_contention
         Whether a copy takes bandwidth of the compute tier from memory-bound kernels.
+    collectives
+        Those of each group run on a stream of their own (``own_stream``), beside computes; or all in line with the
+        computes (``compute_stream``).
     """
 
     copies_wait_for: Literal["start", "end"] = "start"
     hbm_contention: StrictBool = False
+    collectives: Literal["own_stream", "compute_stream"] = "own_stream"
 
     @property
     def stretch(self) -> Callable[[int], int] | None:
@@ -186,6 +193,9 @@ class Scenario(Document):
     bound
         What no plan beats: the ``combinatorial`` bound, or the linear ``relaxation`` as well, which is tighter, takes
         seconds and needs the extra ``hosim[solve]``.
+    fold
+        Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
+        apart, ``never``, or ``always``, which is an error if something does.
     switches, expect, claim
         See there.
     """
@@ -198,6 +208,7 @@ class Scenario(Document):
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
     bound: BoundKind = "combinatorial"
+    fold: Fold = "auto"
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None

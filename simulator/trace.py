@@ -6,7 +6,7 @@ Whoever reads a trace folds over its blocks; nothing in it is computed from some
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 
 import numpy as np
@@ -78,8 +78,23 @@ class Table:
 
     def whole(self) -> Block:
         """All rows as one block."""
-        joined = np.concatenate(self._blocks) if self._blocks else np.empty((0, len(self.columns)), np.int64)
+        joined = self._joined()
         return {name: joined[:, i] for i, name in enumerate(self.columns)}
+
+    def _joined(self) -> NDArray[np.int64]:
+        return np.concatenate(self._blocks) if self._blocks else np.empty((0, len(self.columns)), np.int64)
+
+    def by_rank(self, ranks: int) -> list[Table]:
+        """Sort the rows by rank, each in the order that it has; in its own table every rank is number 0."""
+        at, joined = self.columns.index("rank"), self._joined()
+        rows = joined[np.argsort(joined[:, at], kind="stable")]
+        ends = np.searchsorted(rows[:, at], np.arange(1, ranks))
+        rows[:, at] = 0
+        tables = []
+        for mine in np.split(rows, ends):
+            tables.append(Table(self.columns))
+            tables[-1]._blocks += [mine] * bool(len(mine))
+        return tables
 
     def __len__(self) -> int:
         return sum(len(block) for block in self._blocks)
@@ -110,3 +125,18 @@ class Trace:
     issued: tuple[Table, ...]
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
+
+    def by_rank(self) -> tuple[Trace, ...]:
+        """What happened on each rank: as many traces of one rank, which is number 0 there.
+
+        A rank that was folded has the very trace of the one that stands in for it.
+        """
+        ranks = len(self.issued)
+        if ranks == 1:
+            return (self,)
+        tables = [table.by_rank(ranks) for table in (self.spans, self.waits, self.residencies)]
+        alone = [
+            replace(self, spans=spans, waits=waits, residencies=places, issued=(issued,), stands_in=(0,))
+            for spans, waits, places, issued in zip(*tables, self.issued, strict=True)
+        ]
+        return tuple([alone[rank] for rank in self.stands_in])

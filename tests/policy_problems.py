@@ -6,6 +6,7 @@ One byte takes one nanosecond on a link, there is no latency; the compute tier i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from simulator import engine, metrics
@@ -19,6 +20,29 @@ from simulator.policies import FREE, Problem, Replay
 from simulator.trace import CAUSES
 
 HBM, DDR = 0, 1
+
+
+OPTIONS = [
+    ("resident", {}),
+    ("reactive", {}),
+    *(("reactive", {"evict": evict, "look_ahead": 0}) for evict in ("lru", "fifo", "furthest")),
+    ("reactive", {"evict": "lru", "look_ahead": 2}),
+    ("reactive", {"evict": "furthest", "look_ahead": 3, "synchronous": True}),
+    ("lookahead", {"select_distance": 1, "distance": 1}),
+    ("lookahead", {"select_distance": 1, "select_num": 1, "distance": 3, "release_distance": 1}),
+    ("offload_saved", {}),
+    ("offload_saved", {"barrier_before_backward": False}),
+    ("offload_saved", {"synchronous": True}),
+    ("upstream_greedy", {}),
+    ("upstream_greedy", {"limit": "5 B", "lead": 2}),
+    ("recompute", {}),
+    ("recompute", {"time_weight": 1.0}),
+    ("recompute", {"time_weight": 0.0, "most": 50.0}),
+    ("static", {}),
+    ("static", {"alpha": 0.0}),
+    ("static", {"alpha": 5.0}),
+    ("static", {"recompute": True}),
+]
 
 
 def machine(*, ddr: str = "inf", **links: dict[str, Any]) -> Hardware:
@@ -70,6 +94,27 @@ def replay(given: Problem, plan: Plan) -> Replay:
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
     waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
     return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace)
+
+
+def needed(graph: Graph, home: list[int]) -> list[int]:
+    """By fused group, or op alone: what is pinned, the working set of the rest, and the largest workspace."""
+    size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
+    demand = []
+    for group in graph.launches:
+        used = {t for i in group for t in (*graph.ops[i].reads, *graph.ops[i].writes)}
+        pinned = {t for t, tier in enumerate(home) if tier == HBM and found.born[t] != -1}
+        there = {t for t in pinned if found.born[t] <= group[-1] and group[0] <= found.dies[t]}
+        demand.append(sum(size[t] for t in used | there) + max(graph.ops[i].workspace_bytes for i in group))
+    return demand
+
+
+def recorded(plan: Plan, trace) -> Plan:
+    """The plan with the steps that it issued, as a fixed plan."""
+    if plan.fixed is not None:
+        return plan
+    issued = trace.issued[0].whole()
+    steps = Steps.from_columns(*(issued[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, steps=steps, repeats=1)
 
 
 def tell(given: Problem, plan: Plan) -> list[str]:

@@ -2,6 +2,9 @@
 
 A plan that may run ops again need not keep what it can make again. Of its values only those count that no op can make
 again: those that the step began with, and what an op made that is not repeatable.
+
+Where collectives run beside computes, an op may be late, so that what is made or used before it may be gone, and what
+is used after it may not be there yet. So of such a graph only persistent tensors count that stay in the compute tier.
 """
 
 from __future__ import annotations
@@ -65,9 +68,12 @@ class Idle:
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
         change, put_out = np.zeros((4, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops), np.int64)
         made_here, read_later, stays, everything = range(4)
+        meets = graph.meets
         for t, first, last, is_read, from_start in idle_stretches(graph, found, inputs):
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
             if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], first):
+                continue
+            if meets and not (home == compute_tier and graph.tensors[t].persistent):
                 continue
             if t not in inputs and not is_read:  # the stretch of an output, after its last use
                 put_out[found.first_use[t]] += size

@@ -24,7 +24,8 @@ class Limits:
     graph, hardware, durations_ns, homes
         As for `bound`.
     relaxed
-        Whether the linear relaxation counts as well. It needs the extra ``hosim[solve]``.
+        Whether the linear relaxation counts as well; not of a graph with collectives, of which it knows nothing. It
+        needs the extra ``hosim[solve]``.
     may_repeat
         As for `bound`.
     """
@@ -40,6 +41,7 @@ class Limits:
         may_repeat: bool = False,
     ) -> None:
         self._graph, self._hardware, self._durations_ns = graph, hardware, durations_ns
+        relaxed = relaxed and not graph.meets
         self._idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
         self._combinatorial = combinatorial(graph, hardware, durations_ns, homes, self._idle)
         self._needs = list(needs(graph, hardware, homes, self._idle, may_repeat=may_repeat)) if relaxed else None

@@ -44,6 +44,11 @@ again: those that the step began with, those of ops that are not repeatable, and
 it is at home there. All else stands: every op runs at least once, before ``k`` and after it; what is forced in is read
 by some first run and has ended when the last of them starts; and the step ends no sooner than that last first run.
 
+*Collectives* may run beside computes, and program order then does not say what is there when an op runs. So for a
+graph with collectives only this counts: the sum of all other ops, which is the distance of the ends of their stream;
+in a run of one step also the sum of the collectives of each group, which meet one after another, and what is forced in
+and back, because the makespan counts them; and of the budget, what an op uses beside the persistent tensors that stay.
+
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """
 
@@ -74,8 +79,8 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``room at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIER`` or
-        ``links out of TIER``.
+        What sets it: ``compute``, ``collectives of GROUP``, ``room at OP``, ``link NAME``, ``queue NAME``,
+        ``bus NAME``, ``links into TIER`` or ``links out of TIER``.
     terms
         Kind -> what it alone would take [ns].
     """
@@ -101,7 +106,7 @@ def bound(
     graph, hardware
         What runs, where.
     durations_ns
-        Time of each op alone [ns].
+        Time of each op alone [ns]; of a collective, among those that one rank meets.
     homes
         Tier id of each tensor at time 0, or `FREE`; of no account for what does not exist then.
     budget_bytes
@@ -123,11 +128,13 @@ def combinatorial(
     graph: Graph, hardware: Hardware, durations_ns: Sequence[int], homes: Sequence[int], idle: Idle
 ) -> Callable[[int | float], Bound]:
     """The same for any budget; `idle` is that of the graph, which takes most of the time to find."""
+    computes_ns = [0 if op.collective else ns for op, ns in zip(graph.ops, durations_ns, strict=True)]
+    side_by_side = _meeting(graph, durations_ns) if graph.steps == 1 else {}
 
     def at(budget_bytes: int | float) -> Bound:
         forced = _forced(graph, hardware, homes, idle, budget_bytes)
-        terms = {"compute": sum(durations_ns)}
-        op, room_ns = _room(idle, forced, hardware, durations_ns, budget_bytes)
+        terms = {"compute": sum(computes_ns), **side_by_side}
+        op, room_ns = _room(idle, forced, hardware, computes_ns, budget_bytes)
         if room_ns > terms["compute"]:
             terms[f"room at {graph.ops[op].name}"] = room_ns
         terms |= _terms(forced, hardware)
@@ -135,6 +142,16 @@ def combinatorial(
         return Bound(terms[kind], kind, terms)
 
     return at
+
+
+def _meeting(graph: Graph, durations_ns: Sequence[int]) -> dict[str, int]:
+    """What the collectives of each group take one after another [ns]."""
+    terms: dict[str, int] = {}
+    for op, ns in zip(graph.ops, durations_ns, strict=True):
+        if op.collective:
+            term = f"collectives of {op.collective.group}"
+            terms[term] = terms.get(term, 0) + ns
+    return terms
 
 
 def _terms(forced: _Forced, hardware: Hardware) -> dict[str, int]:
@@ -289,7 +306,7 @@ def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, 
     here, found, inputs = number[hardware.compute_tier], idle.lifetimes, set(graph.inputs)
     inward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
-    for t in range(len(graph.tensors)):
+    for t in range(0 if graph.meets and graph.steps > 1 else len(graph.tensors)):
         size, home = graph.tensors[t].size_bytes, homes[t]
         if t not in inputs or home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from simulator.cost.collectives import group_ns
+from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
 from simulator.graph import Collective, Graph, Group, Op
@@ -74,36 +74,47 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
     return hardware.compute.launch_ns + max(arithmetic_ns(op, hardware), memory_ns)
 
 
-def durations_ns(graph: Graph, hardware: Hardware) -> list[int]:
+def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:
     """Time of each op of the graph alone [ns].
 
     Parameters
     ----------
     graph
-        Its ops. A collective takes what it takes the members of its group for which it is the longest, once all of them
-        have come.
+        Its ops. A collective takes what it takes once all members have come.
     hardware
         The machine.
+    rank
+        Whose collectives; default: of each group, those members for which it is the longest.
 
     Raises
     ------
     ConfigError
-        If the machine states no peak for an op's data type or cannot do a collective, or a collective names no group of
-        the graph.
+        If the machine states no peak for an op's data type or cannot do a collective; or a collective names no group of
+        the graph, or one whose members the rank is not among.
     """
     groups = {group.name: group for group in graph.groups}
     known: dict[Collective, int] = {}
-    return [_alone_ns(op, groups, known, hardware) for op in graph.ops]
+
+    def alone_ns(op: Op) -> int:
+        collective = op.collective
+        if collective is None or op.duration_ns is not None:
+            return duration_ns(op, hardware)
+        if collective.group not in groups:
+            must, found = "a collective names a group of its graph", repr(collective.group)
+            raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))
+        if collective not in known:
+            known[collective] = _meeting_ns(op.name, collective, groups[collective.group], hardware, rank)
+        return known[collective]
+
+    return [alone_ns(op) for op in graph.ops]
 
 
-def _alone_ns(op: Op, groups: dict[str, Group], known: dict[Collective, int], hardware: Hardware) -> int:
-    """Time of one op alone [ns]; `known` remembers those of collectives."""
-    collective = op.collective
-    if collective is None or op.duration_ns is not None:
-        return duration_ns(op, hardware)
-    if collective.group not in groups:
-        must, found = "a collective names a group of its graph", repr(collective.group)
-        raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))
-    if collective not in known:
-        known[collective] = group_ns(collective, groups[collective.group], hardware)
-    return known[collective]
+def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardware, rank: int | None) -> int:
+    """Time of a collective among those whom a rank meets, or else among those whom it takes longest [ns]."""
+    if rank is None:
+        return group_ns(collective, group, hardware)
+    members = group.of(rank, collective.kind)
+    if members is None:
+        must = f"who runs a {collective.kind} is one of the ranks that the group names for it"
+        raise ConfigError(f"group {group.name!r}", must, f"rank {rank} in op {op!r}", "name it among the members")
+    return collective_ns(collective, members, hardware)

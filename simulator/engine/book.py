@@ -10,6 +10,10 @@ ones wait for it. Computes of one stream are in order anyway, so that two kinds 
   it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
   an exclusive step can begin before that has ended, a count is enough.
 
+Room in the compute tier is given in issue order: with several streams, a compute that takes room, or a copy into that
+tier, waits for the start of the last compute before it that takes some. Otherwise one stream could take what another
+needs to go on, although all fits in issue order.
+
 Such counts follow from the issue order alone. That makes a fixed plan cheap to replay: its steps are counted once,
 and in each repeat (*lap*) every count is larger by what one lap adds. A count that refers to the lap before is not
 positive; in the first lap it asks for nothing.
@@ -52,16 +56,19 @@ class ComputeStep:
         (tensor, moves that must have ended) pairs.
     reads, writes
         What it must find valid; what it must have a place for, and makes valid. Less what earlier computes see to.
+    line
+        The last compute before it that takes room, if that is one of another stream: room is given in issue order.
     is_free
         Whether there is nothing to wait for, to take or to make valid.
     """
 
-    __slots__ = ("after", "is_free", "op", "reads", "stream", "turns", "writes")
+    __slots__ = ("after", "is_free", "line", "op", "reads", "stream", "turns", "writes")
     kind: ClassVar[int] = COMPUTE
 
     def __init__(self, op: int, stream: Stream) -> None:
         self.op, self.stream = op, stream
         self.after: Computes = ()
+        self.line: Computes = ()
         self.turns: tuple[tuple[int, int], ...] = ()
         self.reads: tuple[int, ...] = ()
         self.writes: tuple[int, ...] = ()
@@ -88,13 +95,15 @@ class CopyStep:
         What moves where; time of the transfer if nobody slows it down [ns].
     gate, gate_number
         The stream of the last compute issued before, and that compute's number there.
+    line
+        As for a compute.
     moves
         Moves of the tensor that must have ended.
     writers
         Computes issued before that write the tensor.
     """
 
-    __slots__ = ("alone_ns", "gate", "gate_number", "link", "moves", "tensor", "writers")
+    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
     kind: ClassVar[int] = COPY
 
     def __init__(
@@ -102,6 +111,7 @@ class CopyStep:
     ) -> None:
         self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
         self.gate, self.gate_number = gate, gate_number
+        self.line: Computes = ()
         self.alone_ns = link.alone_ns[tensor]
 
     def issue(self, host: Host) -> bool:
@@ -196,6 +206,8 @@ class Book:
         "_fence",
         "_fresh",
         "_gate",
+        "_held",
+        "_last_taker",
         "_last_use",
         "_last_write",
         "_moves",
@@ -226,6 +238,8 @@ class Book:
         self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
         self._tracked = columns.tracked
         self._gate, self._at = 0, -1
+        self._held = bytearray(columns.starts_here)
+        self._last_taker = (0, NEVER)
         self.host: Host | None = None
         compute = self._compute_alone if self._alone else self._compute
         self.count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
@@ -266,7 +280,24 @@ class Book:
             last_use[tensor] = last_write[tensor] = number
         step = self._look_up(op, stream)
         step.after = after
+        if self._takes_room(op):
+            step.line = self._line(stream)
+            self._last_taker = (stream, number)
         return step
+
+    def _takes_room(self, op: int) -> bool:
+        """Whether a compute takes room in the compute tier, as issued; from now on it has."""
+        held, size_bytes = self._held, self._columns.size_bytes
+        takes = self._columns.workspace_bytes[op] > 0
+        for tensor in self._writes[op]:
+            takes = takes or (not held[tensor] and size_bytes[tensor] > 0)
+            held[tensor] = 1
+        return takes
+
+    def _line(self, stream: int) -> Computes:
+        """The last compute that takes room, unless it is one of this stream."""
+        other, number = self._last_taker
+        return () if other == stream or number == NEVER else ((self._streams[other], number),)
 
     def _after(self, op: int, stream: int) -> Computes:
         """Computes of other streams that write what this one reads, or use what it writes: the last of each stream.
@@ -330,6 +361,8 @@ class Book:
         step = DetachStep(tensor, tier, self._moves[tensor], users)
         self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
         self._fresh[tensor] = 0
+        if tier == self._columns.compute_tier:
+            self._held[tensor] = 0
         return step
 
     def _copy(self, code: Code) -> CopyStep:
@@ -348,7 +381,11 @@ class Book:
             self._fresh[tensor] = SEEN
         writers = self._latest(self._last_write, tensor) if self._columns.written[tensor] else ()
         gate, number = self._streams[self._gate], self._computes[self._gate]
-        return CopyStep(link, tensor, gate, number, self._fence[tensor], writers)
+        step = CopyStep(link, tensor, gate, number, self._fence[tensor], writers)
+        if target == self._columns.compute_tier:
+            self._held[tensor] = 1
+            step.line = self._line(self._gate)
+        return step
 
     def _latest(self, last: list[list[int]], tensor: int) -> Computes:
         """The compute that a list by stream and tensor names, for each stream that has one."""
@@ -394,4 +431,6 @@ class Book:
         self._fence = [f - moves if f > NEVER else NEVER for f, moves in zip(self._fence, self._moves, strict=True)]
         self._moves, self._computes = [0] * len(self._moves), [0] * len(self._computes)
         self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
+        taker, number = self._last_taker
+        self._last_taker = (taker, number - self._streams[taker].per_lap if number > NEVER else NEVER)
         self._fresh = bytearray(len(self._fresh))

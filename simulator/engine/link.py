@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simulator.cost import FULL_RATE, Stretch, rate_cap, stretched, transfer_ns, work
-from simulator.engine.places import Places, are_running, wait_for
+from simulator.engine.places import Places, are_running, wait_for, wait_for_start
 from simulator.engine.rounds import ISSUE_MASK, Alarm
 from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
@@ -224,18 +224,19 @@ class LinkQueue:
         elif gate.started < number:
             gate.wait_for_start(number, self)
             return True
-        return False
+        return bool(step.line) and wait_for_start(step.line, lap, self)
 
     def look_again(self) -> None:
         """Try the head again."""
-        key, step, _, _ = self.queue[0]
-        self._rounds.consider(step.link, key)
+        self.offer_next()
 
     def is_gated(self, head: Transfer) -> bool:
-        """Whether the last compute issued before the copy has not started (or ended) yet."""
+        """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
         _, step, lap, _ = head
         gate = step.gate
-        return (gate.ended if self._wait_for_end else gate.started) < step.gate_number + lap * gate.per_lap
+        if (gate.ended if self._wait_for_end else gate.started) < step.gate_number + lap * gate.per_lap:
+            return True
+        return any(stream.started < number + lap * stream.per_lap for stream, number in step.line)
 
     def lacks_tensor(self, head: Transfer) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""

@@ -155,6 +155,16 @@ def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
     return False
 
 
+def wait_for_start(computes: Computes, lap: int, waiter: Waiter) -> bool:
+    """Whether some of the computes have not started; if so, call `waiter` when the first of those has."""
+    for stream, number in computes:
+        due = number + lap * stream.per_lap
+        if stream.started < due:
+            stream.wait_for_start(due, waiter)
+            return True
+    return False
+
+
 class Detaching:
     """A detach that was issued: it acts once all earlier steps that name the tensor have ended.
 

@@ -48,6 +48,8 @@ class Columns:
         How many compute streams the plan uses.
     compute_tier
         Id of the tier that kernels work in.
+    starts_here
+        Per tensor: whether it is in the compute tier at time 0.
     parting
         Positions, in a fixed plan, of the detaches that give up the only valid copy of an output.
     """
@@ -58,6 +60,7 @@ class Columns:
         "parting",
         "reads",
         "size_bytes",
+        "starts_here",
         "streams",
         "tracked",
         "workspace_bytes",
@@ -78,6 +81,7 @@ class Columns:
             for tensor in op.writes:
                 self.written[tensor] = 1
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
+        self.starts_here = bytearray(home == compute_tier for home in plan.home)
         self.parting = _parting(graph, plan, compute_tier)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from simulator.engine.ledger import Waiting
-from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for
+from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wait_for_start
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
 from simulator.plan import COMPUTE
@@ -284,6 +284,8 @@ class Stream:
         workspace = self._workspace_bytes[step.op]
         if step.writes or workspace:
             room = self.room_bytes()
+            if room and step.line and wait_for_start(step.line, self.queue[0][3], self):
+                return False
             if room and not self._room.admit_compute(self, self.queue[0][0], room):
                 return False
             self._take_places(step, workspace)

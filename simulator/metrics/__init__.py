@@ -6,12 +6,15 @@ whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 
 from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
+from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import recomputes, run_numbers, steps_of
-from simulator.metrics.summary import columns, summarise
+from simulator.metrics.summary import OF_RANKS, columns
 
 __all__ = [
+    "OF_RANKS",
     "Frames",
     "Peak",
+    "by_rank",
     "columns",
     "op_name",
     "peak_breakdown",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.graph import Graph, TensorKind
+from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
-from simulator.metrics.peaks import name_of
+from simulator.metrics.peaks import Instances, kind_of, name_of
+from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import run_numbers, steps_of
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace
@@ -21,19 +25,32 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 
+Columns = dict[str, Any]
+"""A table on its way: column name -> values, in a list or an array."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frames:
     """The tables of one run; each is made when it is asked for.
 
+    Of ranks that were folded, those that were simulated have rows.
+
     Attributes
     ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
+    what
+        What ran: a job, or the graph of all ranks.
+    hardware, trace
+        Where, and what happened.
     """
 
-    graph: Graph
+    what: Graph | Job
     hardware: Hardware
     trace: Trace
+
+    @property
+    def job(self) -> Job:
+        """What ran."""
+        return self.what if isinstance(self.what, Job) else Job.of(self.what, len(self.trace.issued))
 
     def spans(self) -> pd.DataFrame:
         """Make a table of the computes and transfers, by start, then rank and issue.
@@ -46,39 +63,7 @@ class Frames:
             link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``; ``issued_ns``, ``start_ns``,
             ``end_ns``; ``size_bytes`` of a transfer.
         """
-        import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
-
-        runs, _ = run_numbers(self.graph, self.hardware, self.trace)
-        spans = _sorted({**self.trace.spans.whole(), "run": runs}, "start_ns", "rank", "issue")
-        steps = steps_of(self.graph, self.hardware, self.trace, spans)
-        compute = spans["kind"] == COMPUTE
-        links = [*self.hardware.links.items()]
-        item, track = spans["item"].tolist(), spans["track"].tolist()
-        named = zip(compute.tolist(), item, steps.tolist(), spans["run"].tolist(), strict=True)
-        names = [f"step{k}/{op_name(self.graph, i, n)}" if c else self.graph.tensors[i].name for c, i, k, n in named]
-        ends = [
-            (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
-        ]
-        return pd.DataFrame(
-            {
-                "rank": spans["rank"],
-                "step": steps,
-                "kind": np.where(compute, "compute", "transfer"),
-                "name": names,
-                "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
-                "channel": spans["channel"],
-                "phase": [self.graph.ops[i].phase if c else "" for c, i in zip(compute, item, strict=True)],
-                "source": [source for source, _ in ends],
-                "target": [target for _, target in ends],
-                "issue": spans["issue"],
-                "issued_ns": spans["issued_ns"],
-                "start_ns": spans["start_ns"],
-                "end_ns": spans["end_ns"],
-                "size_bytes": [
-                    0 if c else self.graph.tensors[i].size_bytes for c, i in zip(compute, item, strict=True)
-                ],
-            }
-        )
+        return self._table(_spans, ("issue", "rank", "start_ns"))
 
     def waits(self) -> pd.DataFrame:
         """Make a table of the waits of the compute streams, by start, then rank and stream.
@@ -87,67 +72,11 @@ class Frames:
         -------
         DataFrame
             ``rank``, ``stream``, ``step``; ``op`` that waited, named as in `spans`; ``cause``; ``tensor`` that it
-            lacked; ``on``, the link (cause transfer) or tier (capacity) that it waited for; ``blocker``, the tensor
-            under way; ``issue``, ``start_ns``, ``end_ns``. Empty names where there is none.
+            lacked; ``on``, the link (cause transfer), tier (capacity) or rank (peer) that it waited for; ``blocker``,
+            the tensor, or the collective, under way; ``issue``, ``start_ns``, ``end_ns``. Empty names where there is
+            none.
         """
-        import pandas as pd  # noqa: PLC0415
-
-        _, runs = run_numbers(self.graph, self.hardware, self.trace)
-        waits = _sorted({**self.trace.waits.whole(), "run": runs}, "start_ns", "rank", "stream")
-        tensors = [*(t.name for t in self.graph.tensors), ""]
-        tiers, links = [*self.hardware.tier_names, ""], [*self.hardware.link_names, ""]
-        causes = [CAUSES[i] for i in waits["cause"].tolist()]
-        places = {"transfer": links, "capacity": tiers, "compaction": tiers}
-        steps = steps_of(self.graph, self.hardware, self.trace, waits)
-        ops = zip(waits["op"].tolist(), steps.tolist(), waits["run"].tolist(), strict=True)
-        return pd.DataFrame(
-            {
-                "rank": waits["rank"],
-                "stream": waits["stream"],
-                "step": steps,
-                "op": [f"step{step}/{op_name(self.graph, op, run)}" for op, step, run in ops],
-                "cause": causes,
-                "tensor": [tensors[i] for i in waits["tensor"].tolist()],
-                "on": [
-                    places.get(cause, [""])[i] if i >= 0 else ""
-                    for cause, i in zip(causes, waits["on"].tolist(), strict=True)
-                ],
-                "blocker": [tensors[i] for i in waits["blocker"].tolist()],
-                "issue": waits["issue"],
-                "start_ns": waits["start_ns"],
-                "end_ns": waits["end_ns"],
-            }
-        )
-
-    def memory(self) -> pd.DataFrame:
-        """Make a table of what each tier holds, one line a change, in the order of the changes.
-
-        Returns
-        -------
-        DataFrame
-            ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor that came or went, ``kind_bytes`` held of this kind
-            and ``used_bytes`` held in all after the change. A peak lies between changes of one instant: keep them all.
-        """
-        import pandas as pd  # noqa: PLC0415
-
-        rows = self.trace.residencies.whole()
-        kinds = [kind.value for kind in TensorKind]
-        kind_of = np.array(
-            [*(kinds.index(t.kind.value) for t in self.graph.tensors), kinds.index("workspace")], np.int64
-        )
-        kind = kind_of[np.maximum(rows["tensor"], -1)]
-        own = np.array([tier.scope == "device" for tier in self.hardware.tiers.values()])
-        instance = rows["tier"] * len(self.trace.issued) + np.where(own[rows["tier"]], rows["rank"], 0)
-        return pd.DataFrame(
-            {
-                "time_ns": rows["time_ns"],
-                "rank": rows["rank"],
-                "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
-                "kind": [kinds[i] for i in kind.tolist()],
-                "kind_bytes": _running(instance * len(kinds) + kind, rows["delta_bytes"]),
-                "used_bytes": _running(instance, rows["delta_bytes"]),
-            }
-        )
+        return self._table(_waits, ("stream", "rank", "start_ns"))
 
     def residencies(self) -> pd.DataFrame:
         """Make a table of the stays of tensors (and workspaces) in tiers, by start.
@@ -158,31 +87,157 @@ class Frames:
             ``rank``, ``tensor``, ``kind``, ``tier``, ``start_ns``, ``end_ns``, ``size_bytes``. What is still held ends
             with the run.
         """
+        end_ns = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
+        return self._table(partial(_residencies, end_ns), ("rank", "start_ns"))
+
+    def ranks(self) -> pd.DataFrame:
+        """Make a table of the ranks, one line each; times are of the measured step.
+
+        Returns
+        -------
+        DataFrame
+            ``rank``; ``stands_in``, the rank that was simulated in its place (itself unless ranks were folded);
+            ``program``, what it runs; and the columns of `by_rank`, for which of a shared tier only what the rank
+            itself holds counts.
+        """
         import pandas as pd  # noqa: PLC0415
 
-        rows: dict[str, Any] = {name: values.tolist() for name, values in self.trace.residencies.whole().items()}
-        end = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
-        open_: dict[tuple[int, int, int], list[int]] = {}
-        found: list[list[int]] = []
-        columns = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
-        for time, rank, tier, tensor, delta in zip(*(rows[name] for name in columns), strict=True):
-            if delta > 0:
-                found.append([rank, tensor, tier, time, end, delta])
-                open_.setdefault((rank, tier, tensor), []).append(len(found) - 1)
-            else:
-                found[open_[rank, tier, tensor].pop(0)][4] = time
-        kinds = [TensorKind.WORKSPACE.value if row[1] < 0 else self.graph.tensors[row[1]].kind.value for row in found]
+        job = self.job
+        rows = by_rank(job, self.hardware, self.trace)
+        frame = pd.DataFrame(
+            {"rank": rank, "stands_in": by, "program": job.labels[number], **row}
+            for rank, (by, number, row) in enumerate(zip(self.trace.stands_in, job.graph_of, rows, strict=True))
+        )
+        whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
+        return frame.astype(dict.fromkeys(whole, "Int64"))
+
+    def _table(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> pd.DataFrame:
+        """Join the tables of all ranks that were simulated, ordered by some columns, the last of them first."""
+        import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
+
+        parts = []
+        for rank, (alone, by) in enumerate(zip(self.trace.by_rank(), self.trace.stands_in, strict=True)):
+            if by == rank:
+                parts.append(make(self.job.graph(rank), self.hardware, alone))
+                parts[-1]["rank"] = np.full(len(parts[-1]["rank"]), rank)
+        if len(parts) == 1:
+            return pd.DataFrame(parts[0])
+        frame = pd.DataFrame({name: list(chain.from_iterable(part[name] for part in parts)) for name in parts[0]})
+        return frame.iloc[np.lexsort([frame[key] for key in keys])].reset_index(drop=True)
+
+    def memory(self) -> pd.DataFrame:
+        """Make a table of what each tier holds, one line a change, in the order of the changes.
+
+        Returns
+        -------
+        DataFrame
+            ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor that came or went, ``kind_bytes`` held of this kind
+            and ``used_bytes`` held in all after the change, in the rank's instance of the tier. A peak lies between
+            changes of one instant: keep them all.
+        """
+        import pandas as pd  # noqa: PLC0415
+
+        rows, instances = self.trace.residencies.whole(), Instances(self.hardware, self.trace)
+        kinds = [kind.value for kind in TensorKind]
+        kind = self._kinds(kinds)[rows["rank"], np.maximum(rows["tensor"], -1)]
+        instance, delta = instances.of(rows), instances.delta_bytes(rows)
         return pd.DataFrame(
             {
-                "rank": [row[0] for row in found],
-                "tensor": [name_of(self.graph, row[1]) for row in found],
-                "kind": kinds,
-                "tier": [self.hardware.tier_names[row[2]] for row in found],
-                "start_ns": [row[3] for row in found],
-                "end_ns": [row[4] for row in found],
-                "size_bytes": [row[5] for row in found],
+                "time_ns": rows["time_ns"],
+                "rank": rows["rank"],
+                "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
+                "kind": [kinds[i] for i in kind.tolist()],
+                "kind_bytes": _running(instance * len(kinds) + kind, delta),
+                "used_bytes": _running(instance, delta),
             }
         )
+
+    def _kinds(self, kinds: list[str]) -> Ints:
+        """Kind of each tensor (column) of each rank; the last column is the kind of workspaces."""
+        job = self.job
+        found = np.full((len(job.graphs), 1 + max(len(g.tensors) for g in job.graphs)), kinds.index("workspace"))
+        for number, graph in enumerate(job.graphs):
+            found[number, : len(graph.tensors)] = [kinds.index(t.kind.value) for t in graph.tensors]
+        by_rank: Ints = found[np.array(job.graph_of)]
+        return by_rank
+
+
+def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
+    runs, _ = run_numbers(graph, hardware, trace)
+    spans = _sorted({**trace.spans.whole(), "run": runs}, "start_ns", "rank", "issue")
+    steps = steps_of(graph, hardware, trace, spans)
+    compute = spans["kind"] == COMPUTE
+    links = [*hardware.links.items()]
+    item, track = spans["item"].tolist(), spans["track"].tolist()
+    named = zip(compute.tolist(), item, steps.tolist(), spans["run"].tolist(), strict=True)
+    names = [f"step{k}/{op_name(graph, i, n)}" if c else graph.tensors[i].name for c, i, k, n in named]
+    ends = [
+        (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
+    ]
+    return {
+        "rank": spans["rank"],
+        "step": steps,
+        "kind": np.where(compute, "compute", "transfer"),
+        "name": names,
+        "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
+        "channel": spans["channel"],
+        "phase": [graph.ops[i].phase if c else "" for c, i in zip(compute, item, strict=True)],
+        "source": [source for source, _ in ends],
+        "target": [target for _, target in ends],
+        "issue": spans["issue"],
+        "issued_ns": spans["issued_ns"],
+        "start_ns": spans["start_ns"],
+        "end_ns": spans["end_ns"],
+        "size_bytes": [0 if c else graph.tensors[i].size_bytes for c, i in zip(compute, item, strict=True)],
+    }
+
+
+def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
+    _, runs = run_numbers(graph, hardware, trace)
+    waits = _sorted({**trace.waits.whole(), "run": runs}, "start_ns", "rank", "stream")
+    tensors = [*(t.name for t in graph.tensors), ""]
+    tiers, links = [*hardware.tier_names, ""], [*hardware.link_names, ""]
+    causes = [CAUSES[i] for i in waits["cause"].tolist()]
+    places = {"transfer": links, "capacity": tiers, "compaction": tiers}
+    steps = steps_of(graph, hardware, trace, waits)
+    ops = zip(waits["op"].tolist(), steps.tolist(), waits["run"].tolist(), strict=True)
+    on = zip(causes, waits["on"].tolist(), strict=True)
+    blockers = zip(causes, waits["blocker"].tolist(), strict=True)
+    return {
+        "rank": waits["rank"],
+        "stream": waits["stream"],
+        "step": steps,
+        "op": [f"step{step}/{op_name(graph, op, run)}" for op, step, run in ops],
+        "cause": causes,
+        "tensor": [tensors[i] for i in waits["tensor"].tolist()],
+        "on": ["" if i < 0 else f"rank {i}" if cause == "peer" else places.get(cause, [""])[i] for cause, i in on],
+        "blocker": [graph.ops[i].name if cause == "collective" and i >= 0 else tensors[i] for cause, i in blockers],
+        "issue": waits["issue"],
+        "start_ns": waits["start_ns"],
+        "end_ns": waits["end_ns"],
+    }
+
+
+def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
+    rows: dict[str, Any] = {name: values.tolist() for name, values in trace.residencies.whole().items()}
+    open_: dict[tuple[int, int], list[int]] = {}
+    found: list[list[int]] = []
+    columns = ("time_ns", "tier", "tensor", "delta_bytes")
+    for time, tier, tensor, delta in zip(*(rows[name] for name in columns), strict=True):
+        if delta > 0:
+            found.append([tensor, tier, time, end_ns, delta])
+            open_.setdefault((tier, tensor), []).append(len(found) - 1)
+        else:
+            found[open_[tier, tensor].pop(0)][3] = time
+    return {
+        "rank": [0] * len(found),
+        "tensor": [name_of(graph, row[0]) for row in found],
+        "kind": [kind_of(graph, row[0]) for row in found],
+        "tier": [hardware.tier_names[row[1]] for row in found],
+        "start_ns": [row[2] for row in found],
+        "end_ns": [row[3] for row in found],
+        "size_bytes": [row[4] for row in found],
+    }
 
 
 def _sorted(rows: Block, *keys: str) -> Block:

@@ -9,23 +9,61 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
-from simulator.trace import Trace
+from simulator.trace import Block, Trace
 
 Ints = NDArray[np.int64]
+
+
+class Instances:
+    """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
+
+    A rank that stands in for others counts once for each of them in its instance: ranks are folded only where every
+    instance that is left out is like one that is there.
+
+    Parameters
+    ----------
+    hardware, trace
+        Scopes of the tiers, and which rank stands in for which.
+
+    Attributes
+    ----------
+    ranks
+        How many ranks there are.
+    """
+
+    def __init__(self, hardware: Hardware, trace: Trace) -> None:
+        rank, by = np.arange(len(trace.stands_in)), np.array(trace.stands_in)
+        self.ranks = len(rank)
+        node = rank // hardware.topology.devices_per_node
+        member = {"device": rank, "node": node, "supernode": np.zeros_like(rank)}
+        self._member = np.array([member[tier.scope] for tier in hardware.tiers.values()])
+        self._count = np.zeros_like(self._member)
+        for tier, place in enumerate(self._member):
+            np.add.at(self._count[tier], by[place == place[by]], 1)
+
+    def of(self, rows: Block) -> Ints:
+        """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
+        found: Ints = rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]]
+        return found
+
+    def delta_bytes(self, rows: Block) -> Ints:
+        """By how much each row changes what its instance holds [B]."""
+        found: Ints = rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]]
+        return found
 
 
 def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
     """Count the most that each tier ever holds: the largest running sum of its rows, in order [B].
 
-    Where ranks have an instance of a tier each, it is the fullest one's.
+    Where there are several instances of a tier, it is the fullest one's.
     """
-    ranks = len(trace.issued)
-    own = np.array([tier.scope == "device" for tier in hardware.tiers.values()])
-    used, most = (np.zeros(len(own) * ranks, np.int64) for _ in range(2))
+    instances = Instances(hardware, trace)
+    ranks = instances.ranks
+    used, most = (np.zeros(len(hardware.tiers) * ranks, np.int64) for _ in range(2))
     for block in trace.residencies.blocks():
-        instance = block["tier"] * ranks + np.where(own[block["tier"]], block["rank"], 0)
+        instance = instances.of(block)
         order = np.argsort(instance, kind="stable")
-        instance, delta = instance[order], block["delta_bytes"][order]
+        instance, delta = instance[order], instances.delta_bytes(block)[order]
         first = np.flatnonzero(np.concatenate(([True], instance[1:] != instance[:-1])))
         running = np.cumsum(delta)
         before = np.concatenate(([0], running))[first]

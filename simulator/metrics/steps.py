@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH
 from simulator.trace import Block, Trace
@@ -16,10 +16,12 @@ NO_OP = -1
 """Stands for the op of a transfer."""
 
 
-def recomputes(graph: Graph, trace: Trace) -> bool:
+def recomputes(what: Graph | Job, trace: Trace) -> bool:
     """Whether some op runs more than once in a training step; of a run that did not end, whether it may have."""
     computes = sum(int(np.count_nonzero(block["kind"] == COMPUTE)) for block in trace.spans.blocks())
-    return trace.status != "ok" or computes > len(graph.ops) * graph.steps * len(trace.issued)
+    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
+    once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
+    return trace.status != "ok" or computes > once
 
 
 def run_numbers(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Ints, Ints]:

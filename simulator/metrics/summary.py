@@ -1,4 +1,4 @@
-"""One row of numbers for one run."""
+"""One row of numbers for the run of one rank."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Trace
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+OF_RANKS = ("ranks", "slowest_rank", "collective_ns", "masked_fraction", "utilisation", "bubble_fraction")
+"""Columns that only a run of several ranks has."""
 
 
 def columns(hardware: Hardware) -> tuple[str, ...]:
@@ -36,11 +41,11 @@ def columns(hardware: Hardware) -> tuple[str, ...]:
     peaks = (f"peak_{tier}_bytes" for tier in hardware.tier_names)
     moved = (f"moved_{name}_bytes" for name in hardware.link_names)
     shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
-    return ("status", *times, *shares)
+    return ("status", *times, *shares, *OF_RANKS)
 
 
-def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
-    """Count one run.
+def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
+    """Count the run of one rank.
 
     Parameters
     ----------
@@ -62,7 +67,8 @@ def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | Non
             ``E_(n-1)``: all that is before the step that is measured.
         ``compute_ns``, ``recompute_ns``, ``stall_ns``, ``wait_<cause>_ns``
             Computes and waits of the main stream in the measured step. The first run of an op in the step is compute,
-            every other one is recompute. The stall is the sum of the waits.
+            every other one is recompute. The stall is the sum of the waits. A collective on the main stream is a wait
+            for it.
         ``drain_ns``
             ``M - E_n`` in a run of one step, which counts it; else 0. Exactly,
             ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
@@ -93,16 +99,16 @@ def summarise(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | Non
         more = ("transfer_ns", "exposed_transfer_ns", "hidden_fraction")
         moved = (f"moved_{name}_bytes" for name in hardware.link_names)
         row |= dict.fromkeys((*columns, *more)) | peaks | dict.fromkeys(moved)
-        return row | _against(None, bound)
+        return row | against(None, bound)
     window = _measured(graph, hardware, trace, makespan)
     row["step_ns"] = window.end_ns - window.start_ns
     again = run_numbers(graph, hardware, trace)[0] > 1
     return (
         row
-        | _ledger(trace, window, again)
+        | _ledger(trace, window, again, is_collective(graph, trace))
         | peaks
         | _moved(graph, hardware, trace, window)
-        | _against(row["step_ns"], bound)
+        | against(row["step_ns"], bound)
     )
 
 
@@ -133,7 +139,7 @@ def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) 
     rank, stream, issue, end = (spans[name][computes] for name in ("rank", "track", "issue", "end_ns"))
     if not len(end):
         return _Window(0, 0, 0, 0, makespan_ns)
-    main = int(np.lexsort((stream, rank, -end))[0])
+    main = int(np.lexsort((-end, stream) if graph.meets else (stream, rank, -end))[0])
     where = (int(rank[main]), int(stream[main]))
     tier = hardware.tier_names.index(hardware.compute_tier)
     first = int(step_starts(graph, trace, where[0], tier)[-1])
@@ -143,8 +149,8 @@ def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) 
     return _Window(*where, first, int(earlier.max(initial=0)), int(end[main]))
 
 
-def _ledger(trace: Trace, window: _Window, again: NDArray[np.bool_]) -> dict[str, Any]:
-    """Compute, waits and transfers of the measured step; `again` tells for each span whether it is a recompute."""
+def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[str, Any]:
+    """Compute, waits and transfers of the measured step; flags tell of each span: a recompute, a collective."""
     spans = trace.spans.whole()
     mine = spans["rank"] == window.rank
     ran = mine & (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
@@ -157,7 +163,9 @@ def _ledger(trace: Trace, window: _Window, again: NDArray[np.bool_]) -> dict[str
         mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
         mine &= block["start_ns"] >= window.start_ns
         np.add.at(waits, block["cause"][mine], (block["end_ns"] - block["start_ns"])[mine])
-    transfer = _union_ns(spans["start_ns"][moved], spans["end_ns"][moved], window)
+    waits[CAUSES.index("collective")] += took[ran & meets].sum()
+    ran &= ~meets
+    transfer = union_ns(spans["start_ns"][moved], spans["end_ns"][moved], (window.start_ns, window.end_ns))
     exposed = int(waits[CAUSES.index("transfer")])
     return {
         "warmup_ns": window.start_ns,
@@ -172,12 +180,21 @@ def _ledger(trace: Trace, window: _Window, again: NDArray[np.bool_]) -> dict[str
     }
 
 
-def _union_ns(start: Ints, end: Ints, window: _Window) -> int:
-    """Time within the window in which at least one of the stretches is under way."""
-    start, end = np.clip(start, window.start_ns, window.end_ns), np.clip(end, window.start_ns, window.end_ns)
+def is_collective(graph: Graph, trace: Trace) -> Flags:
+    """For each span, whether it is a collective."""
+    meets = np.array([op.collective is not None for op in graph.ops] or [False])
+    spans = trace.spans.whole()
+    ran = spans["kind"] == COMPUTE
+    found: Flags = ran & meets[np.where(ran, spans["item"], 0)]
+    return found
+
+
+def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
+    """Time within the window in which at least one of the stretches is under way [ns]."""
+    start, end = np.clip(start, *window), np.clip(end, *window)
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
-    reached = np.concatenate(([window.start_ns], np.maximum.accumulate(end)[:-1])) if len(end) else end
+    reached = np.concatenate(([window[0]], np.maximum.accumulate(end)[:-1])) if len(end) else end
     return int(np.maximum(end - np.maximum(start, reached), 0).sum())
 
 
@@ -190,7 +207,8 @@ def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: _Window) -> d
     return {f"moved_{name}_bytes": size for name, size in zip(hardware.link_names, total.tolist(), strict=True)}
 
 
-def _against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
+def against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
+    """Columns about the bound, if there is one."""
     if bound is None:
         return {}
     gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None

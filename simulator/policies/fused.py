@@ -33,21 +33,22 @@ class Contracted:
     ----------
     problem
         The problem.
-    members
-        The ops that each of its ops stands for.
+    members, streams
+        The original ops that each of its ops stands for, and the streams that those run on.
     """
 
     problem: Problem
     members: tuple[range, ...]
+    streams: tuple[int, ...]
 
     def written_out(self, plan: Plan) -> Plan:
         """Return a plan for the contracted graph as one for the original graph."""
         if isinstance(plan.steps, Steps):
             steps = Steps()
-            for code in _written_out(plan.steps.codes(), self.members):
+            for code in _written_out(plan.steps.codes(), self.members, self.streams):
                 steps.append(*code)
             return replace(plan, steps=steps)
-        return replace(plan, steps=partial(_issued, plan.steps, self.members))
+        return replace(plan, steps=partial(_issued, plan.steps, self.members, self.streams))
 
 
 def contract(problem: Problem) -> Contracted:
@@ -60,7 +61,7 @@ def contract(problem: Problem) -> Contracted:
     """
     graph, members = problem.graph, problem.graph.launches
     if not any(op.fused for op in graph.ops):
-        return Contracted(problem, members)
+        return Contracted(problem, members, problem.streams)
     ops = tuple([_one_op([graph.ops[i] for i in group]) for group in members])
     durations = [sum(problem.durations_ns[i] for i in group) for group in members]
     contracted = replace(graph, ops=ops)
@@ -69,9 +70,9 @@ def contract(problem: Problem) -> Contracted:
         graph=contracted,
         durations_ns=durations,
         lifetimes=lifetimes(contracted),
-        replay=lambda plan: _replay(problem, Contracted(new, members), plan),
+        replay=lambda plan: _replay(problem, Contracted(new, members, problem.streams), plan),
     )
-    return Contracted(new, members)
+    return Contracted(new, members, problem.streams)
 
 
 def has_fused(graph: Graph) -> bool:
@@ -105,18 +106,20 @@ def _one_op(ops: Sequence[Op]) -> Op:
     )
 
 
-def _written_out(codes: Iterator[Code], members: Sequence[range]) -> Iterator[Code]:
+def _written_out(codes: Iterator[Code], members: Sequence[range], streams: Sequence[int]) -> Iterator[Code]:
     for kind, a, b, c in codes:
         if kind == COMPUTE:
             for op in members[a]:
-                yield kind, op, b, c
+                yield kind, op, streams[op], 0
         else:
             yield kind, a, b, c
 
 
-def _issued(steps: Callable[[View], Iterator[Code]], members: Sequence[range], view: View) -> Iterator[Code]:
+def _issued(
+    steps: Callable[[View], Iterator[Code]], members: Sequence[range], streams: Sequence[int], view: View
+) -> Iterator[Code]:
     """Let a runtime issue what its steps stand for."""
-    return _written_out(steps(view), members)
+    return _written_out(steps(view), members, streams)
 
 
 def _replay(original: Problem, contracted: Contracted, plan: Plan) -> Replay:

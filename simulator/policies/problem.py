@@ -7,7 +7,7 @@ every tier that links join to the compute tier both ways, directly or over other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
@@ -106,9 +106,23 @@ class Problem:
         return tuple(t.size_bytes for t in self.graph.tensors)
 
     @cached_property
+    def streams(self) -> tuple[int, ...]:
+        """For each op, the stream that it runs on: 0 computes; the collectives of each group have one of their own."""
+        if self.switches.collectives == "compute_stream":
+            return (0,) * len(self.graph.ops)
+        number = {group.name: 1 + position for position, group in enumerate(self.graph.groups)}
+        return tuple(number[op.collective.group] if op.collective else 0 for op in self.graph.ops)
+
+    @cached_property
     def clock(self) -> tuple[int, ...]:
-        """Start of each op, and then the end of the last, if they run back to back [ns]."""
-        return tuple(accumulate(self.durations_ns, initial=0))
+        """Start of each op, and then the end of the last, if nothing but other ops keeps them waiting [ns].
+
+        On one stream they run back to back. What runs on a stream of its own counts as starting no sooner than the ops
+        before it, so that the times ascend.
+        """
+        if not any(self.streams):
+            return tuple(accumulate(self.durations_ns, initial=0))
+        return side_by_side(self.graph, self.durations_ns, self.streams)
 
     @cached_property
     def bound_ns(self) -> int:
@@ -272,3 +286,28 @@ class Problem:
             "none",
             "add the link, or choose another home",
         )
+
+
+def side_by_side(graph: Graph, durations_ns: Sequence[int], streams: Sequence[int]) -> tuple[int, ...]:
+    """Start of each op, and then the end of the last, if ops wait only for those that they depend on [ns].
+
+    Parameters
+    ----------
+    graph, durations_ns
+        What runs, and the time of each op alone [ns].
+    streams
+        By op: each stream runs its ops one after another, and different streams run side by side.
+    """
+    free_ns = [0] * (1 + max(streams, default=0))
+    written_ns, used_ns = [0] * len(graph.tensors), [0] * len(graph.tensors)
+    starts = []
+    for op, took, stream in zip(graph.ops, durations_ns, streams, strict=True):
+        ready = (*(written_ns[t] for t in op.reads), *(used_ns[t] for t in op.writes))
+        start = max((free_ns[stream], *ready))
+        free_ns[stream] = end = start + took
+        for tensor in (*op.reads, *op.writes):
+            used_ns[tensor] = max(used_ns[tensor], end)
+        for tensor in op.writes:
+            written_ns[tensor] = end
+        starts.append(start)
+    return (*accumulate(starts, max), max(free_ns))

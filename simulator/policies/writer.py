@@ -35,6 +35,7 @@ class Writer:
         self.problem, self.policy = problem, policy
         self.homes = problem.resolved_homes(chosen_homes)
         self.steps = Steps()
+        self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
         self._places = bytearray(len(problem.sizes) * self._width)
         self._reads = [op.reads for op in problem.graph.ops]
@@ -60,7 +61,7 @@ class Writer:
         """What the tier holds, as issued [B]."""
         return self._live[tier]
 
-    def compute(self, op: int, stream: int = 0, *, again: bool = False) -> None:
+    def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
         for tensor in self._reads[op]:
             if not self.resident(tensor):
@@ -74,7 +75,7 @@ class Writer:
                 if tier != here and self._places[first + tier] == VALID:
                     self._places[first + tier] = STALE
         self._note_peak(here, self._workspace[op])
-        self.steps.append(COMPUTE, op, stream)
+        self.steps.append(COMPUTE, op, self._streams[op])
         self._last_named = next(iter((*self._writes[op], *self._reads[op])), None)
         for tensor in () if again else self.problem.lifetimes.dead_after[op]:
             self.release(tensor)

@@ -136,6 +136,19 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
+def plan_names(programs: Sequence[str]) -> list[str]:
+    """Choose a file name for the plan of each program: ``plan.jsonl`` if there is one, else with the program's name.
+
+    Parameters
+    ----------
+    programs
+        Their names, all different.
+    """
+    if len(programs) == 1:
+        return ["plan.jsonl"]
+    return [f"plan-{name}.jsonl" for name in folder_names(programs).values()]
+
+
 RowWriter = Callable[[Any, Path], None]
 """Writes more about a row into its folder."""
 

@@ -23,7 +23,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import op_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
 from simulator.report.rows import Row
-from simulator.report.stalls import place
+from simulator.report.stalls import place, under_way
 from simulator.report.usage import KINDS, Usage, usages
 from simulator.trace import CAUSES, Block, Trace
 
@@ -160,7 +160,7 @@ def _wait_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Ev
         if tensor >= 0:
             args["tensor"] = tensors[tensor].name
         if blocker >= 0:
-            args["behind"] = tensors[blocker].name
+            args["behind"] = under_way(row, cause, blocker)
         name = f"{CAUSES[cause]} at {where}" if where else CAUSES[cause]
         event: Event = {"ph": "X", "name": name, "cat": "stall", "pid": rank, "tid": _STALLS + stream}
         yield {**event, "ts": _us(start), "dur": _us(end - start), "args": args}

@@ -17,6 +17,7 @@ _BECAUSE = {
     "host": "waiting for the host to issue",
     "compaction": "waiting for the compaction of {on}",
     "peer": "waiting for its peers",
+    "collective": "waiting for collectives",
     "order": "waiting for its own program order",
 }
 
@@ -32,9 +33,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        At most one sentence on what does not fit or blocks, one on the fastest row, one on what the others lose.
+        At most one sentence on what does not fit or blocks, one on the fastest row, one on its ranks, one on what the
+        others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _losing(rows)]
+    said = [_not_running(rows), _fastest(rows), _of_ranks(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
 
@@ -83,6 +85,23 @@ def _fastest(rows: Sequence[Row]) -> str:
         others = any(map(recomputed_ns, rows)) and not recomputed_ns(row)
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
+
+
+def _of_ranks(rows: Sequence[Row]) -> str:
+    """How the ranks of the fastest row fare, if there are several."""
+    best = fastest_ns(rows)
+    row = next((row for row in rows if is_ok(row) and row.summary["step_ns"] == best), None)
+    if row is None or not row.summary.get("ranks"):
+        return ""
+    found = row.summary
+    text = f"under {row.label} the {found['ranks']} ranks compute for {percent(found['utilisation'])} of the time"
+    if found["bubble_fraction"]:
+        text += f" and wait for one another for {percent(found['bubble_fraction'])}"
+    if found["slowest_rank"]:
+        text += f" (rank {found['slowest_rank']} is the slowest)"
+    if present(found["masked_fraction"]):
+        text += f"; {percent(found['masked_fraction'])} of their communication lies under compute"
+    return text
 
 
 def _hides(row: Row) -> str:

@@ -22,7 +22,8 @@ class Stall:
     cause, on
         Why, and the link or tier behind it.
     tensor, blocker
-        What the op lacked, and the tensor whose transfer was under way; empty if there is none.
+        What the op lacked, and the tensor whose transfer, or the collective that, was under way; empty if there is
+        none.
     start, lasted
         When and how long, for people.
     """
@@ -61,7 +62,7 @@ def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
 
 
 def place(row: Row, cause: int, on: int) -> str:
-    """Name the tier or link that a wait is about.
+    """Name the tier, link or rank that a wait is about.
 
     Parameters
     ----------
@@ -77,8 +78,25 @@ def place(row: Row, cause: int, on: int) -> str:
     """
     if on < 0:
         return ""
+    if CAUSES[cause] == "peer":
+        return f"rank {on}"
     tier = CAUSES[cause] in ("capacity", "compaction")
     return row.hardware.tier_names[on] if tier else row.hardware.link_names[on]
+
+
+def under_way(row: Row, cause: int, blocker: int) -> str:
+    """Name the tensor, or the collective, that was under way while an op waited; empty if there is none.
+
+    Parameters
+    ----------
+    row
+        Any row.
+    cause, blocker
+        Columns of the waits.
+    """
+    if blocker < 0:
+        return ""
+    return row.graph.ops[blocker].name if CAUSES[cause] == "collective" else row.graph.tensors[blocker].name
 
 
 def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
@@ -133,7 +151,7 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
                 cause=CAUSES[cause],
                 on=place(row, cause, on),
                 tensor=tensors[tensor].name if tensor >= 0 else "",
-                blocker=tensors[blocker].name if blocker >= 0 else "",
+                blocker=under_way(row, cause, blocker),
                 start=quantity(int(waits["start_ns"][at]), "ns"),
                 lasted=quantity(int(lasted[at]), "ns"),
             )

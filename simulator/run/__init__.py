@@ -10,9 +10,11 @@ from typing import Any
 
 from simulator import catalog
 from simulator.errors import CapacityError, ConfigError, Shortfall
+from simulator.graph import Job
 from simulator.plan import Plan
+from simulator.policies.problem import Problem
 from simulator.report.rows import fastest_ns, is_ok
-from simulator.run.case import Case, Policies, Policy, prepare
+from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.results import Result, Results
 from simulator.run.row import replayed
 from simulator.scenario import BoundKind, Scenario
@@ -29,6 +31,7 @@ def run(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     bound: BoundKind | None = None,
+    job: Job | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Replay a workload on a machine under some policies.
@@ -46,6 +49,8 @@ def run(
     bound
         What no plan beats: ``combinatorial``, or ``relaxation`` as well (extra ``hosim[solve]``); default: as the
         scenario says.
+    job
+        What all ranks run, instead of what would be built from the workload.
     progress
         Called now and then.
 
@@ -62,10 +67,11 @@ def run(
     loaded = catalog.resolve(scenario, set)
     if bound is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
-    case = prepare(loaded, is_changed=bool(set))
+    prepared = prepare if job is None else partial(prepare_job, job=job)
+    case = prepared(loaded, is_changed=bool(set))
     rows = case.rows(policies)
     results = [_row(case, label, decide, progress or _silent) for label, decide in rows.items()]
-    return Results(case, _compared(results, sum(case.problem.durations_ns)))
+    return Results(case, _compared(results, case.compute_ns))
 
 
 def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
@@ -78,13 +84,14 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
     """Decide, and replay what was decided; what does not fit is a row, too."""
     progress(label, 0, 0)
     try:
-        return replayed(case, label, _decided(label, decide, case), partial(progress, label))
+        plans = [_decided(label, decide, task.problem) for task in case.tasks]
+        return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:
         return _infeasible(case, label, error.report)
 
 
-def _decided(label: str, decide: Policy, case: Case) -> Plan:
-    plan = decide(case.problem)
+def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
+    plan = decide(problem)
     if not isinstance(plan, Plan):
         raise ConfigError(
             f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"

@@ -6,20 +6,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
-from simulator import bounds, engine, formats, metrics
-from simulator.builders import build
+from simulator import bounds, engine, formats, metrics, referee
+from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError, Shortfall
-from simulator.graph import Graph, TensorKind
+from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
-from simulator.plan import FREE, NOWHERE, Plan
+from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, Replay
+from simulator.run.task import Task
 from simulator.scenario import PolicyChoice
 from simulator.trace import CAUSES, Trace
 from simulator.units import nearest
@@ -37,19 +38,27 @@ class Case:
     ----------
     loaded
         The scenario, its machine and its workload.
-    problem
-        What every policy has to solve.
+    job
+        What all ranks run.
+    tasks
+        What every policy has to solve: one for each graph of the job.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
 
     loaded: Loaded
-    problem: Problem
+    job: Job
+    tasks: tuple[Task, ...]
     is_changed: bool = False
 
     @property
+    def problem(self) -> Problem:
+        """What every policy has to solve for rank 0."""
+        return self.tasks[self.job.graph_of[0]].problem
+
+    @property
     def graph(self) -> Graph:
-        """What runs."""
+        """What rank 0 runs."""
         return self.problem.graph
 
     @property
@@ -58,50 +67,26 @@ class Case:
         return self.problem.hardware
 
     @property
-    def bound_facts(self) -> tuple[list[int], int | float]:
-        """What a bound may rely on: where each tensor is at time 0, and the budget [B]."""
-        exists = self.problem.starts_with
-        homes = [home if there else NOWHERE for home, there in zip(self.problem.homes, exists, strict=True)]
-        return homes, self.problem.budget_bytes
-
-    @property
-    def pinned(self) -> list[int]:
-        """Tensors (ids) that the scenario keeps in the compute tier."""
-        return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
+    def compute_ns(self) -> int:
+        """Time of all ops but collectives, of the graph that has most of it [ns]."""
+        return max(
+            sum(0 if op.collective else ns for op, ns in zip(task.graph.ops, task.problem.durations_ns, strict=True))
+            for task in self.tasks
+        )
 
     def bound(self, *, may_repeat: bool = False) -> bounds.Bound:
         """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
-        found = self._bounds.get(may_repeat)
-        if found is None:
-            found = self._bounds[may_repeat] = self.limits(may_repeat=may_repeat).step(self.problem.budget_bytes)
-        return found
+        found = [task.bound(may_repeat=may_repeat) for task in self.tasks]
+        return max(found, key=lambda bound: bound.ns)
 
-    def limits(self, *, may_repeat: bool = False) -> bounds.Limits:
-        """All that no plan can beat, as far as the scenario asks for it."""
-        if may_repeat not in self._limits:
-            facts = (self.graph, self.hardware, self.problem.durations_ns, self.bound_facts[0])
-            relaxed = self.loaded.scenario.bound == "relaxation"
-            self._limits[may_repeat] = bounds.Limits(*facts, relaxed=relaxed, may_repeat=may_repeat)
-        return self._limits[may_repeat]
+    def least_peak_bytes(self, step_ns: int, *, may_repeat: bool = False) -> int:
+        """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
+        return max(task.limits(may_repeat=may_repeat).peak_bytes(step_ns) for task in self.tasks)
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
-        if may_repeat not in self._unfit:
-            found = bounds.infeasible(self.graph, self.hardware, *self.bound_facts, may_repeat=may_repeat)
-            self._unfit[may_repeat] = found
-        return self._unfit[may_repeat]
-
-    @cached_property
-    def _bounds(self) -> dict[bool, bounds.Bound]:
-        return {}
-
-    @cached_property
-    def _limits(self) -> dict[bool, bounds.Limits]:
-        return {}
-
-    @cached_property
-    def _unfit(self) -> dict[bool, Shortfall | None]:
-        return {}
+        found = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
+        return max(filter(None, found), key=lambda short: short.gap_bytes, default=None)
 
     def may_repeat(self, row: str) -> bool:
         """Whether the row's plan may run an op again: unless it is a policy that never does."""
@@ -222,56 +207,84 @@ def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
         Whether the machine was changed for this run.
     """
     reader = partial(formats.read_graph, views=loaded.workload.views)
-    graph = build(loaded.workload, loaded.workload_dir, reader)
-    hardware, scenario = loaded.hardware, loaded.scenario
+    job = build_job(loaded.workload, loaded.workload_dir, reader)
+    return prepare_job(loaded, job, is_changed=is_changed)
+
+
+def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
+    """Build everything that the rows of a scenario share, for a job that was built before.
+
+    Parameters
+    ----------
+    loaded, is_changed
+        As for `prepare`; of the workload only its name counts.
+    job
+        What all ranks run.
+
+    Raises
+    ------
+    ConfigError
+        If a document is wrong, or ranks do not meet (`simulator.referee.check_job`).
+    """
     _check_expectations(loaded)
-    homes = home_ids(loaded, graph)
-    times = durations_ns(graph, hardware)
+    referee.check_job(job, loaded.hardware)
+    homes = home_ids(loaded, job.graphs)
+    tasks = [_task(loaded, job, number, home) for number, home in enumerate(homes)]
+    return Case(loaded, job, tuple(tasks), is_changed)
+
+
+def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...]) -> Task:
+    graph, hardware, scenario = job.graphs[number], loaded.hardware, loaded.scenario
+    ranks = job.ranks_of(number)
+    times = durations_ns(graph, hardware, ranks[0] if graph.meets else None)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
     problem = Problem(
-        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(case, plan), scenario.switches
+        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(task, plan), scenario.switches
     )
-    case = Case(loaded, problem, is_changed)
-    return case
+    task = Task(problem, job.labels[number], ranks, scenario.bound)
+    return task
 
 
-def execute(case: Case, plan: Plan, progress: Callable[[int, int], None] | None = None) -> Trace:
-    """Replay a plan of the case."""
-    problem = case.problem
-    program = engine.Program(problem.graph, plan, problem.durations_ns)
+def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
+    """Replay the plans of a case, one for each graph, on all ranks."""
+    planned = zip(case.tasks, plans, strict=True)
+    programs = [engine.Program(task.graph, plan, task.problem.durations_ns) for task, plan in planned]
     return engine.run(
-        [program],
-        problem.hardware,
-        budget_bytes=problem.budget_bytes,
-        switches=problem.switches,
+        [programs[number] for number in case.job.graph_of],
+        case.hardware,
+        budget_bytes=case.problem.budget_bytes,
+        switches=case.problem.switches,
         progress=progress,
+        fold=case.loaded.scenario.fold,
     )
 
 
-def _trial(case: Case, plan: Plan) -> Replay:
-    """What a policy learns by trying a plan."""
-    trace = execute(case, plan)
-    found = metrics.summarise(case.problem.graph, case.problem.hardware, trace, None)
-    peaks = {tier: found[f"peak_{tier}_bytes"] for tier in case.problem.tiers}
+def _trial(task: Task, plan: Plan) -> Replay:
+    """What a policy learns by trying a plan on one rank alone."""
+    problem = task.problem
+    program = engine.Program(task.alone, plan, problem.durations_ns)
+    trace = engine.run([program], problem.hardware, budget_bytes=problem.budget_bytes, switches=problem.switches)
+    found = metrics.summarise(problem.graph, problem.hardware, trace)
+    peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
     waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
     return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace)
 
 
-def home_ids(loaded: Loaded, graph: Graph) -> tuple[int, ...]:
+def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     """Resolve the homes of a scenario; the last match wins.
 
     Parameters
     ----------
     loaded
         Its scenario maps tensor kinds, or shell patterns of tensor names, to tiers.
-    graph
+    graphs
         The tensors.
 
     Returns
     -------
-    tuple of int
-        For each tensor a tier id, or `FREE`.
+    list of tuple of int
+        For each graph and tensor a tier id, or `FREE`.
 
     Raises
     ------
@@ -280,22 +293,29 @@ def home_ids(loaded: Loaded, graph: Graph) -> tuple[int, ...]:
     """
     hardware = loaded.hardware
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
-    homes = [ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors]
-    kinds = {kind.value for kind in TensorKind}
+    homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
     for pattern, tier in loaded.scenario.homes.items():
-        if pattern in kinds:
-            chosen = [i for i, t in enumerate(graph.tensors) if t.kind == pattern]
-        else:
-            matches = re.compile(translate(pattern)).match
-            chosen = [i for i, t in enumerate(graph.tensors) if matches(t.name)]
-            if not chosen:
-                must = f"a home is for a tensor kind ({', '.join(sorted(kinds))}) or for names that some tensor has"
-                do = (
-                    f"correct the pattern; the first tensor is {graph.tensors[0].name!r}"
-                    if graph.tensors
-                    else "drop it"
-                )
-                raise ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)
-        for i in chosen:
-            homes[i] = ids[tier]
-    return tuple(homes)
+        chosen = [_matching(graph, pattern) for graph in graphs]
+        if not any(chosen) and pattern not in _KINDS:
+            raise _unmatched(loaded, pattern, graphs[0])
+        for home, tensors in zip(homes, chosen, strict=True):
+            for tensor in tensors:
+                home[tensor] = ids[tier]
+    return [tuple(home) for home in homes]
+
+
+_KINDS = {kind.value for kind in TensorKind}
+
+
+def _matching(graph: Graph, pattern: str) -> list[int]:
+    """Tensors of a kind, or with a name that matches."""
+    if pattern in _KINDS:
+        return [i for i, t in enumerate(graph.tensors) if t.kind == pattern]
+    matches = re.compile(translate(pattern)).match
+    return [i for i, t in enumerate(graph.tensors) if matches(t.name)]
+
+
+def _unmatched(loaded: Loaded, pattern: str, graph: Graph) -> ConfigError:
+    must = f"a home is for a tensor kind ({', '.join(sorted(_KINDS))}) or for names that some tensor has"
+    do = f"correct the pattern; the first tensor is {graph.tensors[0].name!r}" if graph.tensors else "drop it"
+    return ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)

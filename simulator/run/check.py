@@ -46,8 +46,8 @@ def _document(document: object, path: Path) -> str:
         rows = case.rows()
         for choice in document.policies:
             if choice.is_file:
-                plan = rows[choice.row](case.problem)
-                referee.check_plan(case.graph, case.hardware, plan, case.pinned)
+                for task in case.tasks:
+                    referee.check_plan(task.graph, case.hardware, rows[choice.row](task.problem), task.pinned)
         sizes = {"row": len(rows), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
         return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
     if isinstance(document, Hardware):
@@ -75,5 +75,5 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
         return f"{said}: ok by itself; name its --scenario to check it against the graph and the machine"
     case = prepare(catalog.resolve(scenario))
     plan = formats.read_plan(path, case.graph, case.problem.tiers)
-    referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.pinned)
+    referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.tasks[0].pinned)
     return f"{said}: ok for {case.loaded.scenario.name}"

@@ -45,8 +45,10 @@ def _fill(results: Results, folder: Path) -> None:
 
 
 def _write_tables(row: Result, folder: Path) -> None:
-    formats.plan_jsonl.write(row.recorded, row.graph, folder / "plan.jsonl")
-    for table in ("spans", "waits", "memory"):
+    names = files.plan_names(row.job.labels)
+    for name, graph, plan in zip(names, row.job.graphs, row.recordings, strict=True):
+        formats.plan_jsonl.write(plan, graph, folder / name)
+    for table in ("spans", "waits", "memory", *(["ranks"] if row.job.ranks > 1 else [])):
         getattr(row, table).to_csv(folder / f"{table}.csv", index=False, lineterminator="\n")
 
 
@@ -57,7 +59,7 @@ def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:
     choices = []
     for label, row in results.items():
         choice = written.get(label)
-        if (choice is None or choice.is_file) and row.trace is not None:
+        if (choice is None or choice.is_file) and row.trace is not None and len(row.plans) == 1:
             choice = PolicyChoice(policy=f"{folders[label]}/plan.jsonl", label=label)
         if choice is not None:
             choices.append(choice)

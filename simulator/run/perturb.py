@@ -70,7 +70,7 @@ def perturbed(case: Case, condition: Condition, seed: int) -> Case:
     Parameters
     ----------
     case
-        As it was planned for.
+        As it was planned for; of one rank.
     condition
         What differs.
     seed
@@ -98,7 +98,7 @@ def _jittered(case: Case, condition: Condition, seed: int) -> Case:
     if condition.kind == COPIES:
         found = _changed(case, replace(graph, ops=ops), case.hardware)
         switches = JitteryCopies(found.problem.switches, seed, condition)
-        return replace(found, problem=replace(found.problem, switches=switches))
+        return replace(found, tasks=(replace(found.tasks[0], problem=replace(found.problem, switches=switches)),))
     return _changed(case, replace(graph, ops=ops), _stretched(case.hardware, factors[len(ops) :]))
 
 
@@ -153,8 +153,9 @@ def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
 
 
 def _changed(case: Case, graph: Graph, hardware: Hardware) -> Case:
-    times = durations_ns(graph, hardware)
-    return replace(case, problem=replace(case.problem, graph=graph, hardware=hardware, durations_ns=times))
+    times, (task,) = durations_ns(graph, hardware), case.tasks
+    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
+    return replace(case, tasks=(replace(task, problem=problem),))
 
 
 def carried(plan: Plan, graph: Graph, to: Graph) -> Plan:

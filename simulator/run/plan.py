@@ -27,12 +27,12 @@ class Planned:
     ----------
     result
         The row, as `hosim run` has it.
-    explanation
-        Why; None for policies other than `static`.
+    explanations
+        Why, for each graph of the job; none for policies other than `static`.
     """
 
     result: Result
-    explanation: static.Explanation | None
+    explanations: tuple[static.Explanation, ...]
 
     def text(self, tensor: str | None = None) -> str:
         """Tell the plan, or one tensor of it in full.
@@ -40,21 +40,25 @@ class Planned:
         Parameters
         ----------
         tensor
-            Name of the tensor.
+            Name of the tensor; of several graphs that have it, the first one's is told.
 
         Raises
         ------
         ConfigError
             If there is no such tensor, or the policy gives no reasons.
         """
-        if self.explanation is None:
+        if not self.explanations:
             if tensor is not None:
                 must = "a tensor is told by a policy that gives its reasons"
                 raise ConfigError("--tensor", must, repr(self.result.label), "plan with 'static'")
             return f"{self._head()}\n\nOnly 'static' says why; this plan is written as it is."
         if tensor is not None:
-            return decisions.tensor_told(self.explanation, tensor)
-        return f"{self._head()}\n\n{decisions.told(self.explanation)}"
+            having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
+            return decisions.tensor_told(next(having, self.explanations[0]), tensor)
+        told = [decisions.told(explanation) for explanation in self.explanations]
+        if len(told) > 1:
+            told = [f"{task.said}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
+        return "\n\n".join((self._head(), *told))
 
     def _head(self) -> str:
         row, case = self.result.summary, self.result.case
@@ -66,7 +70,7 @@ class Planned:
         lines = [
             f"{self.result.label} on {case.loaded.scenario.name}: {step} a step, {above}",
             f"peak in {tier} {peak} of a budget of {human(case.problem.budget_bytes, 'B')}",
-            *self.result.recorded.notes,
+            *dict.fromkeys(note for plan in self.result.recordings for note in plan.notes),
         ]
         return "\n".join(lines)
 
@@ -76,17 +80,25 @@ class Planned:
         Parameters
         ----------
         out
-            The folder, which is replaced as a whole.
+            The folder, which is replaced as a whole. Of a job of several graphs, each has a folder of its own in it.
         """
         with files.replaced(out) as folder:
-            formats.plan_jsonl.write(self.result.recorded, self.result.graph, folder / "plan.jsonl")
+            tasks = self.result.case.tasks
+            names = [""] if len(tasks) == 1 else files.folder_names(self.result.job.labels).values()
+            for number, name in enumerate(names):
+                inner = folder / name
+                inner.mkdir(exist_ok=True)
+                formats.plan_jsonl.write(self.result.recordings[number], tasks[number].graph, inner / "plan.jsonl")
+                if self.explanations:
+                    _write_reasons(self.explanations[number], inner)
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")
-            if self.explanation is not None:
-                candidate = self.explanation.candidate
-                path = folder / "augmented.json"
-                augmented_json.write(self.explanation.problem, candidate.augmented, candidate.plan, path)
-                plan_files.write(self.explanation, folder)
             files.write_summary(folder, [self.result.summary], {})
+
+
+def _write_reasons(explanation: static.Explanation, folder: Path) -> None:
+    candidate = explanation.candidate
+    augmented_json.write(explanation.problem, candidate.augmented, candidate.plan, folder / "augmented.json")
+    plan_files.write(explanation, folder)
 
 
 def plan(
@@ -121,6 +133,7 @@ def plan(
         raise CapacityError(unfit)
     options = case.static_options(label)
     if options is None:
-        return Planned(replayed(case, label, decide(case.problem)), None)
-    found = static.explained(case.problem, options)
-    return Planned(replayed(case, label, found.plan), replace(found, plan=replace(found.plan, policy=label)))
+        return Planned(replayed(case, label, [decide(task.problem) for task in case.tasks]), ())
+    found = [static.explained(task.problem, options) for task in case.tasks]
+    result = replayed(case, label, [one.plan for one in found])
+    return Planned(result, tuple(replace(one, plan=replace(one.plan, policy=label)) for one in found))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import metrics
 from simulator.errors import CapacityError, ConfigError, Shortfall
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
 from simulator.report import expectations
@@ -35,8 +35,8 @@ class Result:
         What ran, and the name of the row.
     summary
         The columns of ``summary.json``.
-    plan, trace
-        What was decided and what happened; None if no such plan fits.
+    plans, trace
+        What was decided for each graph of the job, and what happened; nothing if no such plan fits.
     shortfall
         Why no such plan fits, and what would help.
     remarks
@@ -46,7 +46,7 @@ class Result:
     case: Case = field(repr=False)
     label: str
     summary: dict[str, Any] = field(repr=False)
-    plan: Plan | None = field(default=None, repr=False)
+    plans: tuple[Plan, ...] = field(default=(), repr=False)
     trace: Trace | None = field(default=None, repr=False)
     shortfall: Shortfall | None = field(default=None, repr=False)
     remarks: tuple[str, ...] = field(default=(), repr=False)
@@ -57,9 +57,19 @@ class Result:
         return str(self.summary["status"])
 
     @property
-    def graph(self) -> Graph:
+    def job(self) -> Job:
         """What ran."""
+        return self.case.job
+
+    @property
+    def graph(self) -> Graph:
+        """What rank 0 ran."""
         return self.case.problem.graph
+
+    @property
+    def plan(self) -> Plan | None:
+        """What was decided for rank 0."""
+        return self.plans[self.job.graph_of[0]] if self.plans else None
 
     @property
     def hardware(self) -> Hardware:
@@ -92,15 +102,26 @@ class Result:
         return self._frames.memory()
 
     @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """What each rank did, one a line: its times [ns], its shares, and its peaks [B]."""
+        return self._frames.ranks()
+
+    @property
     def recorded(self) -> Plan:
-        """The steps that were issued, as a fixed plan: the plan itself unless it is reactive."""
-        if self.plan is None:
+        """The steps that rank 0 issued, as a fixed plan: the plan itself unless it is reactive."""
+        return self.recordings[self.job.graph_of[0]]
+
+    @cached_property
+    def recordings(self) -> tuple[Plan, ...]:
+        """For each graph of the job, the steps that its first rank issued, as a fixed plan."""
+        found = []
+        for task, plan in zip(self.case.tasks, self.plans, strict=False):
+            issued = self._trace.issued[task.ranks[0]].whole()
+            steps = Steps.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
+            found.append(plan if plan.fixed is not None else replace(plan, steps=steps, repeats=1))
+        if not found:
             raise self._nothing_ran()
-        if self.plan.fixed is not None:
-            return self.plan
-        issued = self._trace.issued[0].whole()
-        steps = Steps.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
-        return replace(self.plan, steps=steps, repeats=1)
+        return tuple(found)
 
     def timeline(self, window_ns: tuple[int, int] | None = None) -> Picture:
         """Draw compute, stalls by cause, channels, and the memory of each tier.
@@ -116,7 +137,7 @@ class Result:
 
     @property
     def _frames(self) -> metrics.Frames:
-        return metrics.Frames(self.graph, self.hardware, self._trace)
+        return metrics.Frames(self.job, self.hardware, self._trace)
 
     @property
     def _trace(self) -> Trace:

@@ -171,6 +171,9 @@ def robustness(
     """
     loaded = catalog.resolve(scenario, conditions.get("set"))
     case, seed = prepare(loaded), conditions.get("seed", 0)
+    if case.job.ranks > 1:
+        do = "run one rank's slice of the workload"
+        raise ConfigError(case.job.name, "what is tested under other conditions is one rank", f"{case.job.ranks}", do)
     tried = list(_conditions(case, conditions))
     labels = _labels(case, policy, against)
     runner = partial(_Runner, loaded, labels, seed, _headroom(conditions))
@@ -261,7 +264,7 @@ class _Runner:
             case = prepare(replace(case.loaded, scenario=case.loaded.scenario.model_copy(update=less)))
         try:
             plan = self._decide[number](case.problem)
-            referee.check_plan(self._case.graph, self._case.hardware, plan, self._case.pinned)
+            referee.check_plan(self._case.graph, self._case.hardware, plan, self._case.tasks[0].pinned)
         except CapacityError as error:
             return error
         return plan
@@ -274,7 +277,7 @@ class _Runner:
     def _run(self, number: int, case: Case, condition: Condition) -> dict[str, Any]:
         try:
             plan = self._plan(number, case, condition)
-            trace = execute(case, plan)
+            trace = execute(case, [plan])
         except CapacityError as error:
             return _outcome(number, condition, "infeasible", None, str(error))
         switches = case.problem.switches

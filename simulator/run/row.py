@@ -1,8 +1,8 @@
-"""One row: a plan is checked, replayed, checked again, and counted."""
+"""One row: plans are checked, replayed, checked again, and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from simulator import metrics, referee
@@ -11,33 +11,44 @@ from simulator.run.case import LEAST_PEAK, Case, execute
 from simulator.run.results import Result
 
 
-def replayed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None = None) -> Result:
-    """Replay a plan of a case between the two checks of the referee, and count.
+def replayed(
+    case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
+) -> Result:
+    """Replay the plans of a case between the two checks of the referee, and count.
 
     Parameters
     ----------
-    case, label, plan
-        What runs, what the row is called, and what was decided; a plan that is found right is called by its row.
+    case, label, plans
+        What runs, what the row is called, and what was decided for each graph of the job; plans that are found right
+        are called by their row.
     progress
-        Called now and then with the computes that are done, and those that there are in all.
+        Called now and then.
 
     Raises
     ------
     PlanError
-        If the plan is wrong.
+        If a plan is wrong.
     CapacityError
-        If its homes alone do not fit.
+        If the homes alone do not fit.
     """
-    graph, hardware, budget = case.graph, case.hardware, case.problem.budget_bytes
-    referee.check_plan(graph, hardware, plan, case.pinned)
-    trace = execute(case, plan, progress)
-    findings = referee.check_trace(graph, hardware, [plan], trace, budget, case.loaded.scenario.switches)
-    may_repeat = metrics.recomputes(graph, trace)
-    summary = {"policy": label, **metrics.summarise(graph, hardware, trace, case.bound(may_repeat=may_repeat))}
+    for task, plan in zip(case.tasks, plans, strict=True):
+        referee.check_plan(task.graph, case.hardware, plan, task.pinned)
+    of_ranks = [plans[number] for number in case.job.graph_of]
+    referee.check_order(case.job, of_ranks)
+    trace = execute(case, plans, progress)
+    budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
+    findings = referee.check_trace(case.job, case.hardware, of_ranks, trace, budget, switches)
+    may_repeat = metrics.recomputes(case.job, trace)
+    bound = case.bound(may_repeat=may_repeat)
+    summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
     if trace.status == "ok":
-        summary[LEAST_PEAK] = case.limits(may_repeat=may_repeat).peak_bytes(summary["step_ns"])
-    summary |= {"notes": "; ".join(plan.notes), "remarks": "; ".join(findings.remarks)}
-    result = Result(case, label, summary, plan=replace(plan, policy=label), trace=trace, remarks=findings.remarks)
-    if plan.fixed is None and trace.status == "ok":
-        referee.check_plan(graph, hardware, result.recorded, case.pinned)
+        summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], may_repeat=may_repeat)
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    summary |= {"notes": "; ".join(notes), "remarks": "; ".join(findings.remarks)}
+    named = tuple(replace(plan, policy=label) for plan in plans)
+    result = Result(case, label, summary, plans=named, trace=trace, remarks=findings.remarks)
+    if trace.status == "ok":
+        for task, plan, recorded in zip(case.tasks, plans, result.recordings, strict=True):
+            if plan.fixed is None:
+                referee.check_plan(task.graph, case.hardware, recorded, task.pinned)
     return result

@@ -99,8 +99,8 @@ def replay(given: Case, policy: str, bound: bounds.Bound, **options: object) -> 
         return Row(f"infeasible, short by {error.report.gap_bytes:,} B", planning_s=time.perf_counter() - began)
     planning_s = time.perf_counter() - began
     graph, hardware, budget = given.graph, given.hardware, given.problem.budget_bytes
-    referee.check_plan(graph, hardware, plan, given.pinned)
-    trace = execute(given, plan)
+    referee.check_plan(graph, hardware, plan, given.tasks[0].pinned)
+    trace = execute(given, [plan])
     referee.check_trace(graph, hardware, [plan], trace, budget, given.loaded.scenario.switches)
     found = metrics.summarise(graph, hardware, trace, bound)
     if trace.status != "ok":
@@ -117,7 +117,7 @@ def by_force(given: Case) -> str:
     InvariantError
         If the count is not that of `bounds.infeasible`.
     """
-    graph, (homes, budget) = given.graph, given.bound_facts
+    graph, (homes, budget) = given.graph, given.tasks[0].bound_facts
     unfit = bounds.infeasible(graph, given.hardware, homes, budget)
     here = given.hardware.tier_names.index(given.hardware.compute_tier)
     stay = {t for t, home in enumerate(homes) if home == here and graph.tensors[t].persistent}
@@ -157,7 +157,7 @@ def measure(setting: Setting, *, relaxed: bool) -> dict[str, object]:
     budget = int(live_bytes(ample.graph, ample.problem.lifetimes).max() * setting.budget_share)
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
-    homes, _ = tight.bound_facts
+    homes, _ = tight.tasks[0].bound_facts
     limit = bounds.Limits(tight.graph, tight.hardware, times, homes, relaxed=relaxed).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
     unfit = by_force(tight)

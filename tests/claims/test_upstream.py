@@ -69,8 +69,8 @@ def run(share: int, rate_gib_s: int, outputs: str = FREED, layers: int = 32, lea
     given = case(rate_gib_s, outputs, layers)
     limit = int(live_bytes(given.graph, given.problem.lifetimes).max()) * share // 100
     plan = POLICIES["upstream_greedy"].plan(given.problem, {"limit": f"{limit} B", "lead": lead})
-    referee.check_plan(given.graph, given.hardware, plan, given.pinned)
-    trace = execute(given, plan)
+    referee.check_plan(given.graph, given.hardware, plan, given.tasks[0].pinned)
+    trace = execute(given, [plan])
     referee.check_trace(given.graph, given.hardware, [plan], trace, None, given.loaded.scenario.switches)
     return Run(given, plan, trace, limit)
 

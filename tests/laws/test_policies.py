@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from policy_problems import replay
+from policy_problems import OPTIONS, needed, recorded, replay
 from strategies import DDR, HBM, graphs, homes, machines
 
 from simulator import engine, metrics
@@ -19,31 +19,9 @@ from simulator.errors import CapacityError
 from simulator.graph import Graph, Op
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import NOWHERE, Plan, Steps
+from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import check_plan, check_trace
-
-OPTIONS = [
-    ("resident", {}),
-    ("reactive", {}),
-    *(("reactive", {"evict": evict, "look_ahead": 0}) for evict in ("lru", "fifo", "furthest")),
-    ("reactive", {"evict": "lru", "look_ahead": 2}),
-    ("reactive", {"evict": "furthest", "look_ahead": 3, "synchronous": True}),
-    ("lookahead", {"select_distance": 1, "distance": 1}),
-    ("lookahead", {"select_distance": 1, "select_num": 1, "distance": 3, "release_distance": 1}),
-    ("offload_saved", {}),
-    ("offload_saved", {"barrier_before_backward": False}),
-    ("offload_saved", {"synchronous": True}),
-    ("upstream_greedy", {}),
-    ("upstream_greedy", {"limit": "5 B", "lead": 2}),
-    ("recompute", {}),
-    ("recompute", {"time_weight": 1.0}),
-    ("recompute", {"time_weight": 0.0, "most": 50.0}),
-    ("static", {}),
-    ("static", {"alpha": 0.0}),
-    ("static", {"alpha": 5.0}),
-    ("static", {"recompute": True}),
-]
 
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
@@ -57,18 +35,6 @@ def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Pr
         lambda plan: replay(problem, plan),
     )
     return problem
-
-
-def needed(graph: Graph, home: list[int]) -> list[int]:
-    """By fused group, or op alone: what is pinned, the working set of the rest, and the largest workspace."""
-    size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
-    demand = []
-    for group in graph.launches:
-        used = {t for i in group for t in (*graph.ops[i].reads, *graph.ops[i].writes)}
-        pinned = {t for t, tier in enumerate(home) if tier == HBM and found.born[t] != -1}
-        there = {t for t in pinned if found.born[t] <= group[-1] and group[0] <= found.dies[t]}
-        demand.append(sum(size[t] for t in used | there) + max(graph.ops[i].workspace_bytes for i in group))
-    return demand
 
 
 @st.composite
@@ -117,15 +83,6 @@ def problems(draw) -> Given:
         hardware = hardware.model_copy(update={"tiers": tiers})
     budget = max(1, max(needed(graph, home)) + draw(st.integers(-5, 60)))
     return Given(make(graph, hardware, home, budget), ample)
-
-
-def recorded(plan: Plan, trace) -> Plan:
-    """The plan with the steps that it issued, as a fixed plan."""
-    if plan.fixed is not None:
-        return plan
-    issued = trace.issued[0].whole()
-    steps = Steps.from_columns(*(issued[name].tolist() for name in ("kind", "a", "b", "c")))
-    return replace(plan, steps=steps, repeats=1)
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)

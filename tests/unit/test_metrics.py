@@ -8,6 +8,7 @@ from stories import graph, machine, play, steps
 from simulator import engine, metrics
 from simulator.bounds import Bound
 from simulator.cost import durations_ns
+from simulator.hardware import Topology
 from simulator.plan import NOWHERE, Plan
 from simulator.trace import CAUSES
 
@@ -178,8 +179,9 @@ def test_with_two_streams_the_one_that_ends_last_is_measured():
 def test_each_rank_has_its_own_device_and_shares_what_is_shared(ranks: int):
     home = (1, NOWHERE)
     plan = Plan("hand", MACHINE.tier_names, home, steps(GRAPH, MACHINE, TEXT))
-    trace = engine.run([engine.Program(GRAPH, plan, durations_ns(GRAPH, MACHINE))] * ranks, MACHINE)
-    assert metrics.peaks_bytes(MACHINE, trace) == {"hbm": 16, "ddr": 10 * ranks}
-    frame = metrics.Frames(GRAPH, MACHINE, trace).memory()
+    node = MACHINE.model_copy(update={"topology": Topology(devices_per_node=ranks)})
+    trace = engine.run([engine.Program(GRAPH, plan, durations_ns(GRAPH, MACHINE))] * ranks, node)
+    assert metrics.peaks_bytes(node, trace) == {"hbm": 16, "ddr": 10 * ranks}
+    frame = metrics.Frames(GRAPH, node, trace).memory()
     assert frame.groupby("tier")["used_bytes"].max().to_dict() == {"hbm": 16, "ddr": 10 * ranks}
-    assert sorted(metrics.Frames(GRAPH, MACHINE, trace).spans()["rank"].unique()) == list(range(ranks))
+    assert sorted(metrics.Frames(GRAPH, node, trace).spans()["rank"].unique()) == list(range(ranks))

@@ -69,7 +69,8 @@ def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
     case = prepare(catalog.resolve("tiny_train_910c"))
     ops = tuple(replace(op, duration_ns=i % 2) for i, op in enumerate(case.graph.ops))
     times = [i % 2 for i in range(len(ops))]
-    still = replace(case, problem=replace(case.problem, graph=replace(case.graph, ops=ops), durations_ns=times))
+    problem = replace(case.problem, graph=replace(case.graph, ops=ops), durations_ns=times)
+    still = replace(case, tasks=(replace(case.tasks[0], problem=problem),))
     found = perturbed(still, Condition(JITTER, 1.0), 0).problem.durations_ns
     assert [ns > 0 for ns in found] == [ns > 0 for ns in times]
 

@@ -15,9 +15,9 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     Raises
     ------
     ConfigError
-        If the solver is not installed; or the graph is too large or has fused groups (the machine frees room within
-        them, which the program does not see); or copies may slow each other down; or tensors go to several tiers; or
-        the host's own time matters.
+        If the solver is not installed; or the graph is too large, has collectives, or has fused groups (the machine
+        frees room within them, which the program does not see); or copies may slow each other down; or tensors go to
+        several tiers; or the host's own time matters.
     """
     try:
         import scipy.optimize  # noqa: F401, PLC0415 - an extra
@@ -26,6 +26,9 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     ops = len(problem.graph.ops)
     if ops > most_ops:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")
+    if problem.graph.meets:
+        found = "a collective"
+        raise _error("an op takes its time, whatever other ranks do", found, "use 'static' for several ranks")
     if has_fused(problem.graph):
         raise _error("each op may be followed by a copy", "a fused group", "use 'static', or leave the groups out")
     if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:

@@ -44,7 +44,7 @@ class Tables:
         self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in graph.ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
-        self.computes = [(COMPUTE, op, 0, 0) for op in range(len(graph.ops))]
+        self.computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(problem.streams)]
         self.detaches = [(DETACH, t, problem.compute_tier, 0) for t in range(len(sizes))]
         self.held_bytes = [0] * len(graph.ops)
         for t, first in enumerate(lifetimes.first_write):

@@ -79,7 +79,7 @@ def observe(problem: Problem, plan: Plan, trace: Trace) -> Timeline:
     for at, (kind, a, b, _) in enumerate(steps.codes() if steps is not None else ()):
         if kind == COMPUTE:
             op = a
-            starts.append(lost.without(starts_at[at]))
+            starts.append(max(lost.without(starts_at[at]), starts[-1] if starts else 0))
             for tensor in (*problem.graph.ops[a].reads, *problem.graph.ops[a].writes):
                 used_until[tensor] = ends_at[at]
         elif kind == COPY:
@@ -95,7 +95,7 @@ class _Lost:
 
     def __init__(self, trace: Trace, origin_ns: int) -> None:
         waits = trace.waits.whole()
-        mine = (waits["cause"] == CAUSES.index("transfer")) & (waits["start_ns"] >= origin_ns)
+        mine = (waits["cause"] == CAUSES.index("transfer")) & (waits["start_ns"] >= origin_ns) & (waits["stream"] == 0)
         order = np.argsort(waits["end_ns"][mine], kind="stable")
         self._origin_ns = origin_ns
         self._ends = waits["end_ns"][mine][order].tolist()
@@ -130,7 +130,7 @@ def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Ti
             model.copy(a, b, c)
         elif b == model.here:
             model.leave(a)
-    start_ns = (*model.starts, max(model.clock, model.last_copy_ns))
+    start_ns = (*model.starts, max(*model.free_ns, model.last_copy_ns))
     return Timeline(start_ns, gates_ns(problem, start_ns), model.freed)
 
 
@@ -152,7 +152,9 @@ class _Model:
         self._waits_for_end = problem.switches.copies_wait_for == "end"
         self._servers = {problem.queue(hop): [0] * problem.servers(hop) for hop in problem.links}
         self._queue_head = dict.fromkeys(self._servers, 0)
-        self.clock = self.last_copy_ns = self.issued_ns = 0
+        self._streams = problem.streams
+        self.free_ns = [0] * (1 + max(self._streams, default=0))
+        self.last_copy_ns = self.issued_ns = 0
         self.starts: list[int] = []
         self.freed: dict[tuple[int, int], int] = {}
 
@@ -168,7 +170,8 @@ class _Model:
 
     def compute(self, op: int) -> None:
         about, ready, idle_at = self._ops[op], self._ready, self._idle_at
-        earliest, needed = max(self.clock, self.issued_ns), about.workspace_bytes
+        stream = self._streams[op]
+        earliest, needed = max(self.free_ns[stream], self.issued_ns), about.workspace_bytes
         for tensor in about.reads:
             earliest = max(earliest, ready[tensor])
         for tensor in about.writes:
@@ -184,8 +187,8 @@ class _Model:
             idle_at[tensor] = max(idle_at[tensor], end)
         for tensor in about.writes:
             ready[tensor] = idle_at[tensor] = end
-        self.starts.append(start)
-        self.clock, self._last_op = end, op
+        self.starts.append(max(start, self.starts[-1]) if self.starts else start)
+        self.free_ns[stream], self._last_op = end, op
         self._gate = end if self._waits_for_end else start
 
     def copy(self, tensor: int, source: int, target: int) -> None:

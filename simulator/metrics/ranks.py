@@ -1,0 +1,129 @@
+"""What several ranks come to: the numbers of each, and one row for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.bounds import Bound
+from simulator.graph import Graph, Job
+from simulator.hardware import Hardware
+from simulator.metrics.peaks import peaks_bytes
+from simulator.metrics.summary import against, is_collective, summarise_rank, union_ns
+from simulator.plan import COMPUTE
+from simulator.trace import Trace
+
+
+def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
+    """Count one run.
+
+    Parameters
+    ----------
+    what
+        What ran: a job, or the graph of all ranks.
+    hardware, trace
+        Where, and what happened.
+    bound
+        What no plan can beat, if known.
+
+    Returns
+    -------
+    dict
+        Columns; those of `summarise_rank` if there is one rank. Of several:
+
+        ``step_ns``, ``makespan_ns``, and all other times
+            Those of the slowest rank, which has the longest step (of several such the lowest number).
+        ``peak_<tier>_bytes``
+            Of the fullest instance of the tier; what ranks share counts all of them.
+        ``moved_<link>_bytes``
+            Of all ranks together.
+        ``ranks``, ``slowest_rank``
+            How many there are, and which one the times are of.
+        ``collective_ns``
+            Time of the measured step in which a collective of the slowest rank is under way.
+        ``masked_fraction``
+            How much of the time of collectives, over all ranks, lies under compute of the same rank.
+        ``utilisation``, ``bubble_fraction``
+            Compute, and what was waited for peers, as shares of ``ranks * step_ns``, over all ranks.
+    """
+    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
+    if job.ranks == 1:
+        return summarise_rank(job.graphs[0], hardware, trace, bound)
+    rows = by_rank(job, hardware, trace)
+    whole = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
+    if trace.status != "ok":
+        makespan = max(row["makespan_ns"] for row in rows)
+        return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
+    slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], -rank))
+    mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
+    for name in hardware.link_names:
+        whole[f"moved_{name}_bytes"] = _sum(rows, f"moved_{name}_bytes")
+    step, collectives = job.ranks * mine["step_ns"], _sum(rows, "collective_ns")
+    shares = {
+        "ranks": job.ranks,
+        "slowest_rank": slowest,
+        "collective_ns": mine.pop("collective_ns"),
+        "masked_fraction": _sum(rows, "masked_ns") / collectives if collectives else None,
+        "utilisation": _sum(rows, "compute_ns") / step if step else None,
+        "bubble_fraction": _sum(rows, "wait_peer_ns") / step if step else None,
+    }
+    return {**mine, **whole, **against(mine["step_ns"], bound), **shares}
+
+
+_SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
+
+
+def _sum(rows: Sequence[dict[str, Any]], column: str) -> int:
+    return sum(row[column] for row in rows)
+
+
+def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
+    """Count each rank of a run as if it were alone.
+
+    Parameters
+    ----------
+    job, hardware, trace
+        What ran, where, and what happened.
+
+    Returns
+    -------
+    list of dict
+        For each rank the columns of `summarise_rank`; of a shared tier's peak, only what the rank itself holds. And:
+
+        ``collective_ns``, ``masked_ns``, ``masked_fraction``
+            Time of the measured step in which a collective of the rank is under way; what of it lies under compute; as
+            a share.
+        ``utilisation``, ``bubble_fraction``
+            Compute, and what was waited for peers, as shares of the step.
+    """
+    known: dict[int, dict[str, Any]] = {}
+    rows = []
+    for rank, alone in enumerate(trace.by_rank()):
+        if id(alone) not in known:
+            known[id(alone)] = _counted(job.graph(rank), hardware, alone)
+        rows.append(known[id(alone)])
+    return rows
+
+
+def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
+    row = summarise_rank(graph, hardware, trace)
+    if trace.status != "ok":
+        return row | dict.fromkeys(("collective_ns", *_SHARES))
+    first, step = row["warmup_ns"], row["step_ns"]
+    collective, masked = _masked_ns(graph, trace, (first, first + step))
+    return row | {
+        "collective_ns": collective,
+        "masked_ns": masked,
+        "masked_fraction": masked / collective if collective else None,
+        "utilisation": row["compute_ns"] / step if step else None,
+        "bubble_fraction": row["wait_peer_ns"] / step if step else None,
+    }
+
+
+def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
+    """Time within the window in which a collective is under way, and what of it lies under compute [ns]."""
+    spans, meets = trace.spans.whole(), is_collective(graph, trace)
+    computes = (spans["kind"] == COMPUTE) & ~meets
+    start, end = spans["start_ns"], spans["end_ns"]
+    either, met, computed = (union_ns(start[r], end[r], window) for r in (meets | computes, meets, computes))
+    return met, met + computed - either

@@ -1,0 +1,105 @@
+"""One graph of a job: what a policy has to solve for it, which ranks run what it decides, and what no plan can beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from simulator import bounds
+from simulator.errors import Shortfall
+from simulator.graph import Graph
+from simulator.plan import NOWHERE
+from simulator.policies.problem import Problem
+from simulator.scenario import BoundKind
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One graph of a job.
+
+    Attributes
+    ----------
+    problem
+        What every policy has to solve for it.
+    label
+        What its ranks are called.
+    ranks
+        Ranks that run it, ascending.
+    bound_kind
+        Which bounds count.
+    """
+
+    problem: Problem
+    label: str
+    ranks: tuple[int, ...]
+    bound_kind: BoundKind
+
+    @property
+    def graph(self) -> Graph:
+        """What runs."""
+        return self.problem.graph
+
+    @property
+    def said(self) -> str:
+        """Its label with its ranks, for people."""
+        first, last = self.ranks[0], self.ranks[-1]
+        if len(self.ranks) == 1:
+            return f"{self.label}, rank {first}"
+        if last - first < len(self.ranks):
+            return f"{self.label}, ranks {first} to {last}"
+        return f"{self.label}, {len(self.ranks)} ranks from {first} to {last}"
+
+    @cached_property
+    def alone(self) -> Graph:
+        """The graph as one rank runs it if the others always come in time: its collectives take their time alone."""
+        if not self.graph.meets:
+            return self.graph
+        timed = zip(self.graph.ops, self.problem.durations_ns, strict=True)
+        ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
+        return replace(self.graph, ops=tuple(ops))
+
+    @property
+    def bound_facts(self) -> tuple[list[int], int | float]:
+        """What a bound may rely on: where each tensor is at time 0, and the budget [B]."""
+        exists = self.problem.starts_with
+        homes = [home if there else NOWHERE for home, there in zip(self.problem.homes, exists, strict=True)]
+        return homes, self.problem.budget_bytes
+
+    @property
+    def pinned(self) -> list[int]:
+        """Tensors (ids) that the scenario keeps in the compute tier."""
+        return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
+
+    def bound(self, *, may_repeat: bool = False) -> bounds.Bound:
+        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
+        found = self._bounds.get(may_repeat)
+        if found is None:
+            found = self._bounds[may_repeat] = self.limits(may_repeat=may_repeat).step(self.problem.budget_bytes)
+        return found
+
+    def limits(self, *, may_repeat: bool = False) -> bounds.Limits:
+        """All that no plan can beat, as far as it is asked for."""
+        if may_repeat not in self._limits:
+            facts = (self.graph, self.problem.hardware, self.problem.durations_ns, self.bound_facts[0])
+            relaxed = self.bound_kind == "relaxation"
+            self._limits[may_repeat] = bounds.Limits(*facts, relaxed=relaxed, may_repeat=may_repeat)
+        return self._limits[may_repeat]
+
+    def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
+        """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
+        if may_repeat not in self._unfit:
+            facts = (self.graph, self.problem.hardware, *self.bound_facts)
+            self._unfit[may_repeat] = bounds.infeasible(*facts, may_repeat=may_repeat)
+        return self._unfit[may_repeat]
+
+    @cached_property
+    def _bounds(self) -> dict[bool, bounds.Bound]:
+        return {}
+
+    @cached_property
+    def _limits(self) -> dict[bool, bounds.Limits]:
+        return {}
+
+    @cached_property
+    def _unfit(self) -> dict[bool, Shortfall | None]:
+        return {}

@@ -1,0 +1,110 @@
+"""Every policy, on random graphs with collectives: what it plans for one rank runs to the end on two, in line or beside
+the computes, and what is counted of each rank adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import Phase, event, given, settings
+from hypothesis import strategies as st
+from policy_problems import OPTIONS, needed, recorded, replay
+from strategies import HBM, graphs, homes, machines
+
+from simulator import engine, metrics
+from simulator.bounds import bound
+from simulator.cost import durations_ns
+from simulator.errors import CapacityError
+from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
+from simulator.hardware import Hardware
+from simulator.lifetime import lifetimes
+from simulator.plan import NOWHERE
+from simulator.policies import FREE, POLICIES, Problem
+from simulator.referee import check_plan
+from simulator.scenario import Switches
+
+BOTH = ((0, 1),)
+EACH = ((0,), (1,))
+KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+
+
+@st.composite
+def meeting(draw, graph: Graph) -> Graph:
+    """The same graph, some of its ops collectives of one of two groups."""
+    groups = tuple(Group(name, draw(st.sampled_from([BOTH, BOTH, EACH]))) for name in ("one", "two"))
+    ops = []
+    for op in graph.ops:
+        if draw(st.booleans()):
+            kind, group = draw(st.sampled_from(KINDS)), draw(st.sampled_from(groups)).name
+            collective = Collective(kind, group, draw(st.integers(0, 40)))
+            ops.append(replace(op, kind=OpKind.COLLECTIVE, collective=collective, duration_ns=None, repeatable=False))
+        else:
+            ops.append(op)
+    return replace(graph, ops=tuple(ops), groups=groups)
+
+
+@dataclass(frozen=True)
+class Given:
+    problem: Problem
+
+    def __repr__(self) -> str:
+        p = self.problem
+        ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns, op.collective) for op in p.graph.ops]
+        tensors = [(t.name, t.size_bytes, t.persistent) for t in p.graph.tensors]
+        machine = p.hardware.model_dump(include={"links", "buses", "host", "tiers"}, exclude_defaults=True)
+        rest = f"outputs={p.graph.outputs} homes={p.homes} budget={p.budget_bytes} groups={p.graph.groups}"
+        return f"steps={p.graph.steps} {tensors=} {ops=} {rest} {machine=} {p.switches=}"
+
+
+@st.composite
+def problems(draw) -> Given:
+    graph = draw(graphs(max_ops=8))
+    turn = draw(st.integers(0, len(graph.ops)))
+    ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
+    graph = draw(meeting(replace(graph, ops=ops)))
+    document = draw(machines()).model_dump(by_alias=True)
+    document["topology"] = {"devices_per_node": 2}
+    document["fabrics"] = {"net": {"scope": "node", "bandwidth": "1 GB/s", "latency": f"{draw(st.integers(0, 3))} ns"}}
+    hardware = Hardware.model_validate(document)
+    start = draw(homes(graph, hardware))
+    home = [
+        draw(st.sampled_from([FREE, FREE, HBM])) if tier == NOWHERE else draw(st.sampled_from([FREE, tier]))
+        for tier in start
+    ]
+    budget = max(1, max(needed(graph, home)) + draw(st.integers(-5, 60)))
+    switches = Switches(collectives=draw(st.sampled_from(["own_stream", "own_stream", "compute_stream"])))
+    times = durations_ns(graph, hardware, 0)
+    alone = [replace(op, collective=None, duration_ns=ns) for op, ns in zip(graph.ops, times, strict=True)]
+    lone = replace(graph, ops=tuple(alone))
+    found = lifetimes(graph)
+    problem = Problem(
+        graph, hardware, tuple(home), budget, times, found,
+        lambda plan: replay(replace(problem, graph=lone), plan), switches,
+    )  # fmt: skip
+    return Given(problem)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@settings(phases=[Phase.explicit, Phase.generate])
+@given(case=problems())
+def test_conformance(name, options, case):
+    p = case.problem
+    try:
+        plan = POLICIES[name].plan(p, options)
+        trace = engine.run([engine.Program(p.graph, plan, p.durations_ns)] * 2, p.hardware, budget_bytes=p.budget_bytes)
+    except CapacityError as caught:
+        event("does not fit" if caught.report.gap_bytes > 0 else "no gap")
+        if caught.report.gap_bytes <= 0:
+            raise
+        return
+    event("runs beside" if any(p.streams) else "runs in line")
+    assert trace.status == "ok", trace.blocked
+    check_plan(p.graph, p.hardware, recorded(plan, trace))
+    start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    for rank, alone in enumerate(trace.by_rank()):
+        row = metrics.by_rank(Job.of(p.graph, 2), p.hardware, trace)[rank]
+        repeats = metrics.recomputes(p.graph, alone)
+        limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
+        assert row["step_ns"] >= limit.ns
+        parts = ("compute_ns", "recompute_ns", "stall_ns", "drain_ns")
+        assert sum(row[part] for part in parts) == row["step_ns"]
