@@ -238,8 +238,9 @@ class Problem:
         rates = {name: link.bandwidth_bytes_per_s for name, link in self.hardware.links.items()}
         factor = dict.fromkeys(rates, 1.0)
         for bus in self.hardware.buses.values():
-            wanted = sum(rates[name] for name in bus.links)
-            for name in bus.links:
+            links = [name for name in bus.links if name in rates]
+            wanted = sum(rates[name] for name in links)
+            for name in links:
                 if isfinite(wanted):
                     factor[name] = max(factor[name], wanted / bus.bandwidth_bytes_per_s)
         names = {id(link): name for name, link in self.hardware.links.items()}

@@ -24,7 +24,7 @@ CAUSE = {
     "compaction": "#009988",
     "peer": "#33bbee",
     "order": "#0077bb",
-    "collective": "#aa4499",
+    "collective": "#ccbb44",
 }
 """Cause of a wait -> colour of the stall."""
 
@@ -36,6 +36,9 @@ RECOMPUTE = "#aa4499"
 """Compute that runs again, in any phase."""
 DRAIN = "#bfc6cd"
 """Copies that end after the last op of a run of one step."""
+
+GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
+"""Groups of ranks -> colours of their collectives, in turn."""
 
 PAIR = ("#4477aa", "#ee6677")
 """Two policies that are compared."""

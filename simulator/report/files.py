@@ -18,8 +18,9 @@ from typing import Any
 import orjson
 
 from simulator.errors import ConfigError
-from simulator.report import figures, html, perfetto
-from simulator.report.rows import Row
+from simulator.report import figures, html, perfetto, ranks_figure
+from simulator.report.ranks import is_job
+from simulator.report.rows import Row, is_ok
 
 _FILES = ("report.html", "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
 """Names in the output folder that no row's folder may have."""
@@ -178,7 +179,7 @@ _inherited: list[_Page] = []
 """What forked workers write: they inherit the rows, which are too large to send."""
 
 
-def _written(pages: list[_Page]) -> list[bytes]:
+def _written(pages: list[_Page]) -> list[list[bytes]]:
     """Write each row's files and return their pictures, on all cores where the process can be forked safely."""
     workers = min(len(pages), os.cpu_count() or 1)
     if workers < 2 or "fork" not in get_all_start_methods() or active_count() > 1:
@@ -197,17 +198,20 @@ def _leave_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _write_inherited(number: int) -> bytes:
+def _write_inherited(number: int) -> list[bytes]:
     return _write_row(*_inherited[number])
 
 
-def _write_row(row: Row, folder: Path, more: RowWriter) -> bytes:
+def _write_row(row: Row, folder: Path, more: RowWriter) -> list[bytes]:
     folder.mkdir()
     more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
-    picture = figures.timeline(row).png()
-    (folder / "timeline.png").write_bytes(picture)
-    return picture
+    pictures = {"timeline.png": figures.timeline(row).png()}
+    if is_job(row) and is_ok(row):
+        pictures["ranks.png"] = ranks_figure.spent(row).png()
+    for name, picture in pictures.items():
+        (folder / name).write_bytes(picture)
+    return list(pictures.values())
 
 
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:

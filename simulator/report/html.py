@@ -12,13 +12,16 @@ import jinja2
 
 from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
+from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, causes, is_ok, percent, present, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
-from simulator.report.text import PIPE_WIDTH, folded
+from simulator.report.text import PIPE_WIDTH, Column, folded, rank_columns
 from simulator.report.usage import usages
 from simulator.trace import CAUSES
 
 _TEMPLATES = Path(__file__).parent
+_MOST_RANKS = 16
+"""So many lines of a table are still read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,16 @@ class _Section:
 
     row: Row
     ok: bool
-    picture: str
+    pictures: list[tuple[str, str]]
+    whose: str
+    ranks: list[Column]
+    omitted: str
     causes: list[tuple[str, str, int, str, str]]
     stalls: list[Stall]
     peaks: list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]
 
 
-def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
+def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, Sequence[bytes]]) -> str:
     """Write the page.
 
     Parameters
@@ -66,7 +72,8 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
     rows
         The rows of the table.
     pictures
-        Row label -> PNG of its timeline; rows without a trace have none.
+        Row label -> PNGs: its timeline, and of several ranks what they spend their time on; rows without a trace have
+        none.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -80,7 +87,7 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
         bars=_bars(rows),
         used_causes=used_causes(rows),
         recomputes=any(map(recomputed_ns, rows)),
-        sections=[_section(row, pictures.get(row.label)) for row in rows],
+        sections=[_section(row, pictures.get(row.label, ())) for row in rows],
         colours={
             "cause": colours.CAUSE,
             "kind": colours.KIND,
@@ -90,21 +97,38 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> st
     )
 
 
-def _section(row: Row, picture: bytes | None) -> _Section:
+def _section(row: Row, pictures: Sequence[bytes]) -> _Section:
+    told, shown = _told(row), chosen(row, _MOST_RANKS) if is_job(row) else []
+    alts = (f"Timeline of {row.label}", f"What each rank of {row.label} spends a step on")
+    encoded = (base64.b64encode(picture).decode() for picture in pictures)
+    return _Section(
+        row=row,
+        ok=is_ok(row),
+        pictures=list(zip(alts, encoded, strict=False)),
+        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if isinstance(told, OfRank) else "",
+        ranks=rank_columns(of_ranks(row, shown)) if shown else [],
+        omitted=omitted(row, shown) if shown else "",
+        causes=by_cause(told),
+        stalls=largest(told),
+        peaks=_peaks(told),
+    )
+
+
+def _told(row: Row) -> Row:
+    """What the stalls and peaks of a section are about: of several ranks the slowest."""
+    if not is_job(row) or row.trace is None:
+        return row
+    return of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
+
+
+def _peaks(row: Row) -> list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]:
     peaks = []
     for usage, trace in [(usage, row.trace) for usage in usages(row) if row.trace is not None]:
         found = peak_breakdown(row.graph, row.hardware, trace, usage.tier)
         shares = {kind: percent(size / found.used_bytes) for kind, size in found.by_kind.items()}
         kinds = [(kind, quantity(size, "B"), shares[kind]) for kind, size in found.by_kind.items()]
         peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
-    return _Section(
-        row=row,
-        ok=is_ok(row),
-        picture=base64.b64encode(picture).decode() if picture else "",
-        causes=by_cause(row),
-        stalls=largest(row),
-        peaks=peaks,
-    )
+    return peaks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from simulator.errors import Shortfall
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
@@ -26,10 +26,12 @@ class Row(Protocol):
         Name of the row.
     summary
         The columns of ``summary.json`` for this row.
-    graph, hardware, budget_bytes
-        What ran, on which machine, with how much of the compute tier [B].
-    plan, trace
-        What was decided and what happened; None where no plan can fit.
+    job, hardware, budget_bytes
+        What all ranks ran, on which machine, with how much of the compute tier [B].
+    plans, trace
+        What was decided for each graph of the job, and what happened; nothing where no plan can fit.
+    graph, plan
+        What rank 0 ran, and what was decided for it.
     shortfall
         Why no plan can fit; None where one ran.
     blocked
@@ -41,11 +43,15 @@ class Row(Protocol):
     @property
     def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
     @property
+    def job(self) -> Job: ...  # noqa: D102
+    @property
     def graph(self) -> Graph: ...  # noqa: D102
     @property
     def hardware(self) -> Hardware: ...  # noqa: D102
     @property
     def budget_bytes(self) -> int | float: ...  # noqa: D102
+    @property
+    def plans(self) -> tuple[Plan, ...]: ...  # noqa: D102
     @property
     def plan(self) -> Plan | None: ...  # noqa: D102
     @property

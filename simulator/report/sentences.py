@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.report.ranks import OfRank, of_ranks
 from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio, recomputed_ns
-from simulator.report.stalls import place
+from simulator.report.stalls import place, waits_for_peers
 from simulator.trace import CAUSES
 
 _TIE = 1.005
@@ -101,7 +102,23 @@ def _of_ranks(rows: Sequence[Row]) -> str:
         text += f" (rank {found['slowest_rank']} is the slowest)"
     if present(found["masked_fraction"]):
         text += f"; {percent(found['masked_fraction'])} of their communication lies under compute"
-    return text
+    return text + _longest_wait(row)
+
+
+def _longest_wait(row: Row) -> str:
+    """Which rank loses most of its step waiting for which other one."""
+    worst = (0, "")
+    for view in of_ranks(row):
+        for on, ns in waits_for_peers(view).items():
+            whom = ", ".join(filter(None, (f"rank {on}", _runs(row, on, view))))
+            worst = max(worst, (ns, f"{', '.join(filter(None, (view.name, view.program)))} for {whom}"))
+    return f"; the longest wait is of {worst[1]}: {quantity(worst[0], 'ns')} a step" if worst[0] else ""
+
+
+def _runs(row: Row, rank: int, other: OfRank) -> str:
+    """What a rank runs, where it is not the same as what the other one does."""
+    label = row.job.labels[row.job.graph_of[rank]]
+    return label if label != other.program and len(row.job.graphs) > 1 else ""
 
 
 def _hides(row: Row) -> str:

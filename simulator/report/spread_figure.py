@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from simulator.report import colours
-from simulator.report.figures import Picture, plain, units
+from simulator.report.drawing import Picture, plain, units
 from simulator.report.spread import NOMINAL
 
 _HEIGHT_IN = 4.2

@@ -51,13 +51,13 @@ def measured_ns(row: Row) -> tuple[int, int]:
 
 
 def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
-    """Waits of the measured window, and how long each lies within it [ns]."""
+    """Waits of the measured window, and how long each lies within it [ns]; of a rank that meets others, of stream 0."""
     if row.trace is None:
         raise ValueError("a row without a trace has no waits")
     first, last = measured_ns(row)
     waits = row.trace.waits.whole()
     lasted = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
-    inside = lasted > 0
+    inside = (lasted > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
     return {name: column[inside] for name, column in waits.items()}, lasted[inside]
 
 
@@ -126,6 +126,22 @@ def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
         (CAUSES[cause], place(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
         for (cause, on), (count, ns) in ordered
     ]
+
+
+def waits_for_peers(row: Row) -> dict[int, int]:
+    """Sum up how long a rank waits for each other one in the measured step [ns].
+
+    Parameters
+    ----------
+    row
+        One rank, with a trace.
+    """
+    waits, lasted = _measured_waits(row)
+    found: dict[int, int] = {}
+    peer = waits["cause"] == CAUSES.index("peer")
+    for on, ns in zip(waits["on"][peer].tolist(), lasted[peer].tolist(), strict=True):
+        found[on] = found.get(on, 0) + ns
+    return found
 
 
 def largest(row: Row, most: int = 10) -> list[Stall]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simulator.report.ranks import OfRank
 from simulator.report.rows import ABSENT, Row, causes, is_ok, percent, quantity, ratio, recomputed_ns
 from simulator.trace import CAUSES
 
@@ -100,6 +101,31 @@ def memory_columns(rows: Sequence[Row]) -> list[Column]:
     for name in rows[0].hardware.links:
         found.append(_numbers(f"moved {name}", rows, f"moved_{name}_bytes", "B"))
     return found
+
+
+def rank_columns(ranks: Sequence[OfRank]) -> list[Column]:
+    """Return a table of ranks: what each runs, how long its step takes, what it waits for, and what it holds.
+
+    Parameters
+    ----------
+    ranks
+        Ranks of one row.
+    """
+    tier = ranks[0].hardware.compute_tier
+    found = [
+        Column("rank", tuple(str(rank.rank) for rank in ranks)),
+        Column("runs", tuple(rank.program for rank in ranks), left=True),
+        Column("stands for", tuple(f"{rank.stands_for:,}" if rank.stands_for > 1 else "" for rank in ranks)),
+        _numbers("step", ranks, "step_ns", "ns"),
+        _numbers("compute", ranks, "compute_ns", "ns"),
+        *cause_columns(ranks),
+        _numbers("collectives", ranks, "collective_ns", "ns"),
+        Column("masked", tuple(percent(rank.summary.get("masked_fraction")) for rank in ranks)),
+        Column("bubble", tuple(percent(rank.summary.get("bubble_fraction")) for rank in ranks)),
+        Column("utilisation", tuple(percent(rank.summary.get("utilisation")) for rank in ranks)),
+        _numbers(f"peak {tier}", ranks, f"peak_{tier}_bytes", "B"),
+    ]
+    return [column for column in found if set(column.cells) - {"", ABSENT}]
 
 
 def _numbers(head: str, rows: Sequence[Row], key: str, unit: str) -> Column:

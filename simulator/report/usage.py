@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph, TensorKind
+from simulator.report.ranks import OfRank
 from simulator.report.rows import Row, quantity
+
+Ints = NDArray[np.int64]
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""
@@ -60,29 +65,67 @@ def tensor_kinds(graph: Graph, tensor: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(tensor < 0, _WORKSPACE, known[np.maximum(tensor, 0)])
 
 
-def usages(row: Row, rank: int = 0) -> list[Usage]:
-    """Fold the trace of a row into the use of every tier that anything ever lies in.
+def usages(row: Row) -> list[Usage]:
+    """Fold the trace of one rank into the use of every tier that anything of it ever lies in.
 
     Parameters
     ----------
     row
-        A row with a trace.
-    rank
-        Whose device tiers; tiers that ranks share are counted over all ranks.
+        A row of one rank, with a trace.
     """
     if row.trace is None:
         return []
     changes = row.trace.residencies.whole()
     kinds = tensor_kinds(row.graph, changes["tensor"])
     found = []
-    for t, (name, tier) in enumerate(row.hardware.tiers.items()):
-        chosen = changes["tier"] == t
-        if tier.scope == "device":
-            chosen &= changes["rank"] == rank
-        if not chosen.any():
-            continue
-        delta, kind = changes["delta_bytes"][chosen], kinds[chosen]
-        by_kind = np.cumsum(np.where(kind == np.arange(len(KINDS))[:, None], delta, 0), axis=1)
-        limit = row.budget_bytes if name == row.hardware.compute_tier else tier.usable_bytes
-        found.append(Usage(name, limit, changes["time_ns"][chosen], by_kind))
+    for t, name in enumerate(row.hardware.tiers):
+        chosen = np.flatnonzero(changes["tier"] == t)
+        if len(chosen):
+            columns = (changes["time_ns"][chosen], changes["delta_bytes"][chosen], kinds[chosen])
+            found.append(_usage(row, name, *columns))
     return found
+
+
+def _usage(row: Row, tier: str, time_ns: Ints, delta_bytes: Ints, kind: Ints) -> Usage:
+    by_kind = np.cumsum(np.where(kind == np.arange(len(KINDS))[:, None], delta_bytes, 0), axis=1)
+    is_budgeted = tier == row.hardware.compute_tier
+    return Usage(tier, row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes, time_ns, by_kind)
+
+
+def shared_usages(row: Row, views: Sequence[OfRank]) -> Iterator[tuple[str, int, Usage]]:
+    """Fold the traces of all ranks into the use of each tier that they share, node by node.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    views
+        All ranks that were simulated.
+
+    Returns
+    -------
+    iterator of (str, int, Usage)
+        The scope, the number of the instance (of a supernode 0), and its use by all ranks there.
+    """
+    if row.trace is None:
+        return
+    stands_in, on_node = row.trace.stands_in, row.hardware.topology.devices_per_node
+    for t, (name, tier) in enumerate(row.hardware.tiers.items()):
+        if tier.scope == "device":
+            continue
+        size = on_node if tier.scope == "node" else len(stands_in)
+        counts = Counter(by for rank, by in enumerate(stands_in) if rank // size == by // size)
+        parts: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
+        for view in views:
+            if view.trace is None:
+                continue
+            changes = view.trace.residencies.whole()
+            mine = np.flatnonzero(changes["tier"] == t)
+            kinds = tensor_kinds(view.graph, changes["tensor"][mine])
+            delta = changes["delta_bytes"][mine] * counts[view.rank]
+            if len(mine):
+                parts.setdefault(view.rank // size, []).append((changes["time_ns"][mine], delta, kinds))
+        for instance, found in sorted(parts.items()):
+            time, delta, kind = (np.concatenate(column) for column in zip(*found, strict=True))
+            order = np.lexsort((delta, time)) if len(found) > 1 else np.arange(len(time))
+            yield tier.scope, instance, _usage(row, name, time[order], delta[order], kind[order])

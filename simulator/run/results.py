@@ -22,7 +22,7 @@ from simulator.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.report.figures import Picture
+    from simulator.report.drawing import Picture
 
 
 @dataclass(frozen=True, eq=False)

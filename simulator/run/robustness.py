@@ -27,7 +27,7 @@ from simulator.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.report.figures import Picture
+    from simulator.report.drawing import Picture
 
 LEVELS: dict[str, tuple[float, ...]] = {
     JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),

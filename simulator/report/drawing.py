@@ -1,0 +1,182 @@
+"""What pictures are made of: a canvas, axes below each other, bars in lanes, and a legend at the side.
+
+Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
+import time. A picture shows itself in a notebook.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import IO, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+from numpy.typing import NDArray
+
+from simulator.plan import COMPUTE
+from simulator.report.rows import Row
+from simulator.trace import Block
+
+Times = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_WIDTH_IN, _DPI = 13.0, 110
+_TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
+"""Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
+INK, FAINT = "#222222", "#8a8a8a"
+TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
+_FEW = 120
+"""Spans of a lane that can still be told apart."""
+_FEW_STEPS = 40
+"""Steps whose ends can still be told apart."""
+
+
+class Picture(Figure):
+    """A matplotlib figure that a notebook shows."""
+
+    def __init__(self, height_in: float) -> None:
+        super().__init__(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
+        FigureCanvasAgg(self)
+
+    def write(self, path: str | IO[bytes], kind: str = "png") -> None:
+        """Write the picture as PNG or SVG; the same picture gives the same bytes.
+
+        A character that the font lacks is drawn as an empty box, without a warning.
+        """
+        from matplotlib import rc_context  # noqa: PLC0415 - a picture on the screen does not need it
+
+        more: dict[str, Any] = {"metadata": {"Date": None}}
+        if kind == "png":
+            more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
+        with rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+            self.savefig(path, format=kind, **more)
+
+    def png(self) -> bytes:
+        """Return the picture as PNG."""
+        out = io.BytesIO()
+        self.write(out)
+        return out.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def stacked(heights_in: list[float], labels: list[str], top_in: float = 0) -> tuple[Picture, list[Axes]]:
+    """Axes of these heights below each other with one time axis; room for the labels on the left, and more on top."""
+    height = _TOP_IN + top_in + sum(heights_in) + _GAP_IN * (len(heights_in) - 1) + _BOTTOM_IN
+    picture = Picture(height)
+    left = 0.25 + 0.085 * max(7, *map(len, labels))
+    top, axes = height - _TOP_IN - top_in, list[Axes]()
+    for inches in heights_in:
+        place = (left / _WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / _WIDTH_IN, inches / height)
+        axes.append(picture.add_axes(place, sharex=axes[0] if axes else None))
+        top -= inches + _GAP_IN
+    for ax in axes[:-1]:
+        ax.tick_params(labelbottom=False)
+    return picture, axes
+
+
+def units(extent_ns: int) -> tuple[str, int]:
+    """Choose the unit of a time axis: its name, and how many ns it has."""
+    for name, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if extent_ns >= size:
+            return name, size
+    return "ns", 1
+
+
+def byte_unit(most: float) -> tuple[str, int]:
+    """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
+    for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if most >= size:
+            return name, size
+    return "B", 1
+
+
+def bars(
+    ax: Axes,
+    band: tuple[float, float],
+    ends: tuple[Times, Times],
+    group: Times,
+    colour_of: dict[int, str],
+    size: int,
+) -> None:
+    """Draw one lane; where there are many spans, those of one colour that touch become one bar."""
+    few, shown = len(group) <= _FEW, ax.get_xlim()
+    hair = (shown[1] - shown[0]) / 300
+    for key, colour in colour_of.items():
+        mine = group == key
+        start, end = ends[0][mine], ends[1][mine]
+        if not start.size:
+            continue
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        apart = np.concatenate([[True], (start[1:] > end[:-1]) | few])
+        left = start[apart] / size
+        right = end[np.concatenate([apart[1:], [True]])] / size
+        wide = (right - left > hair) & few
+        for chosen, edge in ((wide, 0.6), (~wide, 0.0)):
+            if chosen.any():
+                path = _rectangles(left[chosen], right[chosen], *band)
+                ax.add_artist(PathPatch(path, facecolor=colour, edgecolor="white", linewidth=edge))
+
+
+def _rectangles(left: Floats, right: Floats, low: float, high: float) -> Path:
+    """One path of many rectangles: far quicker to make and to draw than a patch for each."""
+    bottom, top = np.full_like(left, low), np.full_like(left, high)
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
+    codes = np.tile(np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=Path.code_type), len(left))
+    return Path(corners.reshape(-1, 2), codes)
+
+
+def plain(ax: Axes) -> None:
+    """Draw two of the four sides, faintly, and small numbers."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(FAINT)
+    ax.tick_params(colors=INK, labelsize=8)
+
+
+def side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
+    """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
+    height = picture.get_figheight()
+    x, box, line = 1 - (_RIGHT_IN - 0.12) / _WIDTH_IN, 0.17 / _WIDTH_IN, 0.175 / height
+    y = 1 - _TOP_IN / height
+    for text, mark in marks:
+        y -= line if mark else 1.25 * line
+        middle = y + 0.055 / height
+        if mark.startswith("#"):
+            picture.add_artist(Rectangle((x, y), box, 0.11 / height, color=mark, linewidth=0))
+        elif mark:
+            style: dict[str, Any] = {"color": FAINT if mark == ":" else INK, "linewidth": 1.1, "linestyle": mark}
+            picture.add_artist(Line2D([x, x + box], [middle, middle], **style))
+        weight = "normal" if mark else "bold"
+        indent = 1.5 * box if mark else 0
+        picture.text(x + indent, middle, text, fontsize=8, color=INK, va="center", weight=weight)
+
+
+def within(block: Block, first: int, last: int) -> Block:
+    """Rows of some spans, or waits, that lie in a window [ns] at least in part."""
+    chosen = (block["end_ns"] >= first) & (block["start_ns"] <= last)
+    return {name: column[chosen] for name, column in block.items()}
+
+
+def step_ends(row: Row, spans: Block) -> list[int]:
+    """Ends of all steps of one rank [ns], ascending."""
+    ran = spans["kind"] == COMPUTE
+    ends = spans["end_ns"][ran & (spans["item"] == len(row.graph.ops) - 1)]
+    return [int(end) for end in np.sort(ends)]
+
+
+def draw_boundaries(ax: Axes, ends: list[int], size: int) -> None:
+    """Draw a dotted line where each step ends."""
+    if len(ends) <= _FEW_STEPS:
+        for end in ends:
+            ax.axvline(end / size, color=FAINT, linewidth=0.8, linestyle=":")
