@@ -114,6 +114,17 @@ def test_fewer_experts_than_ranks_are_refused() -> None:
         job(MODEL.model_copy(update={"experts": None, "top_k": 1}), data=2, expert=2)
 
 
+def test_expert_cuts_the_number_of_experts_alone() -> None:
+    halves = {"*/ffn.down.weight": ("expert", "none", "tensor")}
+    (graph,) = job(data=2, expert=2, tensor=2, layouts=halves).graphs
+    assert any(op.name == "L00/fwd/ffn.mul.out.all_gather" for op in graph.ops)
+    for cut in (("none", "tensor", "none"), ("tensor", "expert", "none")):
+        with pytest.raises(
+            ConfigError, match=r"L00/ffn\.down\.weight: expert cuts the number of experts, and nothing else"
+        ):
+            job(data=2, expert=2, layouts={"*/ffn.down.weight": cut})
+
+
 def test_uneven_routing_is_refused() -> None:
     odd = MODEL.model_copy(update={"experts": 5})
     with pytest.raises(

@@ -118,6 +118,12 @@ def _weight(name: str, spec: Spec, tensor_map: tuple[Axes, ...], mesh: Mesh, whe
     if len(tensor_map) != len(spec.shape):
         must, found = f"a layout has {len(spec.shape)} dimensions here", str(len(tensor_map))
         raise ConfigError(place, must, found, "write one entry for each dimension")
+    if [axes == EXPERT for axes in tensor_map] != [axes == EXPERT for axes in spec.tensor_map]:
+        must, found = (
+            "expert cuts the number of experts, and nothing else",
+            ", ".join("".join(a) or "none" for a in tensor_map),
+        )
+        raise ConfigError(place, must, found, "write expert for the first dimension of an expert, and only there")
     layout = Layout(mesh, tensor_map)
     replicas = mesh.real(tuple(axis for axis in BATCH if axis not in layout.cut))
     return Weight(name, spec.shape, layout, spec.kind, layout.local_elements(spec.shape, place), replicas)
