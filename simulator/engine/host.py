@@ -222,17 +222,33 @@ class QueueRoom:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._asked = 0
 
     def wait(self, excess: int) -> None:
         """Look again before so many computes more can have started: one stream must have started its part by then."""
+        self._asked += 1
+        look = _Look(self, self._asked)
         streams = self._host.places.streams
         part = ceil_div(excess, len(streams))
         for stream in streams:
-            stream.wait_for_start(stream.started + part, self)
+            stream.wait_for_start(stream.started + part, look)
+
+    def look_again(self, asked: int) -> None:
+        """Fill the queue up, if enough have started, and if nobody looked since this look was asked for."""
+        if asked == self._asked:
+            self._host.fill_up()
+
+
+class _Look:
+    """One look at the queue, asked for at every stream; the first stream that comes makes the others needless."""
+
+    __slots__ = ("_asked", "_room")
+
+    def __init__(self, room: QueueRoom, asked: int) -> None:
+        self._room, self._asked = room, asked
 
     def look_again(self) -> None:
-        """Fill the queue up, if enough have started."""
-        self._host.fill_up()
+        self._room.look_again(self._asked)
 
 
 def _prices(plan: Plan, costs: HostCosts) -> tuple[tuple[int, ...], int]:
