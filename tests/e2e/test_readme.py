@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulator.report import text
+from simulator.run.layout import layout
 from simulator.run.plan import plan
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -40,6 +41,11 @@ def test_the_tensor_is_told_as_hosim_plan_does():
         r"<!-- output of: hosim plan llama3_8b_train_910c --tensor (\S+) -->\n```text\n(.*?)```", README, re.DOTALL
     )
     assert plan("llama3_8b_train_910c").text(tensor) + "\n" == shown
+
+
+def test_the_layout_is_told_as_hosim_layout_does():
+    ((workload, shown),) = re.findall(r"<!-- output of: hosim layout (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    assert layout(workload).text() + "\n" == shown
 
 
 def test_every_file_it_names_is_written(namespace):
