@@ -43,24 +43,25 @@ def jobs(draw):
     classes = [tuple(range(4)), tuple(range(4, 8))] if halves else [tuple(range(8))]
     groups = {f"g{i}": sum((partition(draw, ranks) for ranks in classes), ()) for i in range(draw(st.integers(1, 2)))}
     # the whole partition must look the same to every rank of a class; equal parts of equal size do
+    streams = {name: draw(st.integers(0, 2)) for name in groups}
     groups["next"] = tuple((r, r + 4) for r in range(4))
     programs = []
     hardware = draw(machines())
     for number, _ in enumerate(classes):
         ops, text = [], []
         count = draw(st.integers(1, 5))
-        tensors = [f"w{i} {draw(st.integers(1, 40))} persistent" for i in range(count)] + [
-            "x 10 persistent",
-            "m 7 persistent",
-        ]
+        tensors = [f"w{i} {draw(st.integers(1, 40))} persistent" for i in range(count)]
+        tensors += [*(f"y{i} 3 persistent" for i in range(count)), "x 10 persistent", "m 7 persistent"]
         for i in range(count):
             text.append(f"copy w{i} ddr hbm")
             ops.append(f"f{i}: w{i} x -> x, {draw(st.integers(0, 30))} ns")
             text.append(f"compute f{i}")
             if draw(st.booleans()):
                 group = draw(st.sampled_from([g for g in groups if g != "next"]))
-                ops.append(f"c{i}: x -> x, {draw(st.sampled_from(KINDS))} {group} {draw(st.integers(0, 60))}")
-                text.append(f"compute c{i} {draw(st.integers(0, 1))}")
+                about = draw(st.sampled_from(["x", f"y{i}"]))  # one that the next op needs, or one that nothing does
+                what = f"{draw(st.sampled_from(KINDS))} {group} {draw(st.integers(0, 60))}"
+                ops.append(f"c{i}: {about} -> {about}, {what}")
+                text.append(f"compute c{i} {streams[group]}")
             text.append(f"detach w{i} hbm")
         if halves:
             ops.append("give: m -> m, send next 30" if number == 0 else "take: m -> m, recv next 30")

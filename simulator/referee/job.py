@@ -91,18 +91,21 @@ class _Check:
             must = f"a rank that {'sends' if call.role == 'send' else 'receives' if call.role else 'meets'} is a member"
             found = f"{self._op(rank, roles, roles.ops[call][0])}, which is in none of its members"
             raise ConfigError(self._where(call), must, found, "add the rank to the group, or remove the op")
-        members = roles.members[call][rank]
         for other, answer in roles.others(call, rank):
-            theirs = self._job.graph_of[other]
-            named = self._roles[theirs].members.get(answer, {}).get(other, members)
-            if named != members:
-                must = "members name the same ranks, in the same order"
-                found = f"{list(members)} in the graph of rank {rank}, {list(named)} in that of rank {other}"
-                raise ConfigError(self._where(call), must, found, "correct the members of one")
-            pair = (number, call, theirs, answer)
+            self._check_members(rank, call, other, answer)
+            pair = (number, call, self._job.graph_of[other], answer)
             if pair not in self._alike:
                 self._check_alike(rank, call, other, answer)
-                self._alike |= {pair, (theirs, answer, number, call)}
+                self._alike.add(pair)
+
+    def _check_members(self, rank: int, call: Call, other: int, answer: Call) -> None:
+        """Check that two ranks that meet name the same ones."""
+        mine = self._roles[self._job.graph_of[rank]].members[call][rank]
+        theirs = self._roles[self._job.graph_of[other]].members.get(answer, {}).get(other, mine)
+        if mine != theirs:
+            must = "members name the same ranks, in the same order"
+            found = f"{list(mine)} in the graph of rank {rank}, {list(theirs)} in that of rank {other}"
+            raise ConfigError(self._where(call), must, found, "correct the members of one")
 
     def _check_alike(self, rank: int, call: Call, other: int, answer: Call) -> None:
         """Compare the collectives of two ranks that meet there, one after another."""

@@ -52,13 +52,20 @@ class _Keys:
         What all ranks run.
     stands_in
         For each rank the one that is simulated in its place.
+
+    Attributes
+    ----------
+    sorts
+        As of `Meetings`.
     """
 
     def __init__(self, job: Job, stands_in: Sequence[int]) -> None:
         self._job, self._stands_in = job, stands_in
         self._roles = [Roles(graph) for graph in job.graphs]
         self._keys: dict[tuple[str, Members], int] = {}
-        self.sorts: dict[tuple[Collective, Members, int], int] = {}
+        self._known: dict[tuple[Call, int], tuple[int, int]] = {}
+        self._sorts: dict[tuple[Collective, int], int] = {}
+        self.sorts: list[tuple[Collective, Members, int]] = []
 
     def of_ops(self, rank: int) -> tuple[Ints, Ints]:
         """For each op of a rank's graph: the number of whom it meets, and of what it does with them; -1 if nobody."""
@@ -66,17 +73,28 @@ class _Keys:
         key, sort = (np.full(len(roles.graph.ops), -1, np.int64) for _ in range(2))
         for call, ops in roles.ops.items():
             members = roles.members[call][rank]
-            simulated = self._simulated(call, members)
-            key[ops] = self._keys.setdefault((call.group, simulated), len(self._keys))
+            key[ops], simulated = self._key(call, members)
             for op in ops:
                 about = roles.graph.ops[op].collective
                 if about is not None:
-                    sort[op] = self.sorts.setdefault((about, members, len(simulated)), len(self.sorts))
+                    sort[op] = self._sort(about, members, simulated)
         return key, sort
 
-    def _simulated(self, call: Call, members: Members) -> Members:
-        found = tuple(dict.fromkeys([self._stands_in[member] for member in members]))
-        return found if call.role else tuple(sorted(found))
+    def _key(self, call: Call, members: Members) -> tuple[int, int]:
+        """The number of those who meet, and how many of them are simulated; of one object of members found once."""
+        known = call, id(members)
+        if known not in self._known:
+            found = tuple(dict.fromkeys([self._stands_in[member] for member in members]))
+            met = call.group, found if call.role else tuple(sorted(found))
+            self._known[known] = self._keys.setdefault(met, len(self._keys)), len(found)
+        return self._known[known]
+
+    def _sort(self, about: Collective, members: Members, simulated: int) -> int:
+        found = self._sorts.get((about, id(members)))
+        if found is None:
+            found = self._sorts[about, id(members)] = len(self.sorts)
+            self.sorts.append((about, members, simulated))
+        return found
 
 
 def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meetings | None:

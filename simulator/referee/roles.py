@@ -62,10 +62,14 @@ class Roles:
         return {call: _by_rank(groups.get(call.group, ()), call.role) for call in self.ops}
 
     def others(self, call: Call, rank: int) -> list[tuple[int, Call]]:
-        """Whom a rank meets at a call of its own, and by which call they answer."""
+        """Whom to compare a rank with at a call of its own, and by which call they answer.
+
+        The first member is compared with all others, each of these with the first, so that the work is linear.
+        """
         members = self.members[call][rank]
-        answer = {"send": "recv", "recv": "send", "": ""}[call.role]
-        return [(other, Call(call.group, answer)) for other in members if other != rank]
+        answer = Call(call.group, {"send": "recv", "recv": "send", "": ""}[call.role])
+        others = members[1:] if rank == members[0] else members[:1]
+        return [(other, answer) for other in others]
 
 
 def _by_rank(members: tuple[Members, ...], role: str) -> dict[int, Members]:
