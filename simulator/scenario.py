@@ -46,11 +46,14 @@ class PolicyChoice(Part):
         Name of the row; default: the policy's name, or the stem of the plan's file.
     options
         Options of the policy.
+    alone
+        Whether it plans as if no other rank used what ranks share; the row shows what that costs.
     """
 
     policy: Annotated[str, Field(min_length=1)]
     label: Label = ""
     options: dict[str, Any] = {}
+    alone: StrictBool = False
 
     @property
     def row(self) -> str:

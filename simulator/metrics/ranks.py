@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from simulator.bounds import Bound
+from simulator.cost import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.summary import against, is_collective, summarise_rank, union_ns
-from simulator.plan import COMPUTE
+from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
 
@@ -45,6 +47,8 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
             How much of the time of collectives, over all ranks, lies under compute of the same rank.
         ``utilisation``, ``bubble_fraction``
             Compute, and what was waited for peers, as shares of ``ranks * step_ns``, over all ranks.
+        ``crowding_<link>``
+            How many times as long as alone the transfers of all ranks over the link took, in the whole run.
     """
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     if job.ranks == 1:
@@ -67,7 +71,27 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
         "utilisation": _sum(rows, "compute_ns") / step if step else None,
         "bubble_fraction": _sum(rows, "wait_peer_ns") / step if step else None,
     }
-    return {**mine, **whole, **against(mine["step_ns"], bound), **shares}
+    return {**mine, **whole, **against(mine["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
+
+
+def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
+    """By link, how many times as long as alone its transfers took; None if there were none.
+
+    Parameters
+    ----------
+    job, hardware, trace
+        What ran, where, and what happened.
+    """
+    took, alone = Counter[str](), Counter[str]()
+    stands_for = Counter(trace.stands_in)
+    for block in trace.spans.blocks():
+        copies = block["kind"] == COPY
+        rows = (block[name][copies].tolist() for name in ("rank", "track", "item", "start_ns", "end_ns"))
+        for rank, track, tensor, start, end in zip(*rows, strict=True):
+            name, size = hardware.link_names[track], job.graph(rank).tensors[tensor].size_bytes
+            took[name] += stands_for[rank] * (end - start)
+            alone[name] += stands_for[rank] * transfer_ns(size, hardware.links[name])
+    return {f"crowding_{name}": took[name] / alone[name] if alone[name] else None for name in hardware.link_names}
 
 
 _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")

@@ -41,7 +41,8 @@ def columns(hardware: Hardware) -> tuple[str, ...]:
     peaks = (f"peak_{tier}_bytes" for tier in hardware.tier_names)
     moved = (f"moved_{name}_bytes" for name in hardware.link_names)
     shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
-    return ("status", *times, *shares, *OF_RANKS)
+    crowding = (f"crowding_{name}" for name in hardware.link_names)
+    return ("status", *times, *shares, *OF_RANKS, *crowding)
 
 
 def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:

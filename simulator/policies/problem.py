@@ -72,6 +72,10 @@ class Problem:
         Tries a plan.
     switches
         Readings of the machine that are a choice.
+    sharers
+        For each bus that ranks share, how many of them use one instance of it.
+    lone
+        The same problem as if no other rank used what ranks share; None if nothing is shared.
     """
 
     graph: Graph
@@ -82,6 +86,8 @@ class Problem:
     lifetimes: Lifetimes
     replay: Callable[[Plan], Replay]
     switches: Switches = field(default_factory=Switches)
+    sharers: Mapping[str, int] = field(default_factory=dict)
+    lone: Problem | None = field(default=None, repr=False)
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:
@@ -234,12 +240,12 @@ class Problem:
 
     @cached_property
     def _crowding(self) -> dict[tuple[int, int], float]:
-        """For each hop, how much longer its copies take if all links on its buses are busy."""
+        """For each hop, how much longer its copies take if all links on its buses are busy, those of all ranks."""
         rates = {name: link.bandwidth_bytes_per_s for name, link in self.hardware.links.items()}
         factor = dict.fromkeys(rates, 1.0)
-        for bus in self.hardware.buses.values():
+        for key, bus in self.hardware.buses.items():
             links = [name for name in bus.links if name in rates]
-            wanted = sum(rates[name] for name in links)
+            wanted = self.sharers.get(key, 1) * sum(rates[name] for name in links)
             for name in links:
                 if isfinite(wanted):
                     factor[name] = max(factor[name], wanted / bus.bandwidth_bytes_per_s)

@@ -12,6 +12,9 @@ from simulator.trace import CAUSES
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
 
+_CROWDED = 1.05
+"""Transfers that take so many times as long as alone are told of."""
+
 _BECAUSE = {
     "capacity": "waiting for room in {on}",
     "transfer": "waiting for transfers{over}",
@@ -34,10 +37,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        At most one sentence on what does not fit or blocks, one on the fastest row, one on its ranks, one on what the
-        others lose.
+        At most one sentence on what does not fit or blocks, one on the fastest row, one on its ranks, one on links that
+        ranks crowd, one on what the others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _of_ranks(rows), _losing(rows)]
+    said = [_not_running(rows), _fastest(rows), _of_ranks(rows), _crowded(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
 
@@ -103,6 +106,22 @@ def _of_ranks(rows: Sequence[Row]) -> str:
     if present(found["masked_fraction"]):
         text += f"; {percent(found['masked_fraction'])} of their communication lies under compute"
     return text + _longest_wait(row)
+
+
+def _crowded(rows: Sequence[Row]) -> str:
+    """Which links the ranks crowd most, under which rows."""
+    worst = [
+        (row.summary[column], column.removeprefix("crowding_"), row.label)
+        for row in rows
+        if is_ok(row)
+        for column in row.summary
+        if column.startswith("crowding_") and (row.summary[column] or 0) > _CROWDED
+    ]
+    if not worst:
+        return ""
+    link = max(worst)[1]
+    times = [f"{factor:.2f} times as long as alone under {label}" for factor, name, label in worst if name == link]
+    return f"ranks crowd what they share: transfers over {link} take {_listed(times)}"
 
 
 def _longest_wait(row: Row) -> str:

@@ -156,7 +156,7 @@ class Case:
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
-        return lambda problem: entry.plan(problem, options)
+        return lambda problem: entry.plan(problem.lone or problem if choice.alone else problem, options)
 
 
 def _chosen(policies: Sequence[str]) -> Sequence[str]:
@@ -239,11 +239,20 @@ def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...]) -> Task
     times = durations_ns(graph, hardware, ranks[0] if graph.meets else None)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    problem = Problem(
-        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(task, plan), scenario.switches
+    lone = Problem(
+        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(task, plan, 1), scenario.switches
     )
-    task = Task(problem, job.labels[number], ranks, scenario.bound)
+    sharers = _sharers(job.ranks, hardware)
+    problem = replace(lone, replay=lambda plan: _trial(task, plan, job.ranks), sharers=sharers, lone=lone)
+    task = Task(problem if sharers else lone, job.labels[number], ranks, scenario.bound)
     return task
+
+
+def _sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
+    """For each bus with links that several ranks share, how many use an instance of it."""
+    sharing = {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
+    shared = (name for name, bus in hardware.buses.items() if any(link in hardware.links for link in bus.links))
+    return {name: count for name in shared if (count := sharing[hardware.buses[name].scope]) > 1}
 
 
 def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
@@ -260,11 +269,15 @@ def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], No
     )
 
 
-def _trial(task: Task, plan: Plan) -> Replay:
-    """What a policy learns by trying a plan on one rank alone."""
+def _trial(task: Task, plan: Plan, ranks: int) -> Replay:
+    """What a policy learns by trying a plan: on one rank that stands for so many, if it can, which all do the same."""
     problem = task.problem
-    program = engine.Program(task.alone, plan, problem.durations_ns)
-    trace = engine.run([program], problem.hardware, budget_bytes=problem.budget_bytes, switches=problem.switches)
+    programs = [engine.Program(task.alone, plan, problem.durations_ns)] * ranks
+    if engine.obstacle(programs, problem.hardware):
+        programs = programs[:1]
+    budget, switches = problem.budget_bytes, problem.switches
+    whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
+    trace = whole.by_rank()[0]
     found = metrics.summarise(problem.graph, problem.hardware, trace)
     peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
     waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
