@@ -68,8 +68,8 @@ ALGORITHMS = ("auto", "ring", "tree", "direct", "hierarchical")
 class Collective:
     """What an op does together with the other ranks of a group.
 
-    The k-th collective that a rank issues on some members meets the k-th that each other member issues on the same
-    members; they are of one kind (a send meets a receive), of one size and of one algorithm.
+    The k-th collective that a rank issues on some members of a group meets the k-th that each other member issues on
+    the same members there; they are of one kind (a send meets a receive), of one size and of one algorithm.
 
     Attributes
     ----------

@@ -125,7 +125,7 @@ def _title(row: Row) -> str:
         return f"{row.label}: {row.summary['status']}"
     masked, slowest = row.summary.get("masked_fraction"), row.summary.get("slowest_rank")
     text = f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step on {row.job.ranks:,} ranks"
-    text += f", the slowest is {slowest}" if present(slowest) else ""
+    text += f", the slowest is rank {slowest}" if slowest else ""
     return text + (f", {percent(masked)} of the time of collectives is masked" if present(masked) else "")
 
 
