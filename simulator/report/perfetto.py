@@ -122,10 +122,11 @@ def _names(view: OfRank, trace: Trace) -> Iterator[Event]:
     threads = {_STEPS: "steps"}
     told = _told(view, waits)
     for stream in np.union1d(np.unique(spans["track"][ran]), np.unique(waits["stream"][told])).tolist():
-        name = f"collectives: {', '.join(groups[stream])}" if groups.get(stream) else f"stream {stream}"
+        met = ", ".join(groups.get(stream, ()))
+        name = f"collectives: {met}" if met else f"stream {stream}"
         threads[_stream(stream)] = name if stream else "compute"
         if not stream or (told & (waits["stream"] == stream)).any():
-            threads[_stalls(stream)] = f"stalls of {name}" if stream else "stalls"
+            threads[_stalls(stream)] = (f"stalls: {met}" if met else f"stalls of {name}") if stream else "stalls"
     for i, (name, link) in enumerate(view.hardware.links.items()):
         for channel in range(link.channels):
             threads[_LINKS + _CHANNELS * i + channel] = f"{name} #{channel}" if link.channels > 1 else name
