@@ -219,27 +219,31 @@ def _judged(results: Results) -> int:
 
 
 def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
-    """Read ``5%,10%`` as shares; ``none`` as no level."""
+    """Read ``5%,10%`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
+    from simulator.units import FieldError, parse
+
     if text is None:
         return None
+    levels = [] if text == "none" else [level.strip() for level in text.split(",")]
     try:
-        return [] if text == "none" else [float(level.strip().removesuffix("%")) / 100 for level in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10%") from None
+        return [parse(one, "ns") if one.endswith("s") else float(one.removesuffix("%")) / 100 for one in levels]
+    except (ValueError, FieldError):
+        raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10% (of times, 100ns,5us)") from None
 
 
 _PERTURBED = (
     ("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%"),
     ("--copy-jitter", "each op and each copy takes its time times a random factor of this spread", "none"),
     ("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%"),
+    ("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us"),
     ("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%"),
 )
 
 
 def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, what, levels in reversed(_PERTURBED):
-        said = f"Levels, or none: {what}. [default: {levels}]"
-        command = click.option(name, callback=_levels, metavar="LEVELS", help=said)(command)
+        about = f"Levels, or none: {what}. [default: {levels}]"
+        command = click.option(name, callback=_levels, metavar="LEVELS", help=about)(command)
     return command
 
 
@@ -279,16 +283,12 @@ def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: i
         from simulator.report.files import check_target
 
         check_target(out)
-    conditions = {
-        name: more.pop(name) for name in ("jitter", "copy_jitter", "slower_links", "longer") if more[name] is not None
-    }
     headroom = more.pop("headroom") or [0.0]
     settings = dict(catalog.setting(change) for change in changes)
     with Shown() as progress:
         found = robustness(
             scenario, set=settings, workers=workers or os.cpu_count() or 1, progress=progress,
-            headroom=max(headroom), **conditions,
-            **{name: value for name, value in more.items() if value is not None},
+            headroom=max(headroom), **{name: value for name, value in more.items() if value is not None},
         )  # fmt: skip
     if out is not None:
         found.write(out)

@@ -12,7 +12,7 @@ from simulator.report.text import Column, aligned
 
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
-NOMINAL = "nominal"
+NOMINAL, INSPECTION = "nominal", "inspection"
 
 _NEVER = math.inf
 """Stands for the time of what did not run: slower than anything that did."""
@@ -61,21 +61,27 @@ def crossovers(lines: Sequence[Mapping[str, Any]], policy: str, against: str) ->
     policy, against
         The tested policy and the other one.
     """
-    said, levels = [], _pairs(lines, policy, against)
+    sentences, levels = [], _pairs(lines, policy, against)
     mine, other = levels.pop(NOMINAL)[0][1:]
     if _median(other) < _median(mine):
-        said.append(f"{against} is faster than {policy} already under nominal conditions.")
+        sentences.append(f"{against} is faster than {policy} already under nominal conditions.")
     for perturbation, found in levels.items():
         wins = [at for at, (_, mine, other) in enumerate(found) if _median(other) < _median(mine)]
         level, mine, other = found[wins[0] if wins else -1]
         if wins:
-            text = f"{against} is faster than {policy} from {percent(level)} {_noun(perturbation)} on"
+            text = f"{against} is faster than {policy} from {said(perturbation, level)} {_noun(perturbation)} on"
             held = [later for at, (later, *_) in enumerate(found) if at > wins[0] and at not in wins]
-            text += f", but not at {', '.join(map(percent, held))}" if held else ""
+            text += f", but not at {', '.join(said(perturbation, later) for later in held)}" if held else ""
         else:
-            text = f"{policy} stays ahead of {against} up to {percent(level)} {_noun(perturbation)}"
-        said.append(f"{text}: {_says(mine, policy)}, {_says(other, against)} at {percent(level)}.")
-    return said
+            text = f"{policy} stays ahead of {against} up to {said(perturbation, level)} {_noun(perturbation)}"
+        taken = f"{_says(mine, policy)}, {_says(other, against)} at {said(perturbation, level)}"
+        sentences.append(f"{text}: {taken}.")
+    return sentences
+
+
+def said(perturbation: str, level: float) -> str:
+    """Write a level: a share, or of an inspection its time."""
+    return quantity(round(level), "ns") if perturbation == INSPECTION else percent(level)
 
 
 def _pairs(
@@ -95,7 +101,7 @@ def _median(line: Mapping[str, Any]) -> float:
 
 
 def _noun(perturbation: str) -> str:
-    return {"longer sequence": "longer sequences"}.get(perturbation, perturbation)
+    return {"longer sequence": "longer sequences", INSPECTION: "an inspection"}.get(perturbation, perturbation)
 
 
 def _says(line: Mapping[str, Any], policy: str) -> str:
@@ -117,7 +123,7 @@ def table(lines: Sequence[Mapping[str, Any]], policies: Sequence[str]) -> str:
     pairs = [(what, *found) for what, levels in _pairs(lines, *policies).items() for found in levels]
     columns = [
         Column("perturbation", tuple(what for what, *_ in pairs), left=True),
-        Column("level", tuple(ABSENT if what == NOMINAL else percent(level) for what, level, *_ in pairs)),
+        Column("level", tuple(ABSENT if what == NOMINAL else said(what, level) for what, level, *_ in pairs)),
     ]
     for number, name in enumerate(policies):
         own = [found[number] for _, _, *found in pairs]

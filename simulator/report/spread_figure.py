@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from simulator.report import colours
 from simulator.report.drawing import Picture, plain, units
-from simulator.report.spread import NOMINAL
+from simulator.report.spread import INSPECTION, NOMINAL
 
 _HEIGHT_IN = 4.2
 _MEDIAN, _BAND, _WORST, _FAILED = _MARKS = (", median", ", 5 to 95 %", ", worst", ": does not always run")
@@ -34,10 +34,11 @@ def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
     for number, kind in enumerate(kinds):
         ax = picture.add_axes((left + number * width, 0.15, width - 0.035, 0.64))
         for policy, colour in zip(policies, colours.PAIR, strict=True):
-            own = [line for line in lines if line["policy"] == policy and line["perturbation"] in (NOMINAL, kind)]
+            kinds_shown = (kind,) if kind == INSPECTION else (NOMINAL, kind)
+            own = [line for line in lines if line["policy"] == policy and line["perturbation"] in kinds_shown]
             _draw(ax, own, policy, colour, size)
         ax.set_title(kind, fontsize=10, loc="left")
-        ax.set_xlabel("level [%]", fontsize=9)
+        ax.set_xlabel("level [us]" if kind == INSPECTION else "level [%]", fontsize=9)
         ax.set_ylim(0, 1.12 * most / size)
         if number == 0:
             ax.set_ylabel(f"one step [{unit}]", fontsize=9)
@@ -53,19 +54,25 @@ def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
 
 def _draw(ax: Axes, own: Lines, policy: str, colour: str, size: int) -> None:
     ran = [line for line in own if line["median_step_ns"] is not None]
-    at = [100 * line["level"] for line in ran]
+    at = [_at(line) for line in ran]
     ax.plot(at, [line["median_step_ns"] / size for line in ran], color=colour, marker=".", label=policy + _MEDIAN)
     band = [line for line in ran if line["p95_step_ns"] is not None and line["draws"] > 1]
     band = [line for line in own if line["perturbation"] == NOMINAL and line in ran] + band if band else []
     if band:
         low, high = ([line[f"{name}_step_ns"] / size for line in band] for name in ("p05", "p95"))
-        ax.fill_between([100 * line["level"] for line in band], low, high, color=colour, alpha=0.25, linewidth=0,
+        ax.fill_between([_at(line) for line in band], low, high, color=colour, alpha=0.25, linewidth=0,
                         label=policy + _BAND)  # fmt: skip
         worst = [line for line in band if line["worst_step_ns"] is not None]
-        ax.plot([100 * line["level"] for line in worst], [line["worst_step_ns"] / size for line in worst],
+        ax.plot([_at(line) for line in worst], [line["worst_step_ns"] / size for line in worst],
                 color=colour, linestyle="", marker="_", markersize=9, label=policy + _WORST)  # fmt: skip
-    failed = [100 * line["level"] for line in own if line["ok"] < line["draws"]]
+    failed = [_at(line) for line in own if line["ok"] < line["draws"]]
     if failed:
         top = [0.97] * len(failed)
         ax.plot(failed, top, color=colour, linestyle="", marker="x", transform=ax.get_xaxis_transform(),
                 label=policy + _FAILED)  # fmt: skip
+
+
+def _at(line: Mapping[str, Any]) -> float:
+    """Where a level is drawn: in per cent, an inspection in microseconds."""
+    level: float = line["level"]
+    return level / 1000 if line["perturbation"] == INSPECTION else 100 * level

@@ -13,6 +13,8 @@
     depends on nothing else that happens. Links themselves stay as they are.
 ``slower links``
     Every link has its bandwidth times ``1 - level``.
+``inspection``
+    What a runtime pays to look at the state before each compute, which is measured nowhere: the level is that time.
 ``longer sequence``
     The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is carried over by
     the names of ops and tensors, a runtime decides anew.
@@ -42,7 +44,11 @@ _BLOCK = 4096
 LARGEST_LOSS = 0.99
 """Most that a link may lose of its bandwidth."""
 
+LONGEST_INSPECTION_NS = 1e9
+"""Most that a look at the state may take [ns]."""
+
 NOMINAL, JITTER, COPIES, LINKS, SEQUENCE = "nominal", "jitter", "copy jitter", "slower links", "longer sequence"
+INSPECTION = "inspection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +58,9 @@ class Condition:
     Attributes
     ----------
     kind
-        ``nominal``, ``jitter``, ``copy jitter``, ``slower links`` or ``longer sequence``.
+        ``nominal``, ``jitter``, ``copy jitter``, ``slower links``, ``inspection`` or ``longer sequence``.
     level
-        How much, as a share; 0 is nominal.
+        How much, as a share; of an inspection, its time [ns]. 0 is nominal.
     draw
         Number of the draw.
     """
@@ -80,6 +86,8 @@ def perturbed(case: Case, condition: Condition, seed: int) -> Case:
         return _jittered(case, condition, seed)
     if condition.kind == LINKS:
         return _changed(case, case.graph, _stretched(case.hardware, [1 / (1 - condition.level)]))
+    if condition.kind == INSPECTION:
+        return _changed(case, case.graph, _inspecting(case.hardware, round(condition.level)))
     if condition.kind == SEQUENCE:
         workload = case.loaded.workload
         sequence = max(1, round(workload.sequence * (1 + condition.level)))
@@ -152,6 +160,12 @@ def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
     return hardware.model_copy(update={"links": links})
 
 
+def _inspecting(hardware: Hardware, inspect_ns: int) -> Hardware:
+    """The machine whose runtime pays so much to look at the state."""
+    reactive = hardware.host.reactive.model_copy(update={"inspect_ns": inspect_ns})
+    return hardware.model_copy(update={"host": hardware.host.model_copy(update={"reactive": reactive})})
+
+
 def _changed(case: Case, graph: Graph, hardware: Hardware) -> Case:
     times, (task,) = durations_ns(graph, hardware), case.tasks
     problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
@@ -215,11 +229,13 @@ def check_levels(case: Case, kind: str, levels: Sequence[float]) -> None:
         JITTER: (1.0, "100 %"),
         COPIES: (1.0, "100 %"),
         SEQUENCE: (99.0, "9,900 %"),
+        INSPECTION: (LONGEST_INSPECTION_NS, "1 s"),
     }[kind]
     for level in levels:
         if not 0 < level <= most:
-            must = f"a level is above 0 % and at most {limit}"
-            raise ConfigError(f"levels of {kind}", must, f"{100 * level:g} %", "correct it")
+            none, found = ("0 ns", f"{level:g} ns") if kind == INSPECTION else ("0 %", f"{100 * level:g} %")
+            must = f"a level is above {none} and at most {limit}"
+            raise ConfigError(f"levels of {kind}", must, found, "correct it")
     if kind == SEQUENCE and levels and case.loaded.workload.model is None:
         must = "only the step of a model can be built for a longer sequence"
         raise ConfigError("levels of longer sequence", must, "a graph from a file", "leave them out")

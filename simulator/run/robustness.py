@@ -20,7 +20,18 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan
 from simulator.report import spread as report
 from simulator.run.case import Case, Policy, execute, prepare
-from simulator.run.perturb import COPIES, JITTER, LINKS, NOMINAL, SEQUENCE, Condition, carried, check_levels, perturbed
+from simulator.run.perturb import (
+    COPIES,
+    INSPECTION,
+    JITTER,
+    LINKS,
+    NOMINAL,
+    SEQUENCE,
+    Condition,
+    carried,
+    check_levels,
+    perturbed,
+)
 from simulator.run.workers import spread
 from simulator.scenario import Scenario
 
@@ -33,6 +44,7 @@ LEVELS: dict[str, tuple[float, ...]] = {
     JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
     COPIES: (),
     LINKS: (0.1, 0.2, 0.3, 0.5),
+    INSPECTION: (100, 500, 1000, 2000, 5000),
     SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
 }
 """Levels that are tried where none are given."""
@@ -52,6 +64,8 @@ class Conditions(TypedDict, total=False):
         Changes to the nominal machine, as in `simulator.run`.
     jitter, copy_jitter, slower_links, longer
         Levels, as shares (0.05 is 5 %); an empty list leaves the kind out. See `simulator.run.perturb`.
+    inspect
+        Times of a look at the state [ns].
     draws, seed
         How many draws of jitter there are at each level, and what they begin with.
     headroom
@@ -62,6 +76,7 @@ class Conditions(TypedDict, total=False):
     jitter: Sequence[float]
     copy_jitter: Sequence[float]
     slower_links: Sequence[float]
+    inspect: Sequence[float]
     longer: Sequence[float]
     draws: int
     seed: int
@@ -217,6 +232,7 @@ def _conditions(case: Case, given: Conditions) -> Iterator[Condition]:
         JITTER: given.get("jitter"),
         COPIES: given.get("copy_jitter"),
         LINKS: given.get("slower_links"),
+        INSPECTION: given.get("inspect"),
         SEQUENCE: given.get("longer"),
     }
     if case.loaded.workload.model is None and asked[SEQUENCE] is None:

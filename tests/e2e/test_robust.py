@@ -11,7 +11,7 @@ import pytest
 import simulator as hosim_api
 from simulator.errors import CapacityError, ConfigError
 
-FEW = ("--jitter", "5%,20%", "--slower-links", "10%,90%", "--draws", "3")
+FEW = ("--jitter", "5%,20%", "--slower-links", "10%,90%", "--inspect", "none", "--draws", "3")
 
 
 def test_the_table_names_both_policies_and_where_the_other_wins(hosim, scenario):
@@ -24,7 +24,8 @@ def test_the_table_names_both_policies_and_where_the_other_wins(hosim, scenario)
 
 
 def test_without_conditions_there_is_a_table_of_nominal_and_nothing_below_it(hosim, scenario):
-    done = hosim("robust", scenario, "--jitter", "none", "--slower-links", "none", "--workers", 1)
+    done = hosim("robust", scenario, "--jitter", "none", "--slower-links", "none", "--inspect", "none",
+                 "--workers", 1)  # fmt: skip
     assert done.code == 0
     assert [line.split()[0] for line in done.out.split("\n")[:-1]] == ["perturbation", "nominal"]
 
@@ -42,7 +43,7 @@ def test_the_result_is_the_same_again_and_with_any_number_of_workers(scenario):
 def test_from_python_comes_a_tidy_table_and_a_figure(scenario):
     told = []
     found = hosim_api.robustness(
-        scenario, jitter=[0.1], slower_links=[], draws=2, progress=lambda *said: told.append(said)
+        scenario, jitter=[0.1], slower_links=[], inspect=[], draws=2, progress=lambda *said: told.append(said)
     )
     table = found.table
     assert list(table.columns) == ["policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why"]
@@ -69,6 +70,15 @@ def test_the_folder_holds_draws_quantiles_the_picture_and_the_documents(hosim, s
     assert line["median_step_ns"] == jitter["step_ns"].median()
 
 
+def test_what_a_look_costs_is_swept(hosim, scenario):
+    done = hosim("robust", scenario, "--jitter", "none", "--slower-links", "none", "--workers", 1)
+    assert done.code == 0
+    assert [" ".join(line.split()[1:3]) for line in done.out.splitlines()[2:7]] == [
+        "100 ns", "500 ns", "1.00 us", "2.00 us", "5.00 us"
+    ]  # fmt: skip
+    assert "static stays ahead of reactive up to 5.00 us an inspection" in done.out
+
+
 def test_copy_jitter_is_tried_where_asked_for(scenario):
     few = {"jitter": [], "slower_links": [], "copy_jitter": [0.3], "draws": 3}
     one, two = (hosim_api.robustness(scenario, workers=workers, **few) for workers in (1, 2))
@@ -87,7 +97,7 @@ def test_a_plan_that_no_longer_fits_is_an_outcome(hosim):
 
 
 def test_headroom_lets_a_plan_survive_a_longer_sequence():
-    few = {"jitter": [], "slower_links": [], "longer": [0.02]}
+    few = {"jitter": [], "slower_links": [], "inspect": [], "longer": [0.02]}
     tight = hosim_api.robustness("tiny_train_910c", **few).table
     roomy = hosim_api.robustness("tiny_train_910c", headroom=0.05, **few).table
     assert tight["status"].tolist() == ["ok", "ok", "blocked", "ok"]

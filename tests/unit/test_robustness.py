@@ -16,7 +16,18 @@ from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report import spread
 from simulator.run import prepare
-from simulator.run.perturb import COPIES, JITTER, LINKS, SEQUENCE, Condition, carried, check_levels, perturbed
+from simulator.run.perturb import (
+    COPIES,
+    INSPECTION,
+    JITTER,
+    LINKS,
+    SEQUENCE,
+    Condition,
+    carried,
+    check_levels,
+    perturbed,
+)
+from simulator.run.robustness import robustness
 from simulator.run.workers import spread as spread_over
 
 
@@ -87,6 +98,26 @@ def test_a_longer_sequence_is_built_anew_with_the_same_names(case):
     assert found.loaded.workload.sequence == round(case.loaded.workload.sequence * 1.25)
     assert [op.name for op in found.graph.ops] == [op.name for op in case.graph.ops]
     assert sum(found.problem.durations_ns) > sum(case.problem.durations_ns)
+
+
+def test_an_inspection_takes_its_level_and_nothing_else_changes(case):
+    found = perturbed(case, Condition(INSPECTION, 5000), 0)
+    assert found.hardware.host.reactive.inspect_ns == 5000
+    assert found.hardware.host.fixed == case.hardware.host.fixed
+    assert found.hardware.links == case.hardware.links
+    assert found.problem.durations_ns == case.problem.durations_ns
+    with pytest.raises(ConfigError, match="a level is above 0 ns and at most 1 s, found 0 ns"):
+        check_levels(case, INSPECTION, [0])
+
+
+def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
+    kinds = dict.fromkeys(("jitter", "slower_links", "longer"), ())
+    found = robustness("tiny_train_910c", inspect=[100, 5000, 500_000], **kinds)
+    steps = {(line["policy"], line["level"]): line["median_step_ns"] for line in found.quantiles}
+    fixed, runtime = found.policies
+    assert steps[fixed, 100] == steps[fixed, 500_000]
+    assert steps[runtime, 100] < steps[runtime, 500_000]
+    assert "static stays ahead of reactive up to 500 us an inspection" in found.sentences[-1]
 
 
 @pytest.mark.parametrize(("kind", "level"), [(JITTER, 0.0), (LINKS, 1.0), (LINKS, -0.1), (SEQUENCE, float("nan"))])
