@@ -17,8 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-MUST = {"decode": 0.18, "compute": 0.28, "reactive": 0.18, "growth": 1.5, "bytes_per_op": 500}
-AIM = {"decode": 0.25, "compute": 0.40, "reactive": 0.28, "growth": 1.25, "bytes_per_op": 300}
+MUST = {"decode": 0.18, "compute": 0.28, "reactive": 0.18, "growth": 1.5, "bytes_per_op": 500,
+        "pool64": 0.12, "pool384": 0.08, "ranks": 2.5}  # fmt: skip
+AIM = {"decode": 0.25, "compute": 0.40, "reactive": 0.28, "growth": 1.25, "bytes_per_op": 300,
+       "pool64": 0.18, "pool384": 0.13, "ranks": 2.5}  # fmt: skip
+RANK_OPS = 4
+"""So many times the ops for the cases of many ranks: each rank has few of its own."""
 
 
 def timeouts_per_s() -> float:
@@ -76,9 +80,13 @@ def main() -> None:
     parser.add_argument("--case", help="measure this case once, in this process")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--no-growth", action="store_true", help="leave out the runs of 10,000 and 1,000,000 operators")
+    parser.add_argument("--ranks", action="store_true", help="measure 1, 64 and 384 unfolded ranks on one pool instead")
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(options.case, options.ops)))
+        return
+    if options.ranks:
+        _ranks(options)
         return
     result = {name: fresh(name, options.ops, options.runs) for name in ("decode", "compute", "reactive")}
     if not options.no_growth:
@@ -97,6 +105,23 @@ def main() -> None:
         growth, kept = result["growth"]["ratio"], result["bytes_per_op"]["1M"]
         print(f"an op at 1M costs {growth:.2f} of one at 10k (must {MUST['growth']}, aim {AIM['growth']})")
         print(f"an op at 1M takes {kept:.0f} B, trace kept (must {MUST['bytes_per_op']}, aim {AIM['bytes_per_op']})")
+
+
+def _ranks(options: argparse.Namespace) -> None:
+    """Measure ranks on one pool, and what an op costs at 384 of them against one."""
+    names = ("pool1", "pool64", "pool384")
+    found = {name: fresh(name, RANK_OPS * options.ops, options.runs) for name in names}
+    ratio = found["pool1"]["R"] / found["pool384"]["R"]
+    if options.json:
+        print(json.dumps({"result": {**found, "ranks": ratio}, "must": MUST, "aim": AIM}, indent=1))
+        return
+    for name in names:
+        row = found[name]
+        bar = f"must {MUST[name]}, aim {AIM[name]}" if name in MUST else ""
+        print(
+            f"{name:<8} R {row['R']:.3f} ({row['R_least']:.3f} to {row['R_most']:.3f}) {row['bytes_per_op']:.0f} B/op {bar}"
+        )
+    print(f"an op at 384 ranks costs {ratio:.2f} of one at one rank (must {MUST['ranks']})")
 
 
 if __name__ == "__main__":
