@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import simulator as hosim
 from simulator.report import text
 from simulator.run.layout import layout
 from simulator.run.plan import plan
@@ -34,6 +35,12 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
     results = namespace["results"]
     table = text.plain(list(results.values()))
     assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
+
+
+def test_the_baseline_of_eight_ranks_is_what_is_printed():
+    (shown,) = re.findall(r"<!-- output of: hosim run llama3_8b_2x2x2 -->\n```text\n(.*?)```", README, re.DOTALL)
+    results = hosim.run("llama3_8b_2x2x2")
+    assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
 
 
 def test_the_tensor_is_told_as_hosim_plan_does():
