@@ -101,11 +101,11 @@ def _walk_stream(stream: Stream, other: Stream) -> Reason:
         seen.append(other)
         _watch(other.watchers, stream)
         if other.running is not None:
-            meeting = other.meeting
+            meeting, op = other.meeting, other.running[1].op
             if meeting is None:
-                return ORDER, -1, -1, -1
+                return (COLLECTIVE, -1, -1, op) if other.columns.is_collective[op] else (ORDER, -1, -1, -1)
             _watch(meeting.watchers, stream)
-            return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, other.running[1].op)
+            return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
         if other.behind is None or not other.queue:
             break
         other = other.behind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.graph import Graph
+from simulator.graph import Graph, OpKind
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 
 
@@ -38,8 +38,8 @@ class Columns:
         Per tensor: whether it is.
     reads, writes
         Per op: tracked tensors that it reads, and writes.
-    duration_ns, workspace_bytes
-        Per op.
+    duration_ns, workspace_bytes, is_collective
+        Per op; a collective without members takes its time alone, as if the others always came in time.
     size_bytes
         Per tensor.
     written
@@ -57,6 +57,7 @@ class Columns:
     __slots__ = (
         "compute_tier",
         "duration_ns",
+        "is_collective",
         "parting",
         "reads",
         "size_bytes",
@@ -76,6 +77,7 @@ class Columns:
         self.writes = [_those(op.writes, tracked) for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+        self.is_collective = bytearray(op.kind is OpKind.COLLECTIVE for op in graph.ops)
         self.written = bytearray(len(graph.tensors))
         for op in graph.ops:
             for tensor in op.writes:

@@ -148,6 +148,9 @@ class Case:
         def where(*keys: str) -> str:
             return self.loaded.place("policies", choice.row if place is None else str(place), *keys)
 
+        if choice.is_file and len(self.tasks) > 1:
+            must, found = "a plan from a file is of the only graph of its job", f"{len(self.tasks)} graphs"
+            raise ConfigError(where("policy"), must, found, "name a policy, which plans each of them")
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
             return partial(_read_plan, path, choice.policy)

@@ -115,3 +115,31 @@ def test_ranks_that_never_meet_are_blocked_and_told_who_waits_for_whom():
         "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'",
         "rank 1: op 'add' (step 0) waits for rank 0 to come to the collective of group 'two'",
     )
+
+
+def test_room_is_given_in_issue_order_between_streams():
+    """What `t` takes would be lacking for `s2`, which `h` needs to free what `t` needs: all fits in issue order."""
+    h = cluster(2, hbm="60 B")
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    ops = ("s1: -> c, all_reduce one 10", "s2: -> a, all_reduce one 40", "h: a ->, 5 ns",
+           "t: -> b, all_reduce two 30", "m: b ->, 5 ns")  # fmt: skip
+    g = team("a 40, b 30, c 10", *ops, groups=groups)
+    text = "compute s1 1; compute s2 1; compute h; detach a hbm; compute t 2; compute m; detach b hbm; detach c hbm"
+    programs = [(g, text)] * 2
+    t = perform(h, programs)
+    assert t.status == "ok", t.blocked
+    assert spans(t, programs, h)[:5] == ["0: 0-10 s1", "0: 10-50 s2", "0: 50-55 h", "0: 55-85 t", "0: 85-90 m"]
+    assert "0.2: 0-55 t capacity 0" in stalls(t, programs)
+
+
+def test_a_copy_in_waits_in_line_for_room_too():
+    h = cluster(2, hbm="60 B")
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    ops = ("s1: -> c, all_reduce one 10", "s2: -> a, all_reduce one 40", "h: a ->, 5 ns", "t: ->, all_reduce two 10",
+           "m: w ->, 5 ns")  # fmt: skip
+    g = team("w 30 persistent, a 40, c 10", *ops, groups=groups)
+    text = "compute s1 1; compute s2 1; compute h; detach a hbm; compute t 2; copy w ddr hbm; compute m; detach w hbm"
+    programs = [(g, f"{text}; detach c hbm")] * 2
+    t = perform(h, programs, "w ddr")
+    assert t.status == "ok", t.blocked
+    assert spans(t, programs, h)[2:6] == ["0: 20-60 s2", "0: 60-65 h", "0: 65-95 h2d w", "0: 95-100 m"]

@@ -1,0 +1,145 @@
+"""Jobs of several ranks from end to end: documents in, one row and a table of ranks out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rank_stories import cluster, team
+
+import simulator as hosim
+from simulator import catalog
+from simulator.cli import main
+from simulator.errors import ConfigError
+from simulator.graph import Job
+from simulator.trace import CAUSES
+
+WORKLOAD = """
+schema: hosim/workload/1
+name: small
+model: {family: llama, layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocabulary: 256}
+phase: train
+batch: 1
+sequence: 64
+dtypes: {compute: bf16, optimizer_bytes_per_parameter: 12, logits_copies_fp32: 1}
+parallel: {ranks: all, PARALLEL}
+steps: 2
+assumed: {model: a story, batch: a story, sequence: a story, dtypes: a story, parallel: a story, steps: a story}
+"""
+SCENARIO = """
+schema: hosim/scenario/1
+name: ranks
+title: Several ranks
+hardware: dgx_h100
+workload: workload.yaml
+homes: {activation: free}
+policies: [resident, reactive, static]
+expect:
+  - {row: static, column: ranks, equals: 4}
+"""
+
+
+def written(folder: Path, parallel: str, scenario: str = SCENARIO) -> Path:
+    (folder / "workload.yaml").write_text(WORKLOAD.replace("PARALLEL", parallel))
+    (folder / "scenario.yaml").write_text(scenario)
+    return folder / "scenario.yaml"
+
+
+def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(written(tmp_path, "data: 2, tensor: 2")), "--out", str(out)])
+    told = capsys.readouterr()
+    assert ended.value.code == 0, told.err
+    assert "the 4 ranks compute for" in told.out
+    assert "1 expectation of the scenario holds." in told.out
+    ranks = pd.read_csv(out / "static" / "ranks.csv")
+    assert ranks["rank"].tolist() == [0, 1, 2, 3]
+    waits = [f"wait_{cause}_ns" for cause in CAUSES]
+    parts = ranks[["compute_ns", "recompute_ns", "drain_ns", *waits]].sum(axis=1)
+    assert parts.tolist() == ranks["step_ns"].tolist()
+    row = next(row for row in json.loads((out / "summary.json").read_text())["rows"] if row["policy"] == "static")
+    assert row["step_ns"] == ranks["step_ns"].max()
+    assert row["moved_h2d_bytes"] == ranks["moved_h2d_bytes"].sum()
+    again = hosim.run(out / "scenario.yaml")
+    assert again["static"].summary["step_ns"] == row["step_ns"]
+
+
+@pytest.mark.parametrize("parallel", ["data: 4", "data: 2, tensor: 2", "tensor: 2, pipeline: 2, micro_batches: 3"])
+def test_folded_and_unfolded_give_the_same_row(tmp_path, parallel):
+    rows = []
+    for fold in ("auto", "never"):
+        results = hosim.run(written(tmp_path, parallel, f"{SCENARIO}fold: {fold}\n"))
+        rows.append([row.summary for row in results.values()])
+        steps = results["static"].ranks.drop(columns="stands_in")
+        rows[-1].append(steps.to_dict())
+    assert rows[0] == rows[1]
+
+
+def test_each_graph_of_a_job_has_its_plan(tmp_path):
+    results = hosim.run(written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2"), policies=["static"])
+    row = results["static"]
+    assert [plan.policy for plan in row.plans] == ["static", "static"]
+    assert [len(plan.home) for plan in row.plans] == [len(graph.tensors) for graph in row.job.graphs]
+    assert row.ranks["program"].tolist() == [row.job.labels[number] for number in row.job.graph_of]
+    assert set(row.waits["rank"]) <= {0, 1, 2, 3}
+
+
+def test_the_same_job_gives_the_same_tables(tmp_path):
+    scenario = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    first, second = (hosim.run(scenario)["reactive"] for _ in range(2))
+    for table in ("spans", "waits", "memory", "ranks"):
+        pd.testing.assert_frame_equal(getattr(first, table), getattr(second, table))
+
+
+def test_hosim_plan_tells_each_graph(tmp_path, capsys):
+    out = tmp_path / "plan"
+    scenario = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(scenario), "--out", str(out)])
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "stage 0, ranks 0 to 1" in told
+    assert "stage 1, ranks 2 to 3" in told
+    assert {path.parent.name for path in out.rglob("plan.jsonl")} == {"stage-0", "stage-1"}
+
+
+def story(tmp_path: Path) -> Path:
+    """The scenario on the machine of the rank stories."""
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics"), "a story")
+    (tmp_path / "hardware.yaml").write_text(catalog.dump(cluster(2).model_copy(update={"assumed": why})))
+    text = SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
+    return written(tmp_path, "data: 2", text)
+
+
+def test_a_job_made_in_python(tmp_path):
+    pair = {"all": ((0, 1),)}
+    early, late = (
+        team("a 40", f"f: -> a, {ns} ns", "sum: a -> a, all_reduce all 40", "h: a ->, 5 ns", groups=pair)
+        for ns in (5, 25)
+    )
+    job = Job("made", (early, late), (0, 1), ("early", "late"))
+    row = hosim.run(story(tmp_path), job=job, policies=["resident"])["resident"]
+    chosen = ("step_ns", "compute_ns", "wait_peer_ns", "wait_collective_ns")
+    assert [row.summary[column] for column in chosen] == [70, 10, 20, 40]
+
+
+def test_more_ranks_than_devices_are_refused(tmp_path):
+    g = team("a 40", "sum: -> a, all_reduce all 40", groups={"all": ((0, 1, 2),)})
+    with pytest.raises(ConfigError, match=r"each rank has a device of its own.*3"):
+        hosim.run(story(tmp_path), job=Job.of(g, 3))
+
+
+def test_a_plan_file_is_of_one_graph(tmp_path):
+    pipeline = "tensor: 2, pipeline: 2, micro_batches: 2"
+    text = SCENARIO.replace("[resident, reactive, static]", "[plan.jsonl]").split("expect:")[0]
+    (tmp_path / "plan.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"a plan from a file is of the only graph of its job"):
+        hosim.run(written(tmp_path, pipeline, text))
+
+
+def test_robust_is_about_one_rank(tmp_path):
+    with pytest.raises(ConfigError, match="what is tested under other conditions is one rank"):
+        hosim.robustness(written(tmp_path, "data: 2"))

@@ -1,0 +1,90 @@
+"""What several ranks come to, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from rank_stories import cluster, perform, team
+
+from simulator import metrics
+from simulator.graph import Job
+from simulator.trace import CAUSES
+
+PAIR = {"all": ((0, 1),)}
+OPS = ("sum: a -> a, all_reduce all 40", "g: b -> b, 30 ns", "h: a -> a, 5 ns")
+EARLY = team("a 40, b 1", "f: -> a b, 5 ns", *OPS, groups=PAIR)
+LATE = team("a 40, b 1", "f: -> a b, 50 ns", *OPS, groups=PAIR)
+JOB = Job("story", (EARLY, LATE), (0, 1), ("early", "late"))
+BESIDE = "compute f; compute sum 1; compute g; compute h; detach a hbm; detach b hbm"
+MACHINE = cluster(2)
+
+
+def trace(text=BESIDE, machine=MACHINE, **more):
+    return perform(machine, [(EARLY, text), (LATE, text)], **more)
+
+
+def test_each_rank_adds_up_and_masks_its_own_communication():
+    early, late = metrics.by_rank(JOB, MACHINE, trace())
+    chosen = ("step_ns", "compute_ns", "wait_peer_ns", "wait_collective_ns", "stall_ns", "collective_ns", "masked_ns")
+    assert [early[column] for column in chosen] == [95, 40, 15, 40, 55, 40, 0]
+    assert [late[column] for column in chosen] == [95, 85, 0, 10, 10, 40, 30]
+    assert (late["masked_fraction"], late["utilisation"], early["bubble_fraction"]) == (30 / 40, 85 / 95, 15 / 95)
+
+
+def test_a_row_is_the_slowest_ranks_and_its_shares_are_of_all():
+    row = metrics.summarise(JOB, MACHINE, trace())
+    assert (row["ranks"], row["slowest_rank"], row["step_ns"], row["compute_ns"]) == (2, 0, 95, 40)
+    shares = (row["masked_fraction"], row["utilisation"], row["bubble_fraction"])
+    assert shares == (30 / 80, 125 / 190, 15 / 190)
+    assert set(row) <= set(metrics.columns(MACHINE))
+
+
+def test_the_slowest_rank_is_the_one_with_the_longest_step():
+    longer = team("a 40, b 1", "f: -> a b, 50 ns", *OPS[:2], "h: a -> a, 6 ns", groups=PAIR)
+    run = perform(MACHINE, [(EARLY, BESIDE), (longer, BESIDE)])
+    row = metrics.summarise(Job("story", (EARLY, longer), (0, 1), ("a", "b")), MACHINE, run)
+    assert (row["slowest_rank"], row["step_ns"], row["compute_ns"]) == (1, 96, 86)
+
+
+def test_a_collective_on_the_compute_stream_is_a_wait_for_it_and_masks_nothing():
+    early, late = metrics.by_rank(JOB, MACHINE, trace(BESIDE.replace("sum 1", "sum")))
+    assert [late[column] for column in ("step_ns", "compute_ns", "wait_collective_ns")] == [125, 85, 40]
+    assert [early[column] for column in ("compute_ns", "wait_collective_ns", "wait_peer_ns")] == [40, 40, 45]
+    assert early["masked_fraction"] == late["masked_fraction"] == 0
+
+
+@pytest.mark.parametrize(("nodes", "ddr"), [(1, 120), (2, 60), (4, 30)])
+@pytest.mark.parametrize("fold", ["never", "auto"])
+def test_peaks_are_those_of_the_fullest_instance_and_moved_bytes_of_all_ranks(nodes, ddr, fold):
+    g = team("w 30 persistent", "f: w ->, 5 ns", groups={})
+    machine = cluster(4, nodes, scope="supernode")
+    run = perform(machine, [(g, "copy w ddr hbm; compute f; detach w hbm")] * 4, "w ddr", fold=fold)
+    row = metrics.summarise(g, machine, run)
+    assert (row["peak_hbm_bytes"], row["peak_ddr_bytes"], row["moved_h2d_bytes"]) == (30, ddr, 120)
+    assert metrics.Frames(g, machine, run).memory().groupby("tier")["used_bytes"].max()["ddr"] == ddr
+
+
+def test_tables_name_ranks_programs_and_what_each_waited_for():
+    frames = metrics.Frames(JOB, MACHINE, trace())
+    ranks = frames.ranks()
+    assert ranks[["rank", "stands_in", "program", "step_ns"]].to_numpy().tolist() == [
+        [0, 0, "early", 95], [1, 1, "late", 95],
+    ]  # fmt: skip
+    waits = frames.waits().query("stream == 0")[["rank", "op", "cause", "on", "blocker", "start_ns"]]
+    assert waits.to_numpy().tolist() == [
+        [0, "step0/h", "peer", "rank 1", "", 35],
+        [0, "step0/h", "collective", "", "sum", 50],
+        [1, "step0/h", "collective", "", "sum", 80],
+    ]
+    spans = frames.spans()
+    assert spans["start_ns"].is_monotonic_increasing
+    assert sorted(spans["rank"].unique()) == [0, 1]
+    assert sorted(frames.residencies()["rank"].unique()) == [0, 1]
+
+
+def test_a_run_that_blocks_counts_its_ranks_and_nothing_else():
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    g = team("a 40, b 40", "sum: -> a, all_reduce one 40", "add: -> b, all_reduce two 40", groups=groups)
+    run = perform(MACHINE, [(g, "compute sum; compute add"), (g, "compute add; compute sum")])
+    row = metrics.summarise(g, MACHINE, run)
+    assert (row["status"], row["ranks"], row["step_ns"], row["peak_hbm_bytes"]) == ("blocked", 2, None, 40)
+    assert all(row[f"wait_{cause}_ns"] is None for cause in CAUSES)
