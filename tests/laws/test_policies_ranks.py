@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import Phase, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, recorded, replay
 from strategies import HBM, graphs, homes, machines
@@ -20,7 +20,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
-from simulator.referee import check_plan
+from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
 
 BOTH = ((0, 1),)
@@ -85,7 +85,7 @@ def problems(draw) -> Given:
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-@settings(phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=30)
 @given(case=problems())
 def test_conformance(name, options, case):
     p = case.problem
@@ -100,9 +100,10 @@ def test_conformance(name, options, case):
     event("runs beside" if any(p.streams) else "runs in line")
     assert trace.status == "ok", trace.blocked
     check_plan(p.graph, p.hardware, recorded(plan, trace))
+    job = Job.of(p.graph, 2)
+    check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
-    for rank, alone in enumerate(trace.by_rank()):
-        row = metrics.by_rank(Job.of(p.graph, 2), p.hardware, trace)[rank]
+    for row, alone in zip(metrics.by_rank(job, p.hardware, trace), trace.by_rank(), strict=True):
         repeats = metrics.recomputes(p.graph, alone)
         limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
         assert row["step_ns"] >= limit.ns
