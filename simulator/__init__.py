@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
-    from simulator.graph import Graph, Op, OpKind, Tensor, TensorKind
+    from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, Op, OpKind, Tensor, TensorKind
     from simulator.graph_builder import GraphBuilder
     from simulator.hardware import Hardware
     from simulator.plan import Plan, Steps, View
@@ -36,7 +36,17 @@ else:
 
 _HOMES = {
     "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
-    "simulator.graph": ("Graph", "Op", "OpKind", "Tensor", "TensorKind"),
+    "simulator.graph": (
+        "Collective",
+        "CollectiveKind",
+        "Graph",
+        "Group",
+        "Job",
+        "Op",
+        "OpKind",
+        "Tensor",
+        "TensorKind",
+    ),
     "simulator.graph_builder": ("GraphBuilder",),
     "simulator.hardware": ("Hardware",),
     "simulator.plan": ("Plan", "Steps", "View"),
@@ -51,12 +61,16 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CapacityError",
+    "Collective",
+    "CollectiveKind",
     "ConfigError",
     "Graph",
     "GraphBuilder",
+    "Group",
     "Hardware",
     "HosimError",
     "InvariantError",
+    "Job",
     "Op",
     "OpKind",
     "Plan",

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from simulator.engine.program import Program
 from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
+from simulator.plan import COPY
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
@@ -44,21 +44,29 @@ def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
     """Tiers whose room ranks take from one another."""
     on_node = hardware.topology.devices_per_node
-    for name, tier in hardware.tiers.items():
+    each = {id(program): program for program in programs}
+    for number, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue
         if name == hardware.compute_tier:
             yield f"the compute tier {name!r} is shared"
+        footprint = {key: _footprint_bytes(program, number) for key, program in each.items()}
         needs: Counter[int] = Counter()
         for rank, program in enumerate(programs):
-            needs[rank // on_node if tier.scope == "node" else -1] += _footprint_bytes(program.graph)
+            needs[rank // on_node if tier.scope == "node" else -1] += footprint[id(program)]
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 
 
-@lru_cache(maxsize=64)
-def _footprint_bytes(graph: Graph) -> int:
-    return sum(tensor.size_bytes for tensor in graph.tensors)
+def _footprint_bytes(program: Program, tier: int) -> int:
+    """What the program holds in a tier at most: all that is at home there or is ever copied there [B]."""
+    tensors, plan = program.graph.tensors, program.plan
+    there = {t for t, home in enumerate(plan.home) if home == tier}
+    if plan.fixed is None:
+        there = set(range(len(tensors)))
+    else:
+        there.update(a for kind, a, _, target in plan.fixed.codes() if kind == COPY and target == tier)
+    return sum(tensors[t].size_bytes for t in there)
 
 
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
