@@ -74,6 +74,9 @@ class Problem:
         Readings of the machine that are a choice.
     sharers
         For each bus that ranks share, how many of them use one instance of it.
+    room_bytes
+        What may be used of each tier where other ranks use it, too [B]; None: all that is usable. The budget goes
+        before.
     lone
         The same problem as if no other rank used what ranks share; None if nothing is shared.
     """
@@ -87,6 +90,7 @@ class Problem:
     replay: Callable[[Plan], Replay]
     switches: Switches = field(default_factory=Switches)
     sharers: Mapping[str, int] = field(default_factory=dict)
+    room_bytes: tuple[int | float, ...] | None = None
     lone: Problem | None = field(default=None, repr=False)
 
     @cached_property
@@ -102,7 +106,7 @@ class Problem:
     @cached_property
     def capacities(self) -> tuple[int | float, ...]:
         """What may be used of each tier [B]; the budget for the compute tier."""
-        usable = [tier.usable_bytes for tier in self.hardware.tiers.values()]
+        usable = list(self.room_bytes or (tier.usable_bytes for tier in self.hardware.tiers.values()))
         usable[self.compute_tier] = self.budget_bytes
         return tuple(usable)
 

@@ -20,6 +20,7 @@ from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, Replay
+from simulator.run.shares import shares
 from simulator.run.task import Task
 from simulator.scenario import PolicyChoice
 from simulator.trace import CAUSES, Trace
@@ -232,22 +233,25 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
     homes = home_ids(loaded, job.graphs)
-    tasks = [_task(loaded, job, number, home) for number, home in enumerate(homes)]
+    room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
+    tasks = [_task(loaded, job, number, home, room[number]) for number, home in enumerate(homes)]
     return Case(loaded, job, tuple(tasks), is_changed)
 
 
-def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...]) -> Task:
+def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...], room: tuple[int | float, ...] | None) -> Task:
     graph, hardware, scenario = job.graphs[number], loaded.hardware, loaded.scenario
     ranks = job.ranks_of(number)
     times = durations_ns(graph, hardware, ranks[0] if graph.meets else None)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    lone = Problem(
-        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: _trial(task, plan, 1), scenario.switches
-    )
+    facts = (graph, hardware, homes, budget, times, lifetimes(graph))
+    lone = Problem(*facts, lambda plan: _trial(task, plan, 1), scenario.switches)
     sharers = _sharers(job.ranks, hardware)
-    problem = replace(lone, replay=lambda plan: _trial(task, plan, job.ranks), sharers=sharers, lone=lone)
-    task = Task(problem if sharers else lone, job.labels[number], ranks, scenario.bound)
+    together = job.ranks if sharers else 1
+    problem = replace(
+        lone, replay=lambda plan: _trial(task, plan, together), sharers=sharers, room_bytes=room, lone=lone
+    )
+    task = Task(problem if job.ranks > 1 else lone, job.labels[number], ranks, scenario.bound)
     return task
 
 

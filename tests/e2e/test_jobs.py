@@ -14,6 +14,7 @@ from simulator import catalog
 from simulator.cli import main
 from simulator.errors import ConfigError
 from simulator.graph import Job
+from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
 WORKLOAD = """
@@ -143,3 +144,18 @@ def test_a_plan_file_is_of_one_graph(tmp_path):
 def test_robust_is_about_one_rank(tmp_path):
     with pytest.raises(ConfigError, match="what is tested under other conditions is one rank"):
         hosim.robustness(written(tmp_path, "data: 2"))
+
+
+def test_plans_made_apart_fit_together_in_what_ranks_share(tmp_path):
+    """Alone each of two ranks could store 40 B in a node's 60 B; together they share them, and say what is lacking."""
+    document = cluster(2, hbm="50 B").model_dump(by_alias=True)
+    document["tiers"]["ddr"]["capacity"] = "60 B"
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics"), "a story")
+    (tmp_path / "hardware.yaml").write_text(catalog.dump(Hardware.model_validate(document | {"assumed": why})))
+    scenario = written(
+        tmp_path, "data: 2", SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
+    )
+    g = team("a 40, b 40", "f: -> a, 5 ns", "g: -> b, 5 ns", "h: b ->, 5 ns", "i: a ->, 5 ns", groups={})
+    alone, both = (hosim.run(scenario, job=Job.of(g, ranks), policies=["static"])["static"] for ranks in (1, 2))
+    assert alone.summary["moved_d2h_bytes"] == 40
+    assert (both.status, both.shortfall.tier, both.shortfall.capacity_bytes) == ("infeasible", "ddr", 30)

@@ -1,0 +1,56 @@
+"""How much of each tier a rank may count on, where ranks share it: so that plans made apart fit together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from simulator.graph import Job
+from simulator.hardware import Hardware, Tier
+
+
+def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> list[tuple[int | float, ...]]:
+    """Divide the room of tiers that ranks share: to each its homes, and of what is left an equal part.
+
+    Parameters
+    ----------
+    job, hardware
+        What runs, where.
+    homes
+        For each graph and tensor a tier id, or `FREE`.
+
+    Returns
+    -------
+    list of tuple
+        For each graph and tier what one of its ranks may use [B]; the least over its ranks. Less than its homes take if
+        the homes of all do not fit.
+    """
+    tiers = list(hardware.tiers.values())
+    at_home = [_at_home_bytes(job, number, homes[number], len(tiers)) for number in range(len(job.graphs))]
+    found: list[list[int | float]] = [[tier.usable_bytes for tier in tiers] for _ in job.graphs]
+    for number, tier in enumerate(tiers):
+        place = _places(tier, hardware.topology.devices_per_node)
+        if place is None:
+            continue
+        sharers: Counter[int] = Counter(rank // place for rank in range(job.ranks))
+        taken: Counter[int] = Counter()
+        for rank, graph in enumerate(job.graph_of):
+            taken[rank // place] += at_home[graph][number]
+        for rank, graph in enumerate(job.graph_of):
+            left = tier.usable_bytes - taken[rank // place]
+            found[graph][number] = min(found[graph][number], at_home[graph][number] + left // sharers[rank // place])
+    return [tuple(one) for one in found]
+
+
+def _places(tier: Tier, devices_per_node: int) -> int | None:
+    """How many ranks in a row have an instance of the tier; None if each has its own."""
+    return {"device": None, "node": devices_per_node}.get(tier.scope, 2**62)
+
+
+def _at_home_bytes(job: Job, number: int, homes: tuple[int, ...], tiers: int) -> list[int]:
+    """What a rank of a graph has at home in each tier [B]."""
+    graph, found = job.graphs[number], [0] * tiers
+    for tensor in graph.inputs:
+        if homes[tensor] >= 0:
+            found[homes[tensor]] += graph.tensors[tensor].size_bytes
+    return found
