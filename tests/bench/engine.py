@@ -118,9 +118,8 @@ def _ranks(options: argparse.Namespace) -> None:
     for name in names:
         row = found[name]
         bar = f"must {MUST[name]}, aim {AIM[name]}" if name in MUST else ""
-        print(
-            f"{name:<8} R {row['R']:.3f} ({row['R_least']:.3f} to {row['R_most']:.3f}) {row['bytes_per_op']:.0f} B/op {bar}"
-        )
+        spread = f"{row['R_least']:.3f} to {row['R_most']:.3f}"
+        print(f"{name:<8} R {row['R']:.3f} ({spread}) {row['bytes_per_op']:.0f} B/op {bar}")
     print(f"an op at 384 ranks costs {ratio:.2f} of one at one rank (must {MUST['ranks']})")
 
 
