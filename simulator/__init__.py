@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simulator.policies.problem import Problem, Replay
     from simulator.run import Result, Results, run
     from simulator.run.robustness import Robustness, robustness
+    from simulator.run.scaling import Scaling, scaling
     from simulator.scenario import Scenario
     from simulator.trace import Trace
     from simulator.workload import Workload
@@ -53,6 +54,7 @@ _HOMES = {
     "simulator.policies.problem": ("Problem", "Replay"),
     "simulator.run": ("Result", "Results", "run"),
     "simulator.run.robustness": ("Robustness", "robustness"),
+    "simulator.run.scaling": ("Scaling", "scaling"),
     "simulator.scenario": ("Scenario",),
     "simulator.trace": ("Trace",),
     "simulator.workload": ("Workload",),
@@ -80,6 +82,7 @@ __all__ = [
     "Result",
     "Results",
     "Robustness",
+    "Scaling",
     "Scenario",
     "Shortfall",
     "Steps",
@@ -90,6 +93,7 @@ __all__ = [
     "Workload",
     "robustness",
     "run",
+    "scaling",
 ]
 
 

@@ -199,6 +199,9 @@ class Scenario(Document):
     fold
         Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
         apart, ``never``, or ``always``, which is an error if something does.
+    scaling
+        Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
+        one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
     switches, expect, claim
         See there.
     """
@@ -212,6 +215,7 @@ class Scenario(Document):
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
     bound: BoundKind = "combinatorial"
     fold: Fold = "auto"
+    scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None
@@ -225,6 +229,16 @@ class Scenario(Document):
 
     def _stated(self) -> tuple[str, ...]:
         return (*with_prefixes(self.set_), *super()._stated())
+
+    @model_validator(mode="after")
+    def _points_are_whole(self) -> Self:
+        for key, values in self.scaling.items():
+            first, points = next((name, len(listed)) for name, listed in self.scaling.items())
+            if len(values) != points:
+                must = "each field of scaling has a value at each point"
+                found = f"{len(values)} here and {points} at {first}"
+                raise FieldError(must, found, "list as many values everywhere", ("scaling", key))
+        return self
 
     @model_validator(mode="after")
     def _rows_are_distinct(self) -> Self:

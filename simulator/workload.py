@@ -246,6 +246,14 @@ class Workload(Document):
     outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that all ranks train on in a step; None if they do not train a model."""
+        if self.model is None or self.phase != "train":
+            return None
+        replicas = self.parallel.data if self.parallel.ranks == "all" else 1
+        return replicas * self.parallel.micro_batches * self.batch * self.sequence
+
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
         if self.model is None and self.graph is None:

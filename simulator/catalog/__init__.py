@@ -1,6 +1,6 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
-from simulator.catalog.loaded import Loaded, resolve
+from simulator.catalog.loaded import Loaded, points, resolve
 from simulator.catalog.settings import setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -25,6 +25,7 @@ __all__ = [
     "load",
     "names",
     "path_of",
+    "points",
     "read_bytes",
     "read_hardware",
     "read_scenario",

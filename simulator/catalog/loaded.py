@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,6 +118,34 @@ def resolve(
     loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, inputs)
     _add_files(loaded, inputs)
     return loaded
+
+
+def points(loaded: Loaded) -> list[Loaded]:
+    """Set the workload to each point of the scenario's ``scaling``.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+
+    Raises
+    ------
+    ConfigError
+        If there is no point, a key names no field, or the workload is not valid at a point.
+    """
+    scaling = loaded.scenario.scaling
+    if not scaling:
+        must, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
+        raise ConfigError(loaded.place("scaling"), must, "none", do)
+    return [_point(loaded, number) for number in range(len(next(iter(scaling.values()))))]
+
+
+def _point(loaded: Loaded, number: int) -> Loaded:
+    changes = {
+        key: Change(values[number], loaded.place("scaling", key, str(number)), "assumed", "a point of the scaling")
+        for key, values in loaded.scenario.scaling.items()
+    }
+    return replace(loaded, workload=apply(loaded.workload, changes))
 
 
 def _place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:

@@ -1,19 +1,20 @@
-"""Changes to a machine from outside its profile: ``links.*.bandwidth: 40 GB/s``."""
+"""Changes to a document from outside: ``links.*.bandwidth: 40 GB/s`` to a machine, ``parallel.data: 16`` to a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from simulator.catalog.faults import Path, of_validation, to_error
 from simulator.catalog.text import scalar
+from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.hardware import Hardware
 from simulator.units import FieldError, nearest
 
+Changed = TypeVar("Changed", bound=Document)
 _FIXED = ("schema", "name", "title", "sources", "assumed", "fitted")
 
 
@@ -39,7 +40,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field of the hardware that gets another value.
+    """A field that gets another value.
 
     Attributes
     ----------
@@ -57,54 +58,58 @@ class Change:
     entry: Any
 
 
-def apply(hardware: Hardware, changes: Mapping[str, Change]) -> Hardware:
-    """Change a machine, and read it again as a whole.
+def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
+    """Change a machine or a workload, and read it again as a whole.
 
     Parameters
     ----------
-    hardware
-        The machine.
+    document
+        The machine, or the workload.
     changes
         Dotted path, in which ``*`` stands for every entry -> the change; later ones win.
 
     Raises
     ------
     ConfigError
-        If a path names no field, or the machine is not valid with the new value.
+        If a path names no field, or the document is not valid with the new value.
     """
     if not changes:
-        return hardware
-    complete = _without_fixed(hardware.model_dump(mode="json", by_alias=True))
-    stated = hardware.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return document
+    complete = _without_fixed(document.model_dump(mode="json", by_alias=True))
+    stated = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
     places: dict[Path, str] = {}
     for key, change in changes.items():
         try:
-            paths = _expand(key, complete)
+            paths = _expand(key, complete, _kind(type(document)))
         except FieldError as error:
             raise ConfigError(change.where, error.must, error.found, error.do) from None
         for path in paths:
             _put(stated, path, change.value)
             _note(stated, ".".join(path), change)
             places[path] = change.where
-    return _read(stated, places)
+    return _read(type(document), stated, places)
 
 
-def _read(data: dict[str, Any], places: Mapping[Path, str]) -> Hardware:
+def _kind(model: type[Document]) -> str:
+    return model.__name__.lower()
+
+
+def _read(model: type[Changed], data: dict[str, Any], places: Mapping[Path, str]) -> Changed:
     def place(path: Path) -> str:
         asked = [where for known, where in places.items() if path[: len(known)] == known or known[: len(path)] == path]
-        return asked[-1] if asked else f"hardware, {'.'.join(map(str, path))}"
+        return asked[-1] if asked else f"{_kind(model)}, {'.'.join(map(str, path))}"
 
     try:
-        return Hardware.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise to_error(of_validation(error, data, Hardware), "set", place) from None
+        raise to_error(of_validation(error, data, model), "set", place) from None
 
 
 def _without_fixed(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in _FIXED}
 
 
-def _expand(key: str, data: Any) -> list[tuple[str, ...]]:
+def _expand(key: str, data: Any, kind: str) -> list[tuple[str, ...]]:
     """All paths that `key` names."""
     found: list[tuple[tuple[str, ...], Any]] = [((), data)]
     for part in key.split("."):
@@ -112,7 +117,7 @@ def _expand(key: str, data: Any) -> list[tuple[str, ...]]:
         found = [((*path, k), v) for path, node in entries for k, v in node.items() if part in ("*", k)]
         if not found:
             path, node = entries[0]
-            must = "a change names a field of the hardware"
+            must = f"a change names a field of the {kind}"
             after = f"after {'.'.join(path)!r} " if path else ""
             raise FieldError(must, repr(key), f"{after}{nearest(part, tuple(node))}" if node else _too_deep(path))
     return [path for path, _ in found]

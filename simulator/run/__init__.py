@@ -19,7 +19,7 @@ from simulator.run.results import Result, Results
 from simulator.run.row import replayed
 from simulator.scenario import BoundKind, Scenario
 
-__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run"]
+__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run", "run_case"]
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the row at work, the computes that are done, and those that there are in all."""
@@ -68,7 +68,19 @@ def run(
     if bound is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
     prepared = prepare if job is None else partial(prepare_job, job=job)
-    case = prepared(loaded, is_changed=bool(set))
+    return run_case(prepared(loaded, is_changed=bool(set)), policies, progress)
+
+
+def run_case(case: Case, policies: Policies | None = None, progress: Progress | None = None) -> Results:
+    """Replay a case under some policies.
+
+    Parameters
+    ----------
+    case
+        What runs, and where.
+    policies, progress
+        As for `run`.
+    """
     rows = case.rows(policies)
     results = [_row(case, label, decide, progress or _silent) for label, decide in rows.items()]
     return Results(case, _compared(results, case.compute_ns))

@@ -13,7 +13,9 @@ def test_version(hosim):
     assert hosim("--version").out == f"hosim {hosim_api.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["plan"], ["layout"], ["robust"], ["list"], ["check"], ["schema"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["plan"], ["layout"], ["robust"], ["scaling"], ["list"], ["check"], ["schema"]]
+)
 def test_help_has_examples(command, hosim):
     done = hosim(*command, "--help")
     assert done.code == 0

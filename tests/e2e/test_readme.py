@@ -9,6 +9,7 @@ import simulator as hosim
 from simulator.report import text
 from simulator.run.layout import layout
 from simulator.run.plan import plan
+from simulator.run.scaling import scaling
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -53,6 +54,13 @@ def test_the_tensor_is_told_as_hosim_plan_does():
 def test_the_layout_is_told_as_hosim_layout_does():
     ((workload, shown),) = re.findall(r"<!-- output of: hosim layout (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
     assert layout(workload).text() + "\n" == shown
+
+
+def test_the_scaling_curve_is_what_hosim_scaling_prints():
+    ((name, row, shown),) = re.findall(
+        r"<!-- output of: hosim scaling (\S+) --policy (\S+) -->\n```text\n(.*?)```", README, re.DOTALL
+    )
+    assert f"{scaling(name, policies=[row])}\n" == shown
 
 
 def test_every_file_it_names_is_written(namespace):

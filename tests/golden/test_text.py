@@ -63,7 +63,17 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["hosim", "hosim run", "hosim list", "hosim check", "hosim schema", "hosim plan", "hosim layout", "hosim robust"],
+    [
+        "hosim",
+        "hosim run",
+        "hosim list",
+        "hosim check",
+        "hosim schema",
+        "hosim plan",
+        "hosim layout",
+        "hosim robust",
+        "hosim scaling",
+    ],
 )
 def test_help(command, golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")

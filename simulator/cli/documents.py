@@ -1,0 +1,95 @@
+"""The commands `hosim list`, `check` and `schema`: what documents there are, and whether they are right."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+_FAILED = 1
+_KINDS = ("hardware", "workload", "scenario")
+_LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "policies": ""}
+"""What can be listed -> its kind of document."""
+
+
+@click.command("list", short_help="List profiles, workloads, scenarios and policies.")
+@click.argument("kind", required=False, type=click.Choice(tuple(_LISTS)))
+def list_(kind: str | None) -> None:
+    """List what the catalogue holds, one line each, with the origins of its figures.
+
+    \b
+    Examples:
+      hosim list
+      hosim list scenarios
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.report.text import aligned_lines
+
+    chosen = (kind,) if kind else tuple(_LISTS)
+    for number, name in enumerate(chosen):
+        if kind is None:
+            click.echo(("\n" if number else "") + name)
+        entries = _documents(_LISTS[name]) if _LISTS[name] else _policies()
+        click.echo(aligned_lines(entries, indent=0 if kind else 2))
+
+
+def _documents(kind: str) -> list[tuple[str, ...]]:
+    from simulator import catalog
+    from simulator.units import counted
+
+    found = []
+    for name in catalog.names(kind):
+        document = catalog.load(name, kind).document
+        counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
+        devices = [counted(document.topology.devices, "device")] if kind == "hardware" else []
+        found.append((name, *devices, ", ".join(counts) or "no figures", document.title))
+    return found
+
+
+def _policies() -> list[tuple[str, ...]]:
+    from simulator.policies import POLICIES
+
+    return [(name, "", entry.summary) for name, entry in POLICIES.items()]
+
+
+@click.command(short_help="Validate documents, graphs and plans; nothing runs.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
+def check(files: tuple[str, ...], scenario: str | None) -> int:
+    """Read and validate documents (.yaml), graphs and plans (.jsonl), traces (.json); nothing runs.
+
+    \b
+    Examples:
+      hosim check scenarios/mine.yaml graphs/mine.jsonl
+      hosim check plan.jsonl --scenario llama3_8b_train_910c
+
+    A plan without its scenario is checked as far as its own lines tell.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.errors import HosimError
+    from simulator.run.check import describe
+
+    failed = 0
+    for file in files:
+        try:
+            click.echo(f"{file}: {describe(file, scenario)}")
+        except HosimError as error:
+            failed += 1
+            sys.stdout.flush()
+            click.echo(f"hosim: {error}", err=True)
+    return _FAILED if failed else 0
+
+
+@click.command(short_help="Print the JSON Schema of a kind of document.")
+@click.argument("kind", type=click.Choice(_KINDS))
+def schema(kind: str) -> None:
+    """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
+
+    \b
+    Examples:
+      hosim schema scenario > scenario.schema.json
+      then begin the YAML with:  # yaml-language-server: $schema=scenario.schema.json
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    import json
+
+    from simulator import catalog
+
+    click.echo(json.dumps(catalog.schema(kind), indent=2))

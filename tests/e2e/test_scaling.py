@@ -1,0 +1,153 @@
+"""`hosim scaling` and `hosim.scaling`: a training step on a few ranks to many."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import simulator as hosim_api
+
+WORKLOAD = """\
+schema: hosim/workload/1
+name: replicas
+model: {family: llama, layers: 1, hidden: 512, heads: 8, kv_heads: 2, ffn: 1536, vocabulary: 4096}
+batch: 1
+sequence: 1024
+parallel: {ranks: all, data: 2, zero_stage: 1}
+assumed: {model: a test, batch: a test, sequence: a test, parallel: a test}
+"""
+SCENARIO = """\
+schema: hosim/scenario/1
+name: curve
+hardware: dgx_h100
+workload: replicas.yaml
+policies: [resident, offload_saved]
+scaling:
+  parallel.data: [4, 8, 32]
+"""
+
+
+@pytest.fixture
+def curve(tmp_path):
+    """Write a scenario with its workload; the keys of the scaling may be others."""
+
+    def write(scaling="parallel.data: [4, 8, 32]", workload=WORKLOAD):
+        (tmp_path / "replicas.yaml").write_text(workload)
+        path = tmp_path / "curve.yaml"
+        path.write_text(SCENARIO.replace("parallel.data: [4, 8, 32]", scaling))
+        return path
+
+    return write
+
+
+def test_there_is_a_line_for_each_policy_and_point(hosim, curve):
+    done = hosim("scaling", curve())
+    assert done.code == 0
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0][:5] == ["policy", "ranks", "status", "step", "efficiency"]
+    assert [line[:3] for line in lines[1:7]] == [
+        [p, n, "ok"] for p in ("resident", "offload_saved") for n in ("4", "8", "32")
+    ]
+    said = done.out.splitlines()[8]
+    assert said.startswith("resident keeps ")
+    assert "of the efficiency of 4 ranks at 32: " in said
+
+
+def test_each_point_is_what_a_run_of_its_workload_gives(curve, tmp_path):
+    found = hosim_api.scaling(curve())
+    for data in (4, 32):
+        folder = tmp_path / str(data)
+        folder.mkdir()
+        (folder / "replicas.yaml").write_text(WORKLOAD.replace("data: 2", f"data: {data}"))
+        (folder / "one.yaml").write_text(SCENARIO[: SCENARIO.index("scaling:")])
+        alone = hosim_api.run(folder / "one.yaml")["resident"].summary
+        (row,) = (row for row in found.rows if (row["policy"], row["ranks"]) == ("resident", data))
+        assert {key: row[key] for key in alone if "slowdown" not in key} == {
+            key: value for key, value in alone.items() if "slowdown" not in key
+        }
+
+
+def test_weak_scaling_is_the_first_step_over_the_step(curve):
+    rows = hosim_api.scaling(curve(), policies=["resident"]).rows
+    steps = [row["step_ns"] for row in rows]
+    assert steps == sorted(set(steps))
+    assert [row["efficiency"] for row in rows] == pytest.approx([steps[0] / step for step in steps])
+    assert [row["tokens"] for row in rows] == [4 * 1024, 8 * 1024, 32 * 1024]
+    assert [row["tokens_per_s"] for row in rows] == [row["tokens"] * 10**9 / row["step_ns"] for row in rows]
+
+
+def test_with_the_work_shared_among_more_ranks_it_is_the_step_for_each_of_them(curve):
+    rows = hosim_api.scaling(curve("parallel.tensor: [1, 2]"), policies=["resident"]).rows
+    assert [(row["ranks"], row["tokens"]) for row in rows] == [(2, 2048), (4, 2048)]
+    assert rows[1]["efficiency"] == pytest.approx(rows[0]["step_ns"] / rows[1]["step_ns"] / 2)
+    assert rows[1]["efficiency"] < 1
+
+
+def test_fields_of_a_point_are_set_together(curve):
+    rows = hosim_api.scaling(
+        curve("{parallel.data: [2, 4], parallel.tensor: [1, 2], batch: [3, 1]}"), policies=["resident"]
+    ).rows
+    assert [(row["ranks"], row["tokens"]) for row in rows] == [(2, 2 * 3 * 1024), (8, 4 * 1024)]
+    assert [row["set batch"] for row in rows] == [3, 1]
+
+
+def test_unfolded_changes_nothing_and_simulates_every_rank(curve, monkeypatch):
+    from simulator import engine
+
+    folds = []
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda *a, **k: folds.append(k.get("fold")) or run(*a, **k))
+    few = "parallel.data: [4, 16]"
+    folded, unfolded = (hosim_api.scaling(curve(few), unfolded=unfolded) for unfolded in (False, True))
+    assert folded.rows == unfolded.rows
+    assert "never" in folds[len(folds) // 2 :]
+    assert "never" not in folds[: len(folds) // 2]
+
+
+def test_the_folder_runs_again_and_holds_the_picture(hosim, curve, tmp_path):
+    out = tmp_path / "out"
+    first = hosim("scaling", curve(), "--policy", "resident", "--out", out)
+    summary = json.loads((out / "summary.json").read_text())
+    assert {p.name for p in out.iterdir()} == set(summary["files"])
+    assert {"scaling.png", "scaling.svg", "summary.csv", "scenario.yaml", "workload.yaml"} <= set(summary["files"])
+    assert [row["set parallel.data"] for row in summary["rows"]] == [4, 8, 32]
+    again = hosim("scaling", out / "scenario.yaml", "--policy", "resident", "--out", tmp_path / "again")
+    assert again.out == first.out
+    assert (tmp_path / "again" / "scaling.svg").read_bytes() == (out / "scaling.svg").read_bytes()
+
+
+def test_what_does_not_fit_is_a_line_and_the_first_that_runs_is_compared_with(hosim, curve):
+    """Optimizer state is sharded, so that only many ranks have room for it."""
+    done = hosim("scaling", curve(), "--set", "tiers.hbm.capacity=92 MB", "--policy", "resident")
+    status = [line.split()[2] for line in done.out.splitlines()[1:4]]
+    assert status == ["infeasible", "ok", "ok"]
+    assert done.out.splitlines()[2].split()[5:7] == ["100", "%"]
+    assert hosim("scaling", curve(), "--set", "tiers.hbm.capacity=10 MB").code == 1
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ("parallel.data: [8, 4]", "curve.yaml:6, scaling: points go from fewer ranks to more, found 4 after 8"),
+        ("batch: [1, 2]", "points go from fewer ranks to more, found 2 after 2; order them"),
+        ("parallel.data: [8, 2048]", "each rank has a device of its own, found 2,048 ranks for 1,024"),
+        ("parallel.dta: [8]", "scaling.parallel.dta.0: a change names a field of the workload, found 'parallel.dta'"),
+        ("parallel.data: [8, eight]", "scaling.parallel.data.1: a whole number is needed, found 'eight'"),
+        ("{parallel.data: [8, 9], parallel.expert: [1, 2]}", "expert divides data: "),
+        ("{parallel.data: [8, 9], batch: [1]}", "each field of scaling has a value at each point, found 1 here and 2"),
+        ("parallel.data: []", "at least 1 entry is needed"),
+        ("parallel.data: 8", "a list is needed"),
+    ],
+)
+def test_a_wrong_curve_is_one_message(scaling, said, hosim, curve):
+    done = hosim("scaling", curve(scaling))
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_scenario_without_points_is_told_how_to_list_some(hosim, scenario):
+    done = hosim("scaling", scenario)
+    assert (done.code, done.out) == (1, "")
+    assert "a scenario that is scaled lists points, found none; add such as 'scaling: {parallel.data: " in done.err
