@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, cast
 import simpy
 
 from simulator.cost import ceil_div
-from simulator.engine.book import Book, Step
+from simulator.engine.book import Book
 from simulator.engine.issued import Issued
 from simulator.engine.rounds import RANK_SHIFT, recurring
+from simulator.engine.steps import Step
 from simulator.hardware import Host as HostCosts
 from simulator.plan import Code, Plan, Steps
 

@@ -5,9 +5,10 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from simulator.engine.book import Book, ComputeStep, CopyStep, DetachStep, Routes, SyncStep
+from simulator.engine.book import Book, Routes
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program, outputs
+from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, SyncStep
 from simulator.errors import PlanError
 from simulator.plan import Code
 

@@ -21,7 +21,7 @@ from simulator.plan import COPY
 from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
-    from simulator.engine.book import CopyStep
+    from simulator.engine.steps import CopyStep
     from simulator.engine.stream import Stream
 
 _row = packer(SPANS)

@@ -12,8 +12,8 @@ from simulator.engine.tier import TierInstance
 from simulator.trace import RESIDENCIES, packer
 
 if TYPE_CHECKING:
-    from simulator.engine.book import DetachStep
     from simulator.engine.link import Transfer
+    from simulator.engine.steps import DetachStep
     from simulator.engine.stream import Stream
 
 

@@ -17,9 +17,9 @@ from simulator.plan import COMPUTE
 from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
-    from simulator.engine.book import ComputeStep
     from simulator.engine.host import Host
     from simulator.engine.meeting import Meeting
+    from simulator.engine.steps import ComputeStep
 
 _row = packer(SPANS)
 
