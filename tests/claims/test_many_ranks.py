@@ -29,6 +29,13 @@ def test_the_baseline_waits_for_the_other_stage_and_for_sums_as_the_readme_says(
     assert compute + baseline["wait_peer_ns"] + baseline["wait_collective_ns"] == step
 
 
+@pytest.mark.parametrize(("rate", "error"), [("25 GB/s", 0.260), ("100 GB/s", 0.026), ("150 GB/s", 0.001)])
+def test_the_step_depends_on_the_fabric_as_the_readme_says(rate, error):
+    reached = {"fabrics.ub.bandwidth": rate, "fabrics.ub.planes": 1, "fabrics.ub.achieved_bandwidth": 1.0}
+    step_ns = hosim.run("llama3_8b_2x2x2", set=reached).summary.loc["resident", "step_ns"]
+    assert step_ns / 5.2e9 - 1 == pytest.approx(error, abs=0.0006)
+
+
 @pytest.fixture(scope="module")
 def pool():
     """384 ranks that read one pool, with and without the cap of its supply."""
