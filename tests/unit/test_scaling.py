@@ -1,0 +1,57 @@
+"""The points of a scaling curve, and how the curve is told; numbers by hand."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from simulator.report.scaling import sentences, table
+from simulator.scenario import Scenario
+from simulator.trace import CAUSES
+from simulator.workload import Workload
+
+
+def row(ranks, step_ns, policy="resident", **waits):
+    named = {f"wait_{cause}_ns": waits.get(cause, 0) for cause in CAUSES}
+    each = None if step_ns is None else 100 / step_ns
+    status = "infeasible" if step_ns is None else "ok"
+    about = {"policy": policy, "ranks": ranks, "status": status, "step_ns": step_ns, "efficiency": each}
+    return about | named | {"collective_ns": None, "tokens_per_s": each and each * ranks * 1e6}
+
+
+def test_what_grows_most_is_named():
+    found = sentences([row(8, 100, peer=5), row(64, 125, peer=10, collective=20), row(8, None, "static")])
+    assert found == [
+        "resident keeps 80 % of the efficiency of 8 ranks at 64: 100 ns and 125 ns a step; "
+        "waits for collectives grow most, by 20 ns."
+    ]
+
+
+def test_nothing_is_blamed_where_no_wait_grows():
+    assert sentences([row(1, 100), row(2, 100)]) == [
+        "resident keeps 100 % of the efficiency of 1 rank at 2: 100 ns and 100 ns a step."
+    ]
+
+
+def test_a_point_that_does_not_run_has_a_line_without_numbers():
+    lines = [line.split() for line in table([row(8, None), row(1024, 100)]).splitlines()]
+    assert lines[1] == ["resident", "8", "infeasible", "-", "-", "-", "-", "0", "ns", "0", "ns", "-"]
+    assert lines[2][:2] == ["resident", "1,024"]
+    assert lines[2][-2:] == ["1.02", "G"]
+
+
+def test_each_field_has_a_value_at_each_point():
+    given = {"name": "toy", "hardware": "box", "workload": "job", "policies": ["resident"]}
+    assert Scenario.model_validate(given | {"scaling": {"batch": [1, 2], "steps": [1, 1]}}).scaling["batch"] == (1, 2)
+    with pytest.raises(ValidationError, match="a value at each point, found 1 here and 2 at batch"):
+        Scenario.model_validate(given | {"scaling": {"batch": [1, 2], "steps": [1]}})
+
+
+def test_tokens_are_those_of_all_replicas_that_are_built():
+    model = {"layers": 1, "hidden": 8, "heads": 2, "kv_heads": 2, "ffn": 8, "vocabulary": 8}
+    given = {"name": "toy", "model": model, "batch": 3, "sequence": 5}
+    spread = {"data": 4, "micro_batches": 2}
+    assert Workload.model_validate(given).tokens == 15
+    assert Workload.model_validate(given | {"parallel": spread}).tokens == 30
+    assert Workload.model_validate(given | {"parallel": {**spread, "ranks": "all", "tensor": 2}}).tokens == 120
+    assert Workload.model_validate({"name": "toy", "graph": "graph.jsonl"}).tokens is None
