@@ -232,10 +232,12 @@ def check_levels(case: Case, kind: str, levels: Sequence[float]) -> None:
         INSPECTION: (LONGEST_INSPECTION_NS, "1 s"),
     }[kind]
     for level in levels:
+        if kind == INSPECTION and not 1 <= level <= most:
+            do = "write times, such as 100ns,5us"
+            raise ConfigError(f"levels of {kind}", f"a level is from 1 ns to {limit}", f"{level:g} ns", do)
         if not 0 < level <= most:
-            none, found = ("0 ns", f"{level:g} ns") if kind == INSPECTION else ("0 %", f"{100 * level:g} %")
-            must = f"a level is above {none} and at most {limit}"
-            raise ConfigError(f"levels of {kind}", must, found, "correct it")
+            must = f"a level is above 0 % and at most {limit}"
+            raise ConfigError(f"levels of {kind}", must, f"{100 * level:g} %", "correct it")
     if kind == SEQUENCE and levels and case.loaded.workload.model is None:
         must = "only the step of a model can be built for a longer sequence"
         raise ConfigError("levels of longer sequence", must, "a graph from a file", "leave them out")

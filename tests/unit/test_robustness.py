@@ -106,8 +106,9 @@ def test_an_inspection_takes_its_level_and_nothing_else_changes(case):
     assert found.hardware.host.fixed == case.hardware.host.fixed
     assert found.hardware.links == case.hardware.links
     assert found.problem.durations_ns == case.problem.durations_ns
-    with pytest.raises(ConfigError, match="a level is above 0 ns and at most 1 s, found 0 ns"):
-        check_levels(case, INSPECTION, [0])
+    for level in (0, 0.03, 2e9, float("nan")):
+        with pytest.raises(ConfigError, match="a level is from 1 ns to 1 s, found"):
+            check_levels(case, INSPECTION, [level])
 
 
 def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
