@@ -75,10 +75,11 @@ def run(
     """
     stands_in = _stands_in(programs, hardware, fold)
     simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), stands_in)
-    for rank, program in enumerate(programs):
-        if stands_in[rank] == rank:
-            simulation.add(rank, program)
-    return simulation.run(progress)
+    with _no_collection():
+        for rank, program in enumerate(programs):
+            if stands_in[rank] == rank:
+                simulation.add(rank, program)
+        return simulation.run(progress)
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
@@ -238,9 +239,8 @@ class Simulation(Machine):
         self._progress = progress
         for rank in self._ranks:
             rank.begin()
-        with _no_collection():
-            self.rounds.settle()
-            self._clock.run()
+        self.rounds.settle()
+        self._clock.run()
         self.checkpoint()
         blocked = tuple(s for rank in self._ranks for s in rank.blocked())
         return self.recorder.trace(blocked, self._stands_in)
