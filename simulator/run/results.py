@@ -151,6 +151,10 @@ class Result:
         return ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")
 
 
+_ALWAYS = ("step_ns", "makespan_ns", "compute_ns", "stall_ns")
+"""Columns of the summary that are there even if no row ran."""
+
+
 class Results(Mapping[str, Result]):
     """The rows of one run by label, in the order of the scenario.
 
@@ -185,6 +189,7 @@ class Results(Mapping[str, Result]):
         import pandas as pd  # noqa: PLC0415 - slow to import, and the table on the screen needs none
 
         frame = pd.DataFrame([row.summary for row in self.values()]).set_index("policy")
+        frame = frame.reindex(columns=[*frame, *(column for column in _ALWAYS if column not in frame)])
         whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
         return frame.astype(dict.fromkeys(whole, "Int64"))
 

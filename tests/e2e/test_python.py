@@ -125,3 +125,9 @@ def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
 def test_wrong_arguments_are_one_error(scenario, arguments, message):
     with pytest.raises(ConfigError, match=message):
         hosim.run(**{"scenario": scenario, **arguments})
+
+
+def test_the_summary_has_its_main_columns_even_if_nothing_fits():
+    found = hosim.run("tiny_train_910c", policies=["resident"]).summary
+    assert found["status"].tolist() == ["infeasible"]
+    assert found[["step_ns", "makespan_ns", "compute_ns", "stall_ns"]].isna().all(axis=None)
