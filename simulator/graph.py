@@ -106,18 +106,17 @@ class Group:
     name: str
     members: tuple[tuple[int, ...], ...]
 
+    def by_rank(self, kind: CollectiveKind) -> dict[int, tuple[int, ...]]:
+        """For each rank that may issue a collective of this kind, who meets then."""
+        if kind is CollectiveKind.SEND:
+            return {members[0]: members for members in self.members}
+        if kind is CollectiveKind.RECV:
+            return {members[-1]: members for members in self.members}
+        return {rank: members for members in self.members for rank in members}
+
     def of(self, rank: int, kind: CollectiveKind) -> tuple[int, ...] | None:
         """Who meets when this rank issues a collective of this kind; None if it is in no members."""
-        for ranks in self.members:
-            if kind is CollectiveKind.SEND:
-                found = ranks[0] == rank
-            elif kind is CollectiveKind.RECV:
-                found = ranks[-1] == rank
-            else:
-                found = rank in ranks
-            if found:
-                return ranks
-        return None
+        return self.by_rank(kind).get(rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,9 @@ def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         return known[id(members)]
 
     for graph in {id(program.graph): program.graph for program in programs}.values():
+        groups = {group.name: group for group in graph.groups}
         for group, kind in _met(graph):
-            members = members_by_rank(graph, group, kind)
+            members = groups[group].by_rank(kind)
             for rank, program in enumerate(programs):
                 if program.graph is not graph:
                     continue
@@ -113,13 +114,3 @@ def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
 def _met(graph: Graph) -> list[tuple[str, CollectiveKind]]:
     """Groups and kinds of the collectives of a graph, each once."""
     return list(dict.fromkeys((op.collective.group, op.collective.kind) for op in graph.ops if op.collective))
-
-
-def members_by_rank(graph: Graph, group: str, kind: CollectiveKind) -> dict[int, tuple[int, ...]]:
-    """For each rank that a group of the graph names, whom it meets for a collective of this kind."""
-    found = next(one for one in graph.groups if one.name == group)
-    if kind is CollectiveKind.SEND:
-        return {members[0]: members for members in found.members}
-    if kind is CollectiveKind.RECV:
-        return {members[-1]: members for members in found.members}
-    return {rank: members for members in found.members for rank in members}

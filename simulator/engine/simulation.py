@@ -194,7 +194,8 @@ class Simulation(Machine):
         """The ranks with which a rank meets for a collective of its graph."""
         known = (id(graph), collective.group, collective.kind)
         if known not in self._members:
-            self._members[known] = folding.members_by_rank(graph, collective.group, collective.kind)
+            group = next(group for group in graph.groups if group.name == collective.group)
+            self._members[known] = group.by_rank(collective.kind)
         ranks = self._members[known].get(rank)
         if ranks is None:
             must = "a rank is a member of the groups of its collectives"

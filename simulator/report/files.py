@@ -214,6 +214,12 @@ def _write_row(row: Row, folder: Path, more: RowWriter) -> list[bytes]:
     return list(pictures.values())
 
 
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write texts into a folder, by file name."""
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:
     """Write ``summary.csv`` and, last of all files, ``summary.json`` with the list of what the folder holds.
 

@@ -32,8 +32,7 @@ def write(results: Results, out: Path) -> None:
 
 def _fill(results: Results, folder: Path) -> None:
     names = files.folder_names(list(results))
-    for name, text in _documents(results, names).items():
-        (folder / name).write_text(text, encoding="utf-8")
+    files.write_texts(folder, _documents(results, names))
     graph = results.case.loaded.paths.get("graph")
     if graph is not None:
         (folder / _graph_name(graph)).write_bytes(graph.read_bytes())

@@ -144,8 +144,7 @@ class Robustness:
         from simulator.run.origins import provenance  # noqa: PLC0415
 
         with files.replaced(Path(out)) as folder:
-            for name, text in self.loaded.documents().items():
-                (folder / name).write_text(text, encoding="utf-8")
+            files.write_texts(folder, self.loaded.documents())
             self.table.to_csv(folder / "draws.csv", index=False, lineterminator="\n")
             self.figure().write(str(folder / "robustness.png"))
             more = {"sentences": self.sentences, "seed": self.seed, "provenance": provenance(self.loaded)}

@@ -83,8 +83,7 @@ class Scaling:
         from simulator.run.origins import provenance  # noqa: PLC0415
 
         with files.replaced(Path(out)) as folder:
-            for name, text in self.loaded.documents().items():
-                (folder / name).write_text(text, encoding="utf-8")
+            files.write_texts(folder, self.loaded.documents())
             picture = self.figure()
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"scaling.{kind}"), kind)
