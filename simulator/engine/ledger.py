@@ -3,7 +3,9 @@
 From the blocked op the walk goes to what it waits for, and from there on. If it passes a wait for room, the cause is
 ``capacity``; otherwise it is the first thing actually running: a ``transfer``, the ``host``, a ``collective``, or the
 ``peer`` that has not come to one; or ``order`` if the blocker is not yet eligible (it waits for a compute of another
-stream). The walk is repeated when the thing it ended at changes, because nothing before that can change.
+stream). To stand in line for room behind a compute of another stream that has not started is no wait for room: there
+may be plenty. The walk goes on to what that compute waits for. It is repeated when the thing it ended at changes,
+because nothing before that can change.
 """
 
 from __future__ import annotations
@@ -89,9 +91,20 @@ def _walk(stream: Stream) -> Reason | None:
         return _walk_stream(stream, stream.behind)
     tensor = stream.lacking
     if tensor < 0:
-        return CAPACITY, -1, stream.columns.compute_tier, -1
+        ahead = _ahead_in_line(stream)
+        return (CAPACITY, -1, stream.columns.compute_tier, -1) if ahead is None else _walk_stream(stream, ahead)
     cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
     return cause, tensor, on, blocker
+
+
+def _ahead_in_line(stream: Stream) -> Stream | None:
+    """The stream of a compute that takes room before the head and has not started; None if the head lacks room."""
+    _, step, _, lap = stream.queue[0]
+    if step.line and stream.room_bytes():
+        for other, number in step.line:
+            if other.started < number + lap * other.per_lap:
+                return other
+    return None
 
 
 def _walk_stream(stream: Stream, other: Stream) -> Reason:
@@ -106,13 +119,21 @@ def _walk_stream(stream: Stream, other: Stream) -> Reason:
                 return (COLLECTIVE, -1, -1, op) if other.columns.is_collective[op] else (ORDER, -1, -1, -1)
             _watch(meeting.watchers, stream)
             return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
-        if other.behind is None or not other.queue:
+        following = _follow(other)
+        if following is None:
             break
-        other = other.behind
+        other = following
     if not other.queue or other.lacking < 0 or not other.is_issued:
         return _walk_idle(stream, other)
     cause, on, blocker = _walk_tensor(stream, other.lacking, other.queue[0][0])
     return cause, other.lacking, on, blocker
+
+
+def _follow(stream: Stream) -> Stream | None:
+    """The stream that the head waits for, if it is a compute of another stream that must end, or start, first."""
+    if not stream.queue or not stream.is_issued or stream.behind is not None:
+        return stream.behind if stream.queue else None
+    return _ahead_in_line(stream) if stream.lacking < 0 else None
 
 
 def _walk_idle(stream: Stream, other: Stream) -> Reason:

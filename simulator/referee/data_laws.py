@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.plan import COPY, NOWHERE, SYNC
+from simulator.plan import COMPUTE, COPY, NOWHERE, SYNC
 from simulator.referee.facts import NONE, Facts, Ints
 from simulator.referee.place_laws import Held
 
@@ -129,7 +129,9 @@ def check_syncs(facts: Facts, ready: Ints) -> None:
 
 
 def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ...]) -> None:
-    """Check that a wait which is not for room ends when data, order, stream and host let the op start.
+    """Check that a wait which is not for room ends when data, order, stream, line and host let the op start.
+
+    Of several streams an op stands in line for room behind those issued before; on one stream these have started.
 
     Parameters
     ----------
@@ -142,11 +144,11 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
     """
     waits = facts.waits
     issue = waits["issue"]
-    allowed = np.maximum(ready[issue], facts.issued[issue])
+    allowed = np.maximum(np.maximum(ready, _line(facts))[issue], facts.issued[issue])
     end = np.searchsorted(facts.clock, waits["end_ns"], "right") - 1
     facts.check(
         np.isin(waits["cause"], room_causes) | (end <= allowed),
-        "a wait that is not for room ends when data, order and host let the op start",
+        "a wait that is not for room ends when data, order, line and host let the op start",
         "waits",
         facts.wait_row,
         waits,
@@ -156,3 +158,9 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
         "end_ns",
         "cause",
     )
+
+
+def _line(facts: Facts) -> Ints:
+    """By issue, when the last of the computes issued before had started, or come to its meeting."""
+    came = np.where(facts.kind == COMPUTE, facts.arrived, NONE)
+    return np.append(NONE, np.maximum.accumulate(came)[:-1]) if len(came) else came

@@ -164,7 +164,7 @@ BROKEN = {
             put("residencies", 5, time_ns=21),
             put("residencies", 6, time_ns=26),
         ),
-        "a wait that is not for room ends when data, order and host let the op start",
+        "a wait that is not for room ends when data, order, line and host let the op start",
     ),
 }
 
