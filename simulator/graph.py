@@ -167,7 +167,7 @@ class Op:
     phase
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier
-        No cache operator may be moved across it.
+        No cache operator may be moved across it; no op of a fused group is one.
     repeatable
         Running it again on the same values makes the same values again, and does nothing else.
     collective

@@ -165,8 +165,8 @@ class GraphBuilder:
         Raises
         ------
         ConfigError
-            If the name is taken, a tensor is not known, another op stands between two of a fused group, the members
-            that its collective names cannot meet, or a field breaks its rule.
+            If the name is taken, a tensor is not known, another op stands between two of a fused group or one of it is
+            a barrier, the members that its collective names cannot meet, or a field breaks its rule.
         """
         if not name or name in self._op_names:
             raise self._bad_name("op", name)
@@ -178,7 +178,7 @@ class GraphBuilder:
             raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
         if more.get("phase", "") not in PHASES:
             raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
-        self._check_fused(name, more.get("fused", ""))
+        self._check_fused(name, more.get("fused", ""), is_barrier=more.get("barrier", False))
         self._check_collective(name, known, more.get("collective"))
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         if "read_bytes" not in more:
@@ -256,8 +256,13 @@ class GraphBuilder:
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
 
-    def _check_fused(self, name: str, group: str) -> None:
-        if not group or (self._ops and self._ops[-1].fused == group):
+    def _check_fused(self, name: str, group: str, *, is_barrier: bool) -> None:
+        if not group:
+            return
+        if is_barrier:
+            must, found = "no op of a fused group is a barrier", f"one in {group!r}"
+            raise self._error("op", name, must, found, "leave one of the two out")
+        if self._ops and self._ops[-1].fused == group:
             return
         if group in self._groups:
             must = "the ops of a fused group follow one another in program order"

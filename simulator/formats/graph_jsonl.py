@@ -28,7 +28,7 @@ group    `group`            unique name of ranks that meet in collectives       
 group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
                             overlap, for send and recv pairs (from, to)
 op       `op`               unique path name                                                       required
-op       `reads`, `writes`  names of tensors; an update in place is in both                        none
+op       `reads`, `writes`  names of tensors, each once; an update in place is in both             none
 op       `read_bytes`,      traffic in the compute tier                                            their sizes
          `write_bytes`
 op       `flops`            arithmetic work                                                        0
@@ -38,7 +38,7 @@ op       `kind`             compute, collective or host                         
 op       `op_class`         key of the machine's achieved fractions                                vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
-op       `barrier`          no cache operator may be moved across it                               false
+op       `barrier`          no cache operator may be moved across it; not in a fused group         false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
                             no copy, detach or sync between them
@@ -53,6 +53,7 @@ What an op reads was written by an earlier op, is persistent, or is of kind inpu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from sys import intern
@@ -124,6 +125,7 @@ def read(path: Path) -> Graph:
         if line.kind(_LINES) == "op":
             for key in _REPEATED & record.keys():
                 record[key] = intern(record[key])
+            _check_names_once(line)
             if "collective" in record:
                 record["collective"] = _collective(line)
                 record.setdefault("kind", OpKind.COLLECTIVE.value)
@@ -136,6 +138,17 @@ def read(path: Path) -> Graph:
             counts["tensors"] += 1
     jsonl.count(header, counts)
     return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))
+
+
+def _check_names_once(line: jsonl.Line) -> None:
+    """Refuse a tensor that an op reads or writes twice; how much traffic that is, its bytes say."""
+    for key in ("reads", "writes"):
+        names = line.record.get(key, ())
+        if len(names) > 1:
+            name, times = Counter(map(repr, names)).most_common(1)[0]
+            if times > 1:
+                do = f"name it once; {key.removesuffix('s')}_bytes says how much traffic that is"
+                raise line.error(f"each tensor is named once in {key}", f"{name} {times} times", do)
 
 
 def _collective(line: jsonl.Line) -> Collective:

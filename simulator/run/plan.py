@@ -51,7 +51,7 @@ class Planned:
             if tensor is not None:
                 must = "a tensor is told by a policy that gives its reasons"
                 raise ConfigError("--tensor", must, repr(self.result.label), "plan with 'static'")
-            return f"{self._head()}\n\nOnly 'static' says why; this plan is written as it is."
+            return f"{self._head()}\n\nOnly 'static' says why its plan is as it is."
         if tensor is not None:
             having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
             return decisions.tensor_told(next(having, self.explanations[0]), tensor)

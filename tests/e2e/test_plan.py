@@ -64,6 +64,11 @@ def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
 
 
+def test_a_plan_is_called_written_only_if_it_is(hosim, scenario, tmp_path):
+    assert "written" not in hosim("plan", scenario, "--policy", "reactive").out
+    assert f"Plan: {tmp_path / 'out' / 'plan.jsonl'}" in hosim("plan", scenario, "--out", tmp_path / "out").out
+
+
 def test_what_does_not_fit_is_told_with_a_way_out(hosim, scenario):
     small = scenario.with_name("small.yaml")
     small.write_text(chain.SCENARIO.replace("4.3 MB", "1 MB"), encoding="utf-8")

@@ -119,6 +119,8 @@ def graphs(draw: st.DrawFn) -> Graph:
             algorithm = draw(st.sampled_from(ALGORITHMS))
             more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
+        if group:
+            more["barrier"] = False
         builder.op(name, reads, writes, fused=group, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
@@ -174,6 +176,18 @@ BAD = {
     "a list for a tensor": (lines(A, '{"op":"f","reads":[["alpha"]]}'), ":3: op 'f': tensors are named that the graph"),
     "a negative duration": (lines(A, '{"op":"f","duration_ns":-1}'), ":3: op 'f': duration_ns is a whole number"),
     "a barrier in words": (lines(A, '{"op":"f","barrier":"yes"}'), ":3: barrier is true or false, found 'yes'"),
+    "a tensor read twice": (
+        lines(A, '{"op":"e","writes":["alpha"]}', '{"op":"f","reads":["alpha","alpha"]}'),
+        ":4: each tensor is named once in reads, found 'alpha' 2 times; name it once; read_bytes says how much traffic",
+    ),
+    "a tensor written twice": (
+        lines(A, '{"op":"f","writes":["alpha","alpha"]}'),
+        ":3: each tensor is named once in writes, found 'alpha' 2 times; name it once; write_bytes says how much",
+    ),
+    "a barrier in a group": (
+        lines(A, '{"op":"f","fused":"g"}', '{"op":"h","fused":"g","barrier":true}'),
+        ":4: op 'h': no op of a fused group is a barrier, found one in 'g'; leave one of the two out",
+    ),
     "a torn group": (
         lines(A, *(f'{{"op":"{op}","fused":"{group}"}}' for op, group in ("fx", "gy", "hx"))),
         ":5: op 'h': the ops of a fused group follow one another in program order, found 'g' between it and",
