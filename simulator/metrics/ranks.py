@@ -34,7 +34,8 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
         Columns; those of `summarise_rank` if there is one rank. Of several:
 
         ``step_ns``, ``makespan_ns``, and all other times
-            Those of the slowest rank, which has the longest step (of several such the lowest number).
+            Those of the slowest rank, which has the longest step; of several such the one whose step ends last, then
+            the lowest number.
         ``peak_<tier>_bytes``
             Of the fullest instance of the tier; what ranks share counts all of them.
         ``moved_<link>_bytes``
@@ -58,7 +59,7 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
-    slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], -rank))
+    slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
     mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for name in hardware.link_names:
         whole[f"moved_{name}_bytes"] = _sum(rows, f"moved_{name}_bytes")

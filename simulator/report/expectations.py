@@ -44,7 +44,9 @@ def shown(column: str, value: object) -> str:
     for suffix, unit in (("_ns", "ns"), ("_bytes", "B")):
         if column.endswith(suffix):
             return quantity(value, unit)
-    return percent(value) if column.endswith("_fraction") else ratio(value) if "slowdown" in column else str(value)
+    if column.endswith("_fraction") or column == "utilisation":
+        return percent(value)
+    return ratio(value) if column.startswith(("slowdown_", "crowding_")) else str(value)
 
 
 def verdicts(expected: Sequence[Expectation], rows: Sequence[Row]) -> list[Verdict]:

@@ -45,6 +45,16 @@ def test_the_slowest_rank_is_the_one_with_the_longest_step():
     assert (row["slowest_rank"], row["step_ns"], row["compute_ns"]) == (1, 96, 86)
 
 
+def test_of_ranks_with_equally_long_steps_the_last_to_end_is_the_slowest():
+    pair = {"pair": ((0, 1),)}
+    first = team("a 5", "f: -> a, 10 ns", "s: a ->, send pair 5", groups=pair, steps=2)
+    last = team("a 5", "r: -> a, recv pair 5", "g: a ->, 10 ns", groups=pair, steps=2)
+    run = perform(MACHINE, [(first, "compute f; compute s 1"), (last, "compute r 1; compute g")])
+    job = Job("story", (first, last), (0, 1), ("first", "last"))
+    assert [(row["warmup_ns"], row["step_ns"]) for row in metrics.by_rank(job, MACHINE, run)] == [(10, 15), (25, 15)]
+    assert metrics.summarise(job, MACHINE, run)["slowest_rank"] == 1
+
+
 def test_a_collective_on_the_compute_stream_is_a_wait_for_it_and_masks_nothing():
     early, late = metrics.by_rank(JOB, MACHINE, trace(BESIDE.replace("sum 1", "sum")))
     assert [late[column] for column in ("step_ns", "compute_ns", "wait_collective_ns")] == [125, 85, 40]

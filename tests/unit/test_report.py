@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgba
 import simulator as hosim
 from simulator.errors import ConfigError, Shortfall
 from simulator.report import colours, figures, files, perfetto, text
+from simulator.report.expectations import shown
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, largest, measured_ns
@@ -50,6 +51,12 @@ def test_what_is_absent_is_a_dash():
     assert quantity(None, "ns") == ratio(float("nan")) == ABSENT
     assert quantity(0, "ns") == "0 ns"
     assert present(0)
+
+
+def test_shares_in_a_failed_expectation_have_three_digits_too():
+    assert [shown(column, 1 / 3) for column in ("utilisation", "masked_fraction")] == ["33 %", "33 %"]
+    assert [shown(column, 4 / 3) for column in ("crowding_h2d", "slowdown_vs_fastest")] == ["1.33x", "1.33x"]
+    assert shown("ranks", 8) == "8"
 
 
 def test_every_kind_cause_and_phase_has_a_colour_of_its_own():
