@@ -29,7 +29,7 @@ class OfRank:
         What it runs; empty if all ranks run the same.
     stands_for
         How many ranks it stands for, itself among them.
-    label, summary, graph, hardware, budget_bytes, plan, trace, shortfall, blocked
+    label, policy, summary, graph, hardware, budget_bytes, plan, trace, shortfall, blocked
         As of any row.
     job
         What all ranks run.
@@ -39,6 +39,7 @@ class OfRank:
     program: str
     stands_for: int
     label: str
+    policy: str
     summary: Mapping[str, Any]
     job: Job
     graph: Graph
@@ -99,6 +100,7 @@ def _view(row: Row, rank: int, trace: Trace | None, summary: Mapping[str, Any]) 
         program=job.labels[number] if len(job.graphs) > 1 else "",
         stands_for=Counter(whole.stands_in)[rank] if whole is not None else 1,
         label=row.label,
+        policy=row.policy,
         summary=summary,
         job=job,
         graph=job.graphs[number],

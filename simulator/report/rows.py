@@ -22,8 +22,8 @@ class Row(Protocol):
 
     Attributes
     ----------
-    label
-        Name of the row.
+    label, policy
+        Name of the row, and of the policy that decided: one that hosim has, a plan's file, or a function's name.
     summary
         The columns of ``summary.json`` for this row.
     job, hardware, budget_bytes
@@ -40,6 +40,8 @@ class Row(Protocol):
 
     @property
     def label(self) -> str: ...  # noqa: D102 - said above
+    @property
+    def policy(self) -> str: ...  # noqa: D102
     @property
     def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
     @property
@@ -65,6 +67,11 @@ class Row(Protocol):
 def is_ok(row: Row) -> bool:
     """Whether the row ran to its end."""
     return bool(row.summary["status"] == "ok")
+
+
+def copies_nothing(row: Row) -> bool:
+    """Whether the row ran to its end and copied nothing over any link."""
+    return is_ok(row) and not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)
 
 
 def present(value: object) -> bool:
@@ -98,6 +105,13 @@ def causes(row: Row) -> list[tuple[str, int]]:
     """Causes of the row's stall and their time [ns], the largest first, without those that are 0."""
     found = [(cause, row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
     return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
+
+
+def bound_name(row: Row) -> str:
+    """Name the bound that the row's gap is to, or `ABSENT`: ``relaxation``, or else ``combinatorial``."""
+    if not present(row.summary.get("gap_fraction")):
+        return ABSENT
+    return "relaxation" if row.summary.get("bound_kind") == "relaxation" else "combinatorial"
 
 
 def recomputed_ns(row: Row) -> int:

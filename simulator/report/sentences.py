@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.report.ranks import OfRank, of_ranks
-from simulator.report.rows import Row, causes, fastest_ns, is_ok, percent, present, quantity, ratio, recomputed_ns
+from simulator.report.rows import (
+    Row,
+    causes,
+    copies_nothing,
+    fastest_ns,
+    is_ok,
+    percent,
+    present,
+    quantity,
+    ratio,
+    recomputed_ns,
+)
 from simulator.report.stalls import place, waits_for_peers
 from simulator.trace import CAUSES
 
@@ -37,10 +48,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        At most one sentence on what does not fit or blocks, one on the fastest row, one on its ranks, one on links that
-        ranks crowd, one on what the others lose.
+        At most one sentence on what does not fit or blocks, one on the fastest row, one on why nothing moved, one on
+        its ranks, one on links that ranks crowd, one on what the others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _of_ranks(rows), _crowded(rows), _losing(rows)]
+    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), _crowded(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
 
@@ -89,6 +100,22 @@ def _fastest(rows: Sequence[Row]) -> str:
         others = any(map(recomputed_ns, rows)) and not recomputed_ns(row)
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
+
+
+_NEVER_COPY = {"resident", "recompute"}
+"""Policies that copy nothing, whether it fits or not."""
+
+
+def _needless(rows: Sequence[Row]) -> str:
+    """Why policies that could have moved data moved none: because all of it fits."""
+    found = [row for row in rows if row.policy not in _NEVER_COPY and copies_nothing(row) and not recomputed_ns(row)]
+    if not found:
+        return ""
+    tier, budget = found[0].hardware.compute_tier, found[0].budget_bytes
+    peak = max(row.summary[f"peak_{tier}_bytes"] for row in found)
+    who = _listed([row.label for row in found])
+    room = f"all that a step holds at once, {quantity(peak, 'B')}, fits in the {quantity(budget, 'B')} of {tier}"
+    return f"{who} {'moves' if len(found) == 1 else 'move'} nothing, for nothing has to: {room}"
 
 
 def _of_ranks(rows: Sequence[Row]) -> str:

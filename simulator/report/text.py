@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulator.report.ranks import OfRank
-from simulator.report.rows import ABSENT, Row, causes, is_ok, percent, quantity, ratio, recomputed_ns
+from simulator.report.rows import ABSENT, Row, bound_name, causes, is_ok, percent, quantity, ratio, recomputed_ns
 from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def time_columns(rows: Sequence[Row]) -> list[Column]:
         Column("vs fastest", tuple(ratio(row.summary.get("slowdown_vs_fastest")) for row in rows)),
         Column("vs compute", tuple(ratio(row.summary.get("slowdown_vs_compute")) for row in rows)),
         Column("gap", tuple(percent(row.summary.get("gap_fraction")) for row in rows)),
+        Column("bound", tuple(bound_name(row) for row in rows), left=True),
         Column("hidden", tuple(percent(row.summary.get("hidden_fraction")) for row in rows)),
         *([_numbers("recompute", rows, "recompute_ns", "ns")] if any(recomputed_ns(row) for row in rows) else []),
         _numbers("stall", rows, "stall_ns", "ns"),

@@ -91,13 +91,13 @@ class Case:
 
     def may_repeat(self, row: str) -> bool:
         """Whether the row's plan may run an op again: unless it is a policy that never does."""
-        choice = self._choice(row)
+        choice = self.choice(row)
         if choice.policy not in POLICIES:
             return True
         entry = POLICIES[choice.policy]
         return entry.may_repeat(entry.read_options(choice.options))
 
-    def _choice(self, row: str) -> PolicyChoice:
+    def choice(self, row: str) -> PolicyChoice:
         """The row of the scenario with this name, or else the policy with its default options."""
         known = {choice.row: choice for choice in self.loaded.scenario.policies}
         return known.get(row, PolicyChoice(policy=row))
@@ -130,7 +130,7 @@ class Case:
         row
             A row of the scenario, or the name of a policy.
         """
-        choice = self._choice(row)
+        choice = self.choice(row)
         if choice.policy != "static":
             return None
         return static.Options.model_validate(choice.options)

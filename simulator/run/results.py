@@ -57,6 +57,11 @@ class Result:
         return str(self.summary["status"])
 
     @property
+    def policy(self) -> str:
+        """Name of the policy that decided: one that hosim has, a plan's file, or a function's name."""
+        return self.case.choice(self.label).policy
+
+    @property
     def job(self) -> Job:
         """What ran."""
         return self.case.job

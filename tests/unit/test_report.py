@@ -200,7 +200,12 @@ def test_the_timeline_of_many_steps_shows_the_last_two(tmp_path):
 
 def _row(label, step=None, shortfall=None, **more):
     summary = {"status": "ok" if step else "infeasible", "step_ns": step, **more}
-    return SimpleNamespace(label=label, summary=summary, shortfall=shortfall, blocked=(), trace=None, hardware=None)
+    hardware = SimpleNamespace(links={"d2h": None}, compute_tier="hbm")
+    about = {"moved_d2h_bytes": 1, **summary}
+    return SimpleNamespace(
+        label=label, policy=label, summary=about, shortfall=shortfall, blocked=(), trace=None, hardware=hardware,
+        budget_bytes=2000,
+    )  # fmt: skip
 
 
 def test_sentences_of_one_row():
@@ -218,6 +223,14 @@ def test_sentences_name_the_gap_and_the_op():
             "it hides 97 % of its copying."
         ),
     ]
+
+
+def test_a_sentence_says_why_a_policy_that_could_move_data_moved_none():
+    rows = [_row(name, 1000, moved_d2h_bytes=0, peak_hbm_bytes=1500) for name in ("resident", "reactive", "static")]
+    why = "nothing, for nothing has to: all that a step holds at once, 1.50 kB, fits in the 2.00 kB of hbm."
+    assert sentences(rows)[1] == f"reactive and static move {why}"
+    assert sentences(rows[2:])[1] == f"static moves {why}"
+    assert len(sentences(rows[:1])) == 1
 
 
 def test_sentences_on_a_row_that_computes_longer():
@@ -282,6 +295,6 @@ def test_a_sentence_names_every_link_behind_a_tenth_of_a_wait():
     }
     slow = _row("offload_saved", 200, slowdown_vs_fastest=2.0, wait_transfer_ns=99, compute_ns=101)
     slow.trace = SimpleNamespace(waits=SimpleNamespace(blocks=lambda: [waits]))
-    slow.hardware = SimpleNamespace(link_names=links, tier_names=())
+    slow.hardware = SimpleNamespace(links=links, link_names=links, tier_names=())
     fast = _row("static", 100, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
     assert sentences([fast, slow])[-1].endswith("it loses 99 ns waiting for transfers over h2d and d2h.")
