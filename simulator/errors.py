@@ -4,6 +4,7 @@
 
     HosimError
     ├── ConfigError       a document is wrong: fix the file
+    │   └── ScopeError    a policy does not know how to plan this: choose another one
     ├── PlanError         a plan breaks a rule: fix the plan
     ├── CapacityError     no such plan fits: carries a Shortfall with the levers
     └── InvariantError    a law was broken: a bug in hosim
@@ -45,6 +46,15 @@ class HosimError(Exception):
 
 class ConfigError(HosimError):
     """A document, an option or a file that people wrote is wrong."""
+
+
+class ScopeError(ConfigError):
+    """A policy does not know how to plan this graph on this machine; in a table a row, like what is infeasible."""
+
+    @property
+    def reason(self) -> str:
+        """What must hold for it to plan, without the name of the policy."""
+        return f"{self.must}, found {self.found}; {self.do}"
 
 
 class PlanError(HosimError):

@@ -95,6 +95,8 @@ class PolicyEntry:
         ------
         ConfigError
             If an option is wrong.
+        ScopeError
+            If this policy does not know how to plan this.
         CapacityError
             If no plan of this policy fits.
         """

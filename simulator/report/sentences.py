@@ -79,6 +79,7 @@ def _not_running(rows: Sequence[Row]) -> str:
         parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}")
     if len(unfit) == len(rows) and unfit[0].shortfall is not None:
         parts += unfit[0].shortfall.levers[:1]
+    parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
     parts += [f"{row.label} blocks itself: {row.blocked[0]}" for row in rows if row.blocked]
     return "; ".join(parts)
 

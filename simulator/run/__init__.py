@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog
-from simulator.errors import CapacityError, ConfigError, Shortfall
+from simulator.errors import CapacityError, ConfigError, ScopeError, Shortfall
 from simulator.graph import Job
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
@@ -62,7 +62,8 @@ def run(
     Raises
     ------
     HosimError
-        If a document, an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
+        If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
+        know how to plan are rows, not errors.
     """
     loaded = catalog.resolve(scenario, set)
     if bound is not None:
@@ -93,13 +94,15 @@ def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
 
 
 def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
-    """Decide, and replay what was decided; what does not fit is a row, too."""
+    """Decide, and replay what was decided; what does not fit, or is not for this policy, is a row, too."""
     progress(label, 0, 0)
     try:
         plans = [_decided(label, decide, task.problem) for task in case.tasks]
         return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:
         return _infeasible(case, label, error.report)
+    except ScopeError as error:
+        return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
 
 def _decided(label: str, decide: Policy, problem: Problem) -> Plan:

@@ -53,7 +53,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        """``ok``, ``infeasible`` or ``blocked``."""
+        """``ok``, ``infeasible``, ``blocked``, or ``refused`` (its policy does not know how to plan this)."""
         return str(self.summary["status"])
 
     @property

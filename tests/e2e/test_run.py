@@ -270,6 +270,24 @@ def test_a_plan_that_blocks_itself_is_a_row_with_the_reason(hosim, scenario):
     assert alone.err == "hosim: no row ran to its end, all are blocked\n"
 
 
+def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim, scenario, tmp_path):
+    grouped = [line | ({"fused": "g"} if line.get("op") in {"fwd/1", "fwd/2"} else {}) for line in chain.graph_lines()]
+    chain.write_lines(scenario.with_name("graph.jsonl"), grouped)
+    scenario.write_text(scenario.read_text().replace("- resident", "- optimal"))
+    done = hosim("run", scenario, "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^optimal +refused +- ", done.out, re.MULTILINE)
+    why = "each op may be followed by a copy, found a fused group; use 'static', or leave the groups out"
+    assert f"optimal is refused: {why}." in done.out
+    rows = json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows"]
+    assert [(row["policy"], row["status"]) for row in rows][:2] == [("optimal", "refused"), ("reactive", "ok")]
+    assert rows[0]["notes"] == why
+    alone = hosim("run", scenario, "--policy", "optimal")
+    assert alone.code == 1
+    assert f"optimal is refused: {why}." in alone.out
+    assert alone.err == "hosim: no row ran to its end, all are refused\n"
+
+
 def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "500 kB"))
     done = hosim("run", path, "--out", tmp_path / "out")

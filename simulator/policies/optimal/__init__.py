@@ -73,7 +73,7 @@ def plan(problem: Problem, options: Options) -> Plan:
 
     Raises
     ------
-    ConfigError
+    ScopeError
         If the graph is too large, the machine is not one that the program describes, or the solver is not installed.
     CapacityError
         If no plan fits the budget.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from simulator.errors import ConfigError
+from simulator.errors import ScopeError
 from simulator.policies.fused import has_fused
 from simulator.policies.problem import Problem
 
@@ -14,7 +14,7 @@ def check_scope(problem: Problem, most_ops: int) -> None:
 
     Raises
     ------
-    ConfigError
+    ScopeError
         If the solver is not installed; or the graph is too large, has collectives, or has fused groups (the machine
         frees room within them, which the program does not see); or copies may slow each other down; or tensors go to
         several tiers; or the host's own time matters.
@@ -76,5 +76,5 @@ def _check_capacity(problem: Problem, away: int) -> None:
         raise _error(f"{problem.tiers[away]} has room for all tensors", found, "raise its capacity")
 
 
-def _error(must: str, found: str, do: str) -> ConfigError:
-    return ConfigError("policy 'optimal'", must, found, do)
+def _error(must: str, found: str, do: str) -> ScopeError:
+    return ScopeError("policy 'optimal'", must, found, do)
