@@ -217,7 +217,8 @@ def _judged(results: Results) -> int:
         click.echo(f"hosim: expectation fails: {verdict}", err=True)
     if not any(row.status == "ok" for row in results.values()):
         states = " or ".join(sorted({row.status for row in results.values()}))
-        click.echo(f"hosim: no row ran to its end, all are {states}", err=True)
+        why = dict.fromkeys(row.summary["notes"] for row in results.values() if row.status == "refused")
+        click.echo("; ".join((f"hosim: no row ran to its end, all are {states}", *why)), err=True)
         return _FAILED
     return _FAILED if failed else 0
 
