@@ -1,19 +1,20 @@
 """How long one op, one transfer, or one collective takes alone."""
 
-from simulator.cost.collectives import Phase as Phase
 from simulator.cost.collectives import algorithms as algorithms
 from simulator.cost.collectives import collective_ns as collective_ns
 from simulator.cost.collectives import fabric_of as fabric_of
-from simulator.cost.collectives import fabric_rate_cap as fabric_rate_cap
 from simulator.cost.collectives import group_ns as group_ns
-from simulator.cost.collectives import phase_ns as phase_ns
-from simulator.cost.collectives import phase_work as phase_work
 from simulator.cost.collectives import phases as phases
 from simulator.cost.ops import arithmetic_ns as arithmetic_ns
 from simulator.cost.ops import duration_ns as duration_ns
 from simulator.cost.ops import durations_ns as durations_ns
 from simulator.cost.ops import memory_rate_cap as memory_rate_cap
 from simulator.cost.ops import memory_work as memory_work
+from simulator.cost.phases import Phase as Phase
+from simulator.cost.phases import fabric_rate_cap as fabric_rate_cap
+from simulator.cost.phases import phase_ns as phase_ns
+from simulator.cost.phases import phase_work as phase_work
+from simulator.cost.phases import stages as stages
 from simulator.cost.service import FULL_RATE as FULL_RATE
 from simulator.cost.service import Stretch as Stretch
 from simulator.cost.service import ceil_div as ceil_div

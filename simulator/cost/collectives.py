@@ -25,6 +25,12 @@ those of one node (k) and those of the same place in each of m nodes, and takes 
 an all_reduce is a reduce_scatter of S in the node, an all_reduce of S / k across nodes, and an all_gather of S in the
 node. Its broadcast loads the ports of all members in both phases, though across nodes only one in each node sends.
 
+**Levels in a pipeline.** Where the fabric across nodes has a ``chunk`` of C bytes, the size is passed from level to
+level in chunks, so that while one chunk is across nodes the next is in the node. The first chunk goes through level
+after level, with their hops; the bytes of the rest flow over all fabrics side by side, and the fullest fabric
+decides: ``sum over levels of (hops * latency + bytes(C) / rate) + max over fabrics of (bytes(S) - bytes(C)) / rate``.
+Both phases in the node use one fabric, so that their bytes add up there. Without a chunk levels run one after another.
+
 Not modelled: arithmetic and memory traffic of reductions, a cost of each message, reductions in the switch.
 
 References
@@ -36,42 +42,26 @@ Computing 69 (2009), 117-124: 2 (n - 1) / n S is the least.
 P. Sanders, J. Speck, J. L. Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan. Parallel
 Computing 35 (2009), 581-594.
 NVIDIA nccl-tests, doc/PERFORMANCE.md: the same factors, as bus bandwidth.
+M. Cho, U. Finkler, M. Serrano, D. Kung, H. Hunter: BlueConnect: decomposing all-reduce for deep learning on
+heterogeneous network hierarchy. IBM J. Research and Development 63 (2019): the parts of a collective by level.
+Z. Hu et al.: Demystifying NCCL, arXiv 2507.04786: data passes through channels in slots of a fixed size, in a pipeline
+over the links inside and between nodes.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import product
 
-from simulator.cost.service import FULL_RATE, ceil_div, work
+from simulator.cost.phases import Phase, total_ns
+from simulator.cost.service import ceil_div
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Group
-from simulator.hardware import Fabric, Hardware
+from simulator.hardware import Hardware
 
 AUTO, HIERARCHICAL = "auto", "hierarchical"
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A part of a collective that uses one fabric.
-
-    Attributes
-    ----------
-    fabric
-        Its name.
-    hops
-        How often its latency is paid before bytes flow.
-    port_bytes
-        What each member sends through its port, and receives [B each way]. For a send and its receive: what the sender
-        sends and the receiver receives.
-    """
-
-    fabric: str
-    hops: int
-    port_bytes: int
 
 
 _Form = Callable[[int], tuple[int, int, int]]
@@ -201,21 +191,6 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     return _phases(collective, _spread(members, hardware), hardware)
 
 
-def phase_work(phase: Phase, fabric: Fabric) -> int:
-    """Time of the phase's bytes at the full rate of a port, in 2^-32 ns."""
-    return work(phase.port_bytes, fabric.planes * fabric.bandwidth_bytes_per_s)
-
-
-def fabric_rate_cap(fabric: Fabric) -> int:
-    """The share of a port's bandwidth that collectives reach, in fixed point."""
-    return max(1, math.floor(fabric.achieved_bandwidth_fraction * FULL_RATE))
-
-
-def phase_ns(phase: Phase, fabric: Fabric) -> int:
-    """Time of a phase that has the fabric for itself: hops, then bytes, rounded up [ns]."""
-    return phase.hops * fabric.latency_ns + ceil_div(phase_work(phase, fabric), fabric_rate_cap(fabric))
-
-
 def collective_ns(collective: Collective, members: Sequence[int], hardware: Hardware) -> int:
     """Time of a collective alone, from the moment at which its last member has come [ns].
 
@@ -233,7 +208,7 @@ def collective_ns(collective: Collective, members: Sequence[int], hardware: Hard
     ConfigError
         As `phases`.
     """
-    return _total_ns(phases(collective, members, hardware), hardware)
+    return total_ns(phases(collective, members, hardware), hardware)
 
 
 def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
@@ -254,11 +229,7 @@ def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
         As `phases`.
     """
     spreads = dict.fromkeys(_spread(members, hardware) for members in group.members)
-    return max((_total_ns(_phases(collective, spread, hardware), hardware) for spread in spreads), default=0)
-
-
-def _total_ns(parts: Sequence[Phase], hardware: Hardware) -> int:
-    return sum(phase_ns(part, hardware.fabrics[part.fabric]) for part in parts)
+    return max((total_ns(_phases(collective, spread, hardware), hardware) for spread in spreads), default=0)
 
 
 def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
@@ -327,10 +298,17 @@ def _said(spread: _Spread) -> str:
 
 def _fastest(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
     """The fastest of what the library has, two levels included where they apply."""
-    choices = (*hardware.fabrics[_joining(spread, hardware)].choices(kind), HIERARCHICAL)
-    among = [algorithm for algorithm in _applicable(kind, spread, hardware) if algorithm in choices]
-    found = (_form(kind, size, algorithm, spread, hardware) for algorithm in among)
-    return min(found, key=lambda parts: _total_ns(parts, hardware))
+    names = _library(kind, spread, hardware)
+    if HIERARCHICAL in _applicable(kind, spread, hardware):
+        names = (*names, HIERARCHICAL)
+    found = (_form(kind, size, algorithm, spread, hardware) for algorithm in names)
+    return min(found, key=lambda parts: total_ns(parts, hardware))
+
+
+def _library(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:
+    """Algorithms on one fabric that the machine's library has for these members, in order."""
+    choices = hardware.fabrics[_joining(spread, hardware)].choices(kind)
+    return tuple(algorithm for algorithm in _FORMS[kind] if algorithm in choices)
 
 
 def _form(kind: CollectiveKind, size: int, algorithm: str, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
@@ -340,12 +318,40 @@ def _form(kind: CollectiveKind, size: int, algorithm: str, spread: _Spread, hard
     return (Phase(_joining(spread, hardware), hops, ceil_div(size * share, of)),)
 
 
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One part of a collective of two levels: what it does among whom, and which share of the size it is of."""
+
+    kind: CollectiveKind
+    spread: _Spread
+    parts: int
+
+    def form(self, algorithm: str, size: int, hardware: Hardware) -> Phase:
+        """Its phase, if the whole collective is of this size."""
+        (phase,) = _form(self.kind, ceil_div(size, self.parts), algorithm, self.spread, hardware)
+        return phase
+
+
 def _two_levels(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
+    """The fastest choice of an algorithm for each level."""
     inside, across = _Spread(spread.per_node, 1, spread.per_node), _Spread(spread.nodes, spread.nodes, 1)
-    part = ceil_div(size, spread.per_node)
-    return tuple(
-        chain.from_iterable(
-            _fastest(of, part if only_part else size, inside if in_node else across, hardware)
-            for in_node, of, only_part in _LEVELS[kind]
-        )
-    )
+    levels = [
+        _Level(of, inside if in_node else across, spread.per_node if only_part else 1)
+        for in_node, of, only_part in _LEVELS[kind]
+    ]
+    chunk = hardware.fabrics[_joining(across, hardware)].chunk_bytes
+    first = size if chunk is None else min(size, chunk)
+    choices = product(*(_library(level.kind, level.spread, hardware) for level in levels))
+    found = (_pipeline(list(zip(levels, names, strict=True)), size, first, hardware) for names in choices)
+    return min(found, key=lambda parts: total_ns(parts, hardware))
+
+
+def _pipeline(levels: Sequence[tuple[_Level, str]], size: int, first: int, hardware: Hardware) -> tuple[Phase, ...]:
+    """The first chunk level after level, and then what is left over all fabrics side by side."""
+    begin = [level.form(name, first, hardware) for level, name in levels]
+    whole = [level.form(name, size, hardware) for level, name in levels]
+    left: Counter[str] = Counter()
+    for one, all_ in zip(begin, whole, strict=True):
+        left[one.fabric] += all_.port_bytes - one.port_bytes
+    rest = [(fabric, left_bytes) for fabric, left_bytes in left.items() if left_bytes]
+    return (*begin, *(Phase(fabric, 0, left_bytes, number > 0) for number, (fabric, left_bytes) in enumerate(rest)))

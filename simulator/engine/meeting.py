@@ -2,7 +2,8 @@
 
 A member *arrives* when a compute could start: it is its turn, what it reads is valid, and its room and places are
 taken. Until the collective starts it waits for a ``peer``. Each phase of the collective is one flow for each member,
-through its port out of and its port into the phase's fabric; a send and its receive are one flow.
+through its port out of and its port into the phase's fabric; a send and its receive are one flow. Phases run one after
+another, or, in a stage of several, side by side.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from simulator.cost import Phase, fabric_rate_cap, phase_work, phases
+from simulator.cost import Phase, fabric_rate_cap, phase_work, phases, stages
 from simulator.engine.ledger import PEER
 from simulator.graph import Collective
 from simulator.hardware import Hardware
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from simulator.engine.sharing import Network, Path
     from simulator.engine.stream import Kernels, Stream
 
+Stage = tuple[Phase, ...]
+"""Phases whose bytes flow at the same time, after the hops of the first."""
+
 
 class Meeting:
-    """One collective, from its first arrival on; as an event, the end of a phase's hops.
+    """One collective, from its first arrival on; as an event, the end of a stage's hops.
 
     Attributes
     ----------
@@ -42,9 +46,9 @@ class Meeting:
         "_here",
         "_lowest",
         "_parts",
-        "_phase",
-        "_phases",
         "_since_ns",
+        "_stage",
+        "_stages",
         "op",
         "peer",
         "watchers",
@@ -52,8 +56,8 @@ class Meeting:
 
     def __init__(self, communicator: Communicator, collective: Collective, op: int) -> None:
         self._communicator, self.op = communicator, op
-        self._phases = iter(communicator.phases(collective))
-        self._phase: Phase
+        self._stages = iter(communicator.stages(collective))
+        self._stage: Stage
         self._here: set[int] = set()
         self._lowest = 0
         self._arrived: list[tuple[Stream, int]] = []
@@ -92,29 +96,29 @@ class Meeting:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the next phase: its hops, then its bytes; or end the collective for all."""
-        phase = next(self._phases, None)
-        if phase is None:
+        """Begin the next stage: its hops, then its bytes; or end the collective for all."""
+        stage = next(self._stages, None)
+        if stage is None:
             self._communicator.meeting = None
             self._wake_watchers()
             for stream, _ in self._arrived:
                 stream.span.begin(0)
             return
-        self._phase, hops_ns, clock = phase, self._communicator.hops_ns(phase), self._communicator.rounds.clock
+        self._stage, hops_ns, clock = stage, self._communicator.hops_ns(stage[0]), self._communicator.rounds.clock
         if hops_ns:
             clock.at(clock.now + hops_ns, self)
         else:
             self._flow()
 
     def _flow(self) -> None:
-        self._flowing = self._communicator.join(self._phase, self, self._arrived)
+        self._flowing = sum([self._communicator.join(phase, self, self._arrived) for phase in self._stage])
 
     def _flow_late(self) -> None:
         self._flow()
         self._communicator.rounds.close()
 
     def end(self) -> None:
-        """One member's bytes are across; when all are, the phase is over."""
+        """One member's bytes are across; when all are, the stage is over."""
         self._flowing -= 1
         if not self._flowing:
             self._go_on()
@@ -164,13 +168,13 @@ class Communicator:
         self.in_order, self.rounds = sorted(members), rounds
         self._ranks, self._hardware, self._path, self._network = ranks, hardware, path, network
         self.meeting: Meeting | None = None
-        self._known: dict[Collective, tuple[Phase, ...]] = {}
+        self._known: dict[Collective, tuple[Stage, ...]] = {}
 
-    def phases(self, collective: Collective) -> tuple[Phase, ...]:
-        """Phases of a collective of these ranks."""
+    def stages(self, collective: Collective) -> tuple[Stage, ...]:
+        """Stages of a collective of these ranks."""
         found = self._known.get(collective)
         if found is None:
-            found = self._known[collective] = phases(collective, self._ranks, self._hardware)
+            found = self._known[collective] = stages(phases(collective, self._ranks, self._hardware))
         return found
 
     def arrive(self, stream: Stream, op: int, collective: Collective) -> None:

@@ -61,6 +61,9 @@ class Fabric(Part):
     algorithms
         For a kind of collective, those that the machine's library has; ``auto`` is the fastest of them. A kind that is
         not listed may use all.
+    chunk_bytes
+        What a collective of two levels that goes across nodes here passes from level to level at a time, in a pipeline
+        [B]; None: its levels run one after another.
     """
 
     scope: Literal["node", "supernode"] = "node"
@@ -69,6 +72,7 @@ class Fabric(Part):
     latency_ns: Nanoseconds = Field(0, alias="latency")
     achieved_bandwidth_fraction: Fraction = Field(1.0, alias="achieved_bandwidth")
     algorithms: dict[CollectiveName, Annotated[tuple[AlgorithmName, ...], Field(min_length=1)]] = {}
+    chunk_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="chunk")
 
     def choices(self, kind: str) -> tuple[AlgorithmName, ...]:
         """Algorithms among which ``auto`` takes the fastest for a kind of collective."""

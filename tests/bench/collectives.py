@@ -40,6 +40,18 @@ class Row:
         return collective_ns(what, range(self.members), machine(self.machine)) / 1000
 
 
+def in_pipeline(chunk_bytes: int | None) -> list[float]:
+    """Errors of the sums across servers, if levels pass on chunks of this size; None: they run one after another."""
+    hardware = machine("dgx_h100")
+    fabric = hardware.fabrics["infiniband"].model_copy(update={"chunk_bytes": chunk_bytes})
+    changed = hardware.model_copy(update={"fabrics": {**hardware.fabrics, "infiniband": fabric}})
+    found = []
+    for row in rows_of("16 H100, InfiniBand, in-switch reduction"):
+        what = Collective(CollectiveKind(row.kind), row.setting, row.size_bytes)
+        found.append(collective_ns(what, range(row.members), changed) / 1000 / row.printed_us - 1)
+    return found
+
+
 def machine(name: str) -> Hardware:
     """A shipped profile; ``dies`` is a whole CloudMatrix384 die by die, for groups of more than one node."""
     if name != "dies":
@@ -127,6 +139,12 @@ def main() -> None:
             print(f"  {what} {printed:>10.1f} us {obtained:>10.1f} us {off}".rstrip())
         sizes = [abs(error) for error in errors(setting)]
         print(f"  median error {statistics.median(sizes):.0%}, largest {max(sizes):.0%}")
+    print("\n16 H100 across servers by the chunk that levels pass on: errors by size as above, median")
+    for chunk in (None, 64 * MIB, 8 * MIB, MIB):
+        found = in_pipeline(chunk)
+        said = "one after another" if chunk is None else f"{chunk // MIB} MiB"
+        median = statistics.median(map(abs, found))
+        print(f"  {said:<18} {' '.join(f'{error:>+6.0%}' for error in found)} {median:>6.0%}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def machines(draw):
     document["fabrics"] = {"wide": draw(fabrics("supernode"))}
     if draw(st.booleans()):
         document["fabrics"]["near"] = draw(fabrics("node"))
+        document["fabrics"]["wide"] |= draw(st.sampled_from([{}, {"chunk": f"{draw(st.integers(1, 10**8))} B"}]))
     return Hardware.model_validate(document)
 
 

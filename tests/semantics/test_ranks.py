@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rank_stories import cluster, perform, spans, stalls, team
 
+from simulator.hardware import Hardware
+
 PAIR = {"all": ((0, 1),)}
 
 
@@ -35,6 +37,19 @@ def test_each_hop_costs_its_latency_before_the_bytes_flow():
     programs = [(g, "compute sum")] * 4
     t = perform(h, programs)
     assert spans(t, programs, h)[0] == f"0: 0-{6 * 3 + 60} sum", "2 (n - 1) hops, 2 (n - 1) / n of the bytes"
+
+
+def test_levels_of_a_collective_work_side_by_side_on_all_but_the_first_chunk():
+    """A sum of 160 bytes in chunks of 32: near 24, wide 8, near 24; then near 192 beside wide 32."""
+    for rate, end in ((1, 5 + 24 + 8 + 24 + 192), (10, 5 + 24 + 80 + 24 + 320)):
+        document = cluster(8, 2, scope="supernode").model_dump(by_alias=True)
+        wide = {"scope": "supernode", "bandwidth": f"{10**9 // rate} B/s", "chunk": "32 B"}
+        document["fabrics"] = {"near": {"bandwidth": "1 GB/s"}, "wide": wide}
+        h = Hardware.model_validate(document)
+        groups = {"all": (tuple(range(8)),)}
+        g = team("a 40", "f: -> a, 5 ns", "sum: a -> a, all_reduce all 160 hierarchical", groups=groups)
+        programs = [(g, "compute f; compute sum")] * 8
+        assert spans(perform(h, programs), programs, h)[-1] == f"7: 5-{end} sum"
 
 
 def test_a_compute_that_needs_what_a_collective_makes_waits_for_it_or_for_the_late_peer():

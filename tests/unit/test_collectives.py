@@ -1,6 +1,7 @@
 """Collectives against their closed forms, and the closed forms against the algorithms played step by step."""
 
 import math
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -17,6 +18,7 @@ from simulator.cost import (
     group_ns,
     phase_work,
     phases,
+    stages,
 )
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Op, OpKind
@@ -164,6 +166,24 @@ def test_an_all_reduce_of_two_levels_is_three_collectives():
 def test_other_kinds_have_two_levels_as_well(kind, parts):
     hw = machine(4, 2, near=NODE, wide=SUPERNODE)
     assert phases(asked(kind, algorithm="hierarchical"), range(8), hw) == parts
+
+
+def test_levels_pass_chunks_on_in_a_pipeline():
+    """The first 0.2 MB go level after level; of the other 0.8 MB, 1.2 MB are near and 0.2 MB wide, side by side."""
+    hw = machine(4, 2, near=NODE, wide=SUPERNODE | {"chunk": "200 kB"})
+    found = phases(asked("all_reduce", algorithm="hierarchical"), range(8), hw)
+    assert found == (
+        Phase("near", 1, 150_000),
+        Phase("wide", 2, 50_000),
+        Phase("near", 1, 150_000),
+        Phase("near", 0, 1_200_000),
+        Phase("wide", 0, 200_000, beside=True),
+    )
+    assert stages(found) == (*((phase,) for phase in found[:3]), found[3:])
+    fill = 1_000 + 1_500 + 10_000 + 5_000 + 1_000 + 1_500
+    assert collective_ns(asked("all_reduce"), range(8), hw) == fill + max(12_000, 20_000)
+    whole = machine(4, 2, near=NODE, wide=SUPERNODE | {"chunk": "1 MB"})
+    assert len(phases(asked("all_reduce"), range(8), whole)) == 3, "one chunk is all: nothing to overlap"
 
 
 def test_two_levels_need_even_nodes_of_several_and_both_fabrics():
@@ -323,6 +343,7 @@ def settings(draw):
     rates = st.integers(10**6, 10**12)
     wide = {"scope": "supernode", "bandwidth": f"{draw(rates)} B/s", "latency": f"{draw(st.integers(0, 9_999))} ns"}
     wide |= {"planes": draw(st.integers(1, 8)), "achieved_bandwidth": draw(st.floats(0.01, 1))}
+    wide |= draw(st.sampled_from([{}, {"chunk": f"{draw(st.integers(1, 10**12))} B"}]))
     near = {"scope": "node", "bandwidth": f"{draw(rates)} B/s", "latency": f"{draw(st.integers(0, 9_999))} ns"}
     hw = machine(per_node, nodes, wide=wide, **({"near": near} if draw(st.booleans()) else {}))
     ranks = st.integers(0, per_node * nodes - 1)
@@ -374,13 +395,40 @@ def test_more_bytes_are_never_cheaper(setting, size, more, kind):
 def test_a_phase_alone_is_its_formula_rounded_up(setting, size, kind):
     hw, members = setting
     members = members[:2] if kind in POINT_TO_POINT else members
-    what, exact = asked(kind, size), Fraction(0)
+    what, times = asked(kind, size), []
     parts = phases(what, members, hw)
     for part in parts:
         fabric = hw.fabrics[part.fabric]
         rate = fabric.bandwidth_bytes_per_s * fabric.planes * Fraction(fabric_rate_cap(fabric), 1 << 32)
-        exact += part.hops * fabric.latency_ns + Fraction(part.port_bytes * 10**9) / rate
+        times.append(part.hops * fabric.latency_ns + Fraction(part.port_bytes * 10**9) / rate)
+        if part.beside:
+            times[-2:] = [max(times[-2:])]
+    exact = sum(times)
     assert exact <= collective_ns(what, members, hw) < exact + len(parts) * (1 + Fraction(1, 2**24))
+
+
+@given(settings(), st.integers(1, 10**12), st.integers(2, 9), st.sampled_from(TOGETHER))
+def test_smaller_chunks_overlap_more_and_never_less_than_the_fullest_fabric_takes(setting, size, times, kind):
+    hw, members = setting
+    if "hierarchical" not in algorithms(kind, members, hw):
+        return
+    wide = hw.fabrics["wide"]
+
+    def took(chunk):
+        fabrics = {**hw.fabrics, "wide": wide.model_copy(update={"chunk_bytes": chunk})}
+        here = hw.model_copy(update={"fabrics": fabrics})
+        return phases(what, members, here), collective_ns(what, members, here)
+
+    what, chunk = asked(kind, size, "hierarchical"), wide.chunk_bytes or size
+    sequential, small = took(None)[1], took(max(1, chunk // times))
+    assert small[1] <= took(chunk)[1] + 4 <= sequential + 8, "each phase rounds up"
+    sent = Counter()
+    for part in small[0]:
+        sent[part.fabric] += part.port_bytes
+    rounded = sum(part.port_bytes > 0 for part in small[0])
+    for name, bytes_ in sent.items():
+        alone = phase_work(Phase(name, 0, bytes_), hw.fabrics[name]) // fabric_rate_cap(hw.fabrics[name])
+        assert small[1] >= alone - rounded
 
 
 @given(settings(), st.sampled_from(TOGETHER))
