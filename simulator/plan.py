@@ -166,6 +166,9 @@ class Plan:
         (places as issued are always there to look at) is replayed faster.
     untouched
         Tensors that a reactive plan promises never to copy, detach or sync; that is faster, too.
+    starts_ns
+        When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
+        pull over a link that they share then comes at different times.
     """
 
     policy: str
@@ -176,6 +179,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     looks: bool = True
     untouched: frozenset[int] = frozenset()
+    starts_ns: tuple[int, ...] = (0,)
 
     @property
     def fixed(self) -> Steps | None:

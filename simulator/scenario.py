@@ -48,12 +48,15 @@ class PolicyChoice(Part):
         Options of the policy.
     alone
         Whether it plans as if no other rank used what ranks share; the row shows what that costs.
+    staggered
+        Whether ranks that share a link may begin in turn; they do if the step is then shorter.
     """
 
     policy: Annotated[str, Field(min_length=1)]
     label: Label = ""
     options: dict[str, Any] = {}
     alone: StrictBool = False
+    staggered: StrictBool = False
 
     @property
     def row(self) -> str:
@@ -69,6 +72,14 @@ class PolicyChoice(Part):
     @classmethod
     def _bare_name(cls, data: Any) -> Any:
         return {"policy": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _turns_are_of_a_policy(self) -> Self:
+        if self.staggered and (self.alone or self.is_file):
+            must = "turns are for a policy that knows what ranks share"
+            found = "alone: true" if self.alone else f"the plan {self.policy!r}"
+            raise FieldError(must, found, "drop staggered, or name a policy without alone", ("staggered",))
+        return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -116,6 +116,8 @@ class Trace:
         If blocked: who waits for what, one sentence a line, as a cycle where there is one.
     stands_in
         For each rank, the one whose rows are its own, too: itself unless ranks were folded.
+    until_ns
+        If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
     """
 
     status: str
@@ -125,6 +127,7 @@ class Trace:
     issued: tuple[Table, ...]
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
+    until_ns: int | None = None
 
     def by_rank(self) -> tuple[Trace, ...]:
         """What happened on each rank: as many traces of one rank, which is number 0 there.

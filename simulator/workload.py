@@ -231,6 +231,8 @@ class Workload(Document):
         as if nobody needed it.
     steps
         How many times the step runs, one after another.
+    replicas
+        How many ranks run it, each for itself: they share what the machine lets them share, and never meet.
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
@@ -245,6 +247,7 @@ class Workload(Document):
     views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
+    replicas: Count = 1
 
     @property
     def tokens(self) -> int | None:
@@ -252,7 +255,7 @@ class Workload(Document):
         if self.model is None or self.phase != "train":
             return None
         replicas = self.parallel.data if self.parallel.ranks == "all" else 1
-        return replicas * self.parallel.micro_batches * self.batch * self.sequence
+        return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
@@ -263,6 +266,13 @@ class Workload(Document):
             if extra:
                 must = "a workload from a graph states nothing of a model"
                 raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_of_one_rank(self) -> Self:
+        if self.replicas > 1 and (self.pools is not None or self.parallel.ranks == "all"):
+            must, found = "a replica is one rank that meets no other", "pools" if self.pools else "ranks: all"
+            raise FieldError(must, found, f"remove replicas, or {found}", ("replicas",))
         return self
 
     @model_validator(mode="after")

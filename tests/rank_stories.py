@@ -43,18 +43,23 @@ def team(tensors: str, *ops: str, groups: dict[str, tuple[tuple[int, ...], ...]]
     return replace(g, ops=found, groups=tuple(Group(name, members) for name, members in groups.items()))
 
 
-def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "", **more: Any) -> Trace:
-    """Run a graph and a plan on each rank, and have the referee judge it; `home` holds for all.
+def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "",
+            starts: tuple[int, ...] = (0,), **more: Any) -> Trace:  # fmt: skip
+    """Run a graph and a plan on each rank, and have the referee judge it; `home` and `starts` hold for all.
 
     What a plan writes and does not detach is detached at its end.
     """
     places = dict(item.split() for item in home.split(",")) if home else {}
-    team = []
+    team: list[engine.Program] = []
+    known: dict[object, engine.Program] = {}
     for g, text in programs:
-        homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
-        what = steps(g, hardware, text + _detaches(g, text)) if isinstance(text, str) else text
-        plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
-        team.append(engine.Program(g, plan, durations_ns(g, hardware)))
+        start = starts[len(team) % len(starts)]
+        if (id(g), text, start) not in known:
+            homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
+            what = steps(g, hardware, text + _detaches(g, text)) if isinstance(text, str) else text
+            plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
+            known[id(g), text, start] = engine.Program(g, plan, durations_ns(g, hardware), start)
+        team.append(known[id(g), text, start])
     trace = engine.run(team, hardware, **more)
     referee.check_trace(job_of([program.graph for program in team]), hardware, [p.plan for p in team], trace)
     return trace

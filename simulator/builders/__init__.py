@@ -43,7 +43,7 @@ def build(workload: Workload, base_dir: Path | None = None, read_graph: ReadGrap
     job = build_job(workload, base_dir, read_graph)
     if job.ranks > 1:
         must, found = "one graph is that of one rank", f"{job.ranks} ranks"
-        raise ConfigError(f"workload {workload.name}", must, found, "remove 'ranks: all', or build its job")
+        raise ConfigError(f"workload {workload.name}", must, found, "remove 'ranks: all' or replicas, or build its job")
     return job.graphs[0]
 
 
@@ -72,9 +72,18 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
         the model cannot be spread over ranks as the workload says.
     """
     job = _build(workload, base_dir, read_graph)
+    if workload.replicas > 1:
+        job = _replicated(job, workload)
     if workload.outputs == "kept":
         return job
     return replace(job, graphs=tuple(replace(graph, outputs=()) for graph in job.graphs))
+
+
+def _replicated(job: Job, workload: Workload) -> Job:
+    if job.ranks > 1:
+        where, must = f"workload {workload.name}, replicas", "a replica is one rank that meets no other"
+        raise ConfigError(where, must, f"a graph of {job.ranks} ranks", "remove replicas, or the groups of the graph")
+    return Job.of(job.graphs[0], workload.replicas)
 
 
 def layouts(workload: Workload) -> dict[str, Weight]:

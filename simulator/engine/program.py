@@ -19,11 +19,14 @@ class Program:
         What runs, and what was decided.
     durations_ns
         Time of each op alone [ns].
+    starts_ns
+        When the host begins to issue [ns].
     """
 
     graph: Graph
     plan: Plan
     durations_ns: Sequence[int]
+    starts_ns: int = 0
 
 
 class Columns:

@@ -108,6 +108,7 @@ class Rank:
         else:
             codes = recorder.codes(number)
             self._host = Host(self, plan, Issued(self.places, columns, routes, program, codes))
+        self._host.now += program.starts_ns
         for stream in self.streams:
             stream.host = self._host
         self._contend()

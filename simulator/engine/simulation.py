@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 from simulator.engine import folding
@@ -20,6 +21,7 @@ from simulator.engine.tier import TierInstance
 from simulator.errors import ConfigError, InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
+from simulator.plan import COMPUTE
 from simulator.trace import Trace
 
 Progress = Callable[[int, int], None]
@@ -133,11 +135,13 @@ class Simulation(Machine):
         self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
         self._instances: dict[tuple[str, str, int], Any] = {}
         self._ranks: list[Rank] = []
+        self._starts_ns: set[int] = set()
         self._progress: Progress | None = None
 
     def add(self, number: int, program: Program) -> None:
         """Add a rank that is simulated."""
         self._ranks.append(Rank(self, number, program))
+        self._starts_ns.add(program.starts_ns)
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
@@ -244,13 +248,24 @@ class Simulation(Machine):
         self._clock.run()
         self.checkpoint()
         blocked = tuple(s for rank in self._ranks for s in rank.blocked())
-        return self.recorder.trace(blocked, self._stands_in)
+        trace = self.recorder.trace(blocked, self._stands_in)
+        return replace(trace, until_ns=_until_ns(trace)) if len(self._starts_ns) > 1 else trace
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""
         self.recorder.flush()
         if self._progress is not None:
             self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
+
+
+def _until_ns(trace: Trace) -> int:
+    """When the first rank has ended its last compute [ns]."""
+    last: Counter[int] = Counter()
+    for block in trace.spans.blocks():
+        computes = block["kind"] == COMPUTE
+        for rank, end in zip(block["rank"][computes].tolist(), block["end_ns"][computes].tolist(), strict=True):
+            last[rank] = max(last[rank], end)
+    return min(last.values(), default=0)
 
 
 def _counts(stands_in: tuple[int, ...], on_node: int) -> dict[tuple[str, int], int]:

@@ -21,6 +21,7 @@ line     key                 value                                              
 header   `policy`            who made it: text for people                                    file's name
 header   `tiers`             the tiers it names                                              not checked
 header   `repeats`           how many times the host runs the steps                          graph's steps
+header   `starts_ns`         when the ranks that run it begin, in turn [ns], as "0 3000"      "0"
 header   `notes`             what the policy says about its decisions                        none
 header   `homes`, `steps`    how many lines follow of each, so that a cut file is noticed    not checked
 home     `home`, `tier`      a tensor, and where it is at time 0; others are nowhere         required
@@ -53,12 +54,16 @@ SCHEMA = "hosim-plan/1"
 _STREAMS = 1000
 """Streams are numbered below this."""
 
+_DIGITS = 16
+"""A time at which ranks begin has less digits: they begin within some weeks."""
+
 _HEADER = jsonl.Shape(
     {
         "schema": str,
         "policy": str,
         "tiers": list,
         "repeats": int,
+        "starts_ns": str,
         "notes": list,
         "homes": int,
         "steps": int,
@@ -219,6 +224,10 @@ def _read(path: Path, reader: _Reader, steps: int, alone: PlanAlone | None = Non
     repeats = header.record.get("repeats", steps)
     if repeats < 1:
         raise header.error("a plan is run at least once", f"repeats = {repeats}", "correct repeats")
+    starts = header.record.get("starts_ns", "0").split()
+    if not starts or not all(start.isdecimal() and start.isascii() and len(start) < _DIGITS for start in starts):
+        must = "ranks begin at whole ns from 0, of which there is at least one"
+        raise header.error(must, f"starts_ns = {header.record['starts_ns']!r}", 'write them as "0 3000"')
     return Plan(
         policy=header.record.get("policy", path.name.split(".")[0]),
         tiers=tuple(reader.tiers.ids),
@@ -226,6 +235,7 @@ def _read(path: Path, reader: _Reader, steps: int, alone: PlanAlone | None = Non
         steps=reader.steps,
         repeats=repeats,
         notes=tuple(header.record.get("notes", ())),
+        starts_ns=tuple(map(int, starts)),
     )
 
 
@@ -236,6 +246,7 @@ def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, objec
         "policy": plan.policy,
         "tiers": list(tiers),
         "repeats": plan.repeats,
+        **({"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}),
         "notes": list(plan.notes),
         "homes": sum(home != NOWHERE for home in plan.home),
         "steps": len(steps),

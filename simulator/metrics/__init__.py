@@ -4,6 +4,7 @@ Symbols of the formulas: ``n`` steps; ``E_k`` the end of the last compute of ste
 whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 """
 
+from simulator.metrics.crowds import Crowd, crowds
 from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ranks import by_rank, summarise
@@ -12,10 +13,12 @@ from simulator.metrics.summary import OF_RANKS, columns
 
 __all__ = [
     "OF_RANKS",
+    "Crowd",
     "Frames",
     "Peak",
     "by_rank",
     "columns",
+    "crowds",
     "op_name",
     "peak_breakdown",
     "peaks_bytes",

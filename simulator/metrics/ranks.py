@@ -10,6 +10,7 @@ from simulator.bounds import Bound
 from simulator.cost import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
+from simulator.metrics.crowds import crowds
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.summary import against, is_collective, summarise_rank, union_ns
 from simulator.plan import COMPUTE, COPY
@@ -50,6 +51,9 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
             Compute, and what was waited for peers, as shares of ``ranks * step_ns``, over all ranks.
         ``crowding_<link>``
             How many times as long as alone the transfers of all ranks over the link took, in the whole run.
+        ``pulling_<bus>``, ``demand_<bus>``
+            Of a bus that ranks share, in the whole run: the most transfers at once, and the most that they ask for, as
+            a multiple of what the bus carries (`simulator.metrics.crowds`).
     """
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     if job.ranks == 1:
@@ -72,6 +76,9 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
         "utilisation": _sum(rows, "compute_ns") / step if step else None,
         "bubble_fraction": _sum(rows, "wait_peer_ns") / step if step else None,
     }
+    crowd = crowds(hardware, trace)
+    shares |= {f"pulling_{name}": one.transfers for name, one in crowd.items()}
+    shares |= {f"demand_{name}": one.demand for name, one in crowd.items()}
     return {**mine, **whole, **against(mine["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
 
 

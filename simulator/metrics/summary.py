@@ -42,7 +42,8 @@ def columns(hardware: Hardware) -> tuple[str, ...]:
     moved = (f"moved_{name}_bytes" for name in hardware.link_names)
     shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
     crowding = (f"crowding_{name}" for name in hardware.link_names)
-    return ("status", *times, *shares, *OF_RANKS, *crowding)
+    crowd = (f"{what}_{name}" for what in ("pulling", "demand") for name in hardware.buses)
+    return ("status", *times, *shares, *OF_RANKS, *crowding, *crowd)
 
 
 def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         Columns; all but status, makespan and peaks are None unless the status is ``ok``.
 
         ``step_ns``
-            ``E_n - E_(n-1)``; in a run of one step the makespan ``M``, so that nothing is left for later unpaid.
+            ``E_n - E_(n-1)``; in a run of one step the makespan ``M``, so that nothing is left for later unpaid. Where
+            ranks begin in turn, the last step that ended while all of them were at work stands for step ``n``.
         ``makespan_ns``
             ``M``.
         ``warmup_ns``
@@ -121,8 +123,8 @@ class _Window:
     ----------
     rank, stream
         The main stream.
-    first_issue
-        Issue number of its first step.
+    first_issue, next_issue
+        Issue numbers of its first step, and of the first one after it.
     start_ns, end_ns
         ``E_(n-1)``, and ``E_n`` (or ``M`` in a run of one step).
     """
@@ -132,6 +134,7 @@ class _Window:
     first_issue: int
     start_ns: int
     end_ns: int
+    next_issue: int = 2**62
 
 
 def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) -> _Window:
@@ -143,11 +146,23 @@ def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) 
     main = int(np.lexsort((-end, stream) if graph.meets else (stream, rank, -end))[0])
     where = (int(rank[main]), int(stream[main]))
     tier = hardware.tier_names.index(hardware.compute_tier)
-    first = int(step_starts(graph, trace, where[0], tier)[-1])
+    starts = step_starts(graph, trace, where[0], tier)
     if graph.steps == 1:
-        return _Window(*where, first, 0, makespan_ns)
-    earlier = end[(rank == where[0]) & (stream == where[1]) & (issue < first)]
-    return _Window(*where, first, int(earlier.max(initial=0)), int(end[main]))
+        return _Window(*where, int(starts[-1]), 0, makespan_ns)
+    mine = (rank == where[0]) & (stream == where[1])
+    step = np.searchsorted(starts, issue[mine], "right") - 1
+    ends = np.zeros(len(starts), np.int64)
+    np.maximum.at(ends, step, end[mine])
+    ends = np.maximum.accumulate(ends)
+    last = _last_counted(ends, trace.until_ns)
+    after = int(starts[last + 1]) if last + 1 < len(starts) else 2**62
+    return _Window(*where, int(starts[last]), int(ends[last - 1]), int(ends[last]), after)
+
+
+def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
+    """The last step that ended while all ranks were at work, but the first one; the last if there is none."""
+    at_work = len(ends_ns) if until_ns is None else int(np.searchsorted(ends_ns, until_ns, "right"))
+    return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
 def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[str, Any]:
@@ -155,14 +170,14 @@ def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[s
     spans = trace.spans.whole()
     mine = spans["rank"] == window.rank
     ran = mine & (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
-    ran &= spans["start_ns"] >= window.start_ns
+    ran &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
     last_end = max(window.start_ns, int(spans["end_ns"][ran].max(initial=0)))
     moved = mine & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
     waits = np.zeros(len(CAUSES), np.int64)
     for block in trace.waits.blocks():
         mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
-        mine &= block["start_ns"] >= window.start_ns
+        mine &= (block["start_ns"] >= window.start_ns) & (block["end_ns"] <= window.end_ns)
         np.add.at(waits, block["cause"][mine], (block["end_ns"] - block["start_ns"])[mine])
     waits[CAUSES.index("collective")] += took[ran & meets].sum()
     ran &= ~meets
@@ -203,7 +218,8 @@ def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: _Window) -> d
     sizes = np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
     total = np.zeros(len(hardware.links), np.int64)
     for block in trace.spans.blocks():
-        mine = (block["kind"] == COPY) & (block["rank"] == window.rank) & (block["issue"] >= window.first_issue)
+        mine = (block["kind"] == COPY) & (block["rank"] == window.rank)
+        mine &= (block["issue"] >= window.first_issue) & (block["issue"] < window.next_issue)
         np.add.at(total, block["track"][mine], sizes[block["item"][mine]])
     return {f"moved_{name}_bytes": size for name, size in zip(hardware.link_names, total.tolist(), strict=True)}
 

@@ -42,6 +42,8 @@ class Replay:
         Cause -> how long the compute stream waited for it [ns].
     trace
         Everything that happened, if it was kept.
+    demand
+        For each bus that ranks share, the most that is asked of it at once, as a multiple of what it carries.
     """
 
     status: str
@@ -50,6 +52,7 @@ class Replay:
     peak_bytes: Mapping[str, int]
     wait_ns: Mapping[str, int]
     trace: Trace | None = field(default=None, repr=False)
+    demand: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Problem:
     room_bytes
         What may be used of each tier where other ranks use it, too [B]; None: all that is usable. The budget goes
         before.
+    turns
+        Into how many groups its ranks may be divided that begin one after another; none where that cannot help.
     lone
         The same problem as if no other rank used what ranks share; None if nothing is shared.
     """
@@ -91,6 +96,7 @@ class Problem:
     switches: Switches = field(default_factory=Switches)
     sharers: Mapping[str, int] = field(default_factory=dict)
     room_bytes: tuple[int | float, ...] | None = None
+    turns: tuple[int, ...] = ()
     lone: Problem | None = field(default=None, repr=False)
 
     @cached_property

@@ -46,7 +46,7 @@ def shown(column: str, value: object) -> str:
             return quantity(value, unit)
     if column.endswith("_fraction") or column == "utilisation":
         return percent(value)
-    return ratio(value) if column.startswith(("slowdown_", "crowding_")) else str(value)
+    return ratio(value) if column.startswith(("slowdown_", "crowding_", "demand_")) else str(value)
 
 
 def verdicts(expected: Sequence[Expectation], rows: Sequence[Row]) -> list[Verdict]:

@@ -123,3 +123,8 @@ def fastest_ns(rows: Sequence[Row]) -> float | None:
     """Least step time of the rows that ran to their end [ns]."""
     times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]
     return min(times, default=None)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names as a list for people: a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.report.crowds import crowded
 from simulator.report.ranks import OfRank, of_ranks
 from simulator.report.rows import (
     Row,
@@ -11,6 +12,7 @@ from simulator.report.rows import (
     copies_nothing,
     fastest_ns,
     is_ok,
+    listed,
     percent,
     present,
     quantity,
@@ -22,9 +24,6 @@ from simulator.trace import CAUSES
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
-
-_CROWDED = 1.05
-"""Transfers that take so many times as long as alone are told of."""
 
 _BECAUSE = {
     "capacity": "waiting for room in {on}",
@@ -49,18 +48,14 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     -------
     list of str
         At most one sentence on what does not fit or blocks, one on the fastest row, one on why nothing moved, one on
-        its ranks, one on links that ranks crowd, one on what the others lose.
+        its ranks, two on what ranks crowd, one on what the others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), _crowded(rows), _losing(rows)]
+    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), *crowded(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
 
 def _sentence(text: str) -> str:
     return text[0] + text[1:] + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _not_running(rows: Sequence[Row]) -> str:
@@ -72,7 +67,7 @@ def _not_running(rows: Sequence[Row]) -> str:
             key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at)
             groups.setdefault(key, []).append(row.label)
     for (tier, gap, at), labels in groups.items():
-        who = "nothing" if len(labels) == len(rows) > 1 else _listed(labels)
+        who = "nothing" if len(labels) == len(rows) > 1 else listed(labels)
         verb = "do" if 1 < len(labels) < len(rows) else "does"
         text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
         place = at if " " in at else f"op {at!r}"
@@ -92,7 +87,7 @@ def _fastest(rows: Sequence[Row]) -> str:
     row = min(leaders, key=lambda r: r.summary["step_ns"])
     step = quantity(best, "ns")
     if len(leaders) > 1:
-        text = f"{_listed([r.label for r in leaders])} tie at {step} a step"
+        text = f"{listed([r.label for r in leaders])} tie at {step} a step"
     else:
         alone = sum(map(is_ok, rows)) == 1
         text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
@@ -114,7 +109,7 @@ def _needless(rows: Sequence[Row]) -> str:
         return ""
     tier, budget = found[0].hardware.compute_tier, found[0].budget_bytes
     peak = max(row.summary[f"peak_{tier}_bytes"] for row in found)
-    who = _listed([row.label for row in found])
+    who = listed([row.label for row in found])
     room = f"all that a step holds at once, {quantity(peak, 'B')}, fits in the {quantity(budget, 'B')} of {tier}"
     return f"{who} {'moves' if len(found) == 1 else 'move'} nothing, for nothing has to: {room}"
 
@@ -134,22 +129,6 @@ def _of_ranks(rows: Sequence[Row]) -> str:
     if present(found["masked_fraction"]):
         text += f"; {percent(found['masked_fraction'])} of their communication lies under compute"
     return text + _longest_wait(row)
-
-
-def _crowded(rows: Sequence[Row]) -> str:
-    """Which links the ranks crowd most, under which rows."""
-    worst = [
-        (row.summary[column], column.removeprefix("crowding_"), row.label)
-        for row in rows
-        if is_ok(row)
-        for column in row.summary
-        if column.startswith("crowding_") and (row.summary[column] or 0) > _CROWDED
-    ]
-    if not worst:
-        return ""
-    link = max(worst)[1]
-    times = [f"{factor:.2f} times as long as alone under {label}" for factor, name, label in worst if name == link]
-    return f"ranks crowd what they share: transfers over {link} take {_listed(times)}"
 
 
 def _longest_wait(row: Row) -> str:
@@ -181,8 +160,8 @@ def _hides(row: Row) -> str:
     elif not said:
         said.append("never waits")
     if hidden == 1 and found:
-        return f"{_listed(said[:-1])} but {said[-1]}"
-    return _listed(said)
+        return f"{listed(said[:-1])} but {said[-1]}"
+    return listed(said)
 
 
 def _above_bound(gap: float, kind: str, *, others: bool) -> str:
@@ -218,7 +197,7 @@ def _recomputing(row: Row) -> str:
 
 
 def _waiting(row: Row, cause: str, ns: int) -> str:
-    on = _listed(places(row, cause) or [""])
+    on = listed(places(row, cause) or [""])
     return f"{quantity(ns, 'ns')} {_BECAUSE[cause].format(on=on or 'memory', over=f' over {on}' if on else '')}"
 
 

@@ -89,7 +89,7 @@ def cause_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def memory_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns about memory: the peak of every tier and the bytes moved over every link.
+    """Return the columns about memory: the peak of every tier, the bytes moved over every link, what crowds a bus.
 
     Parameters
     ----------
@@ -101,6 +101,16 @@ def memory_columns(rows: Sequence[Row]) -> list[Column]:
         found.append(_numbers(f"peak {name}", rows, f"peak_{name}_bytes", "B"))
     for name in rows[0].hardware.links:
         found.append(_numbers(f"moved {name}", rows, f"moved_{name}_bytes", "B"))
+    return [*found, *_asked(rows)]
+
+
+def _asked(rows: Sequence[Row]) -> list[Column]:
+    """For buses of which ranks ask more than they carry in some row, how much more."""
+    found = []
+    for name in rows[0].hardware.buses:
+        asked = [row.summary.get(f"demand_{name}") for row in rows]
+        if max((float(one) for one in asked if one is not None), default=0) > 1:
+            found.append(Column(f"asked of {name}", tuple(ABSENT if one is None else f"{one:.2f}x" for one in asked)))
     return found
 
 

@@ -20,7 +20,8 @@ from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, Replay
-from simulator.run.shares import shares
+from simulator.policies.turns import staggered
+from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
 from simulator.scenario import PolicyChoice
 from simulator.trace import CAUSES, Trace
@@ -160,7 +161,24 @@ class Case:
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
-        return lambda problem: entry.plan(problem.lone or problem if choice.alone else problem, options)
+        return partial(decided, choice, lambda problem: entry.plan(problem, options))
+
+
+def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
+    """Decide as a row does: as if alone, or in turns, if it says so.
+
+    Parameters
+    ----------
+    choice
+        The row.
+    decide
+        What its policy does.
+    problem
+        What is to be solved.
+    """
+    if choice.staggered:
+        return staggered(problem, decide)
+    return decide(problem.lone or problem if choice.alone else problem)
 
 
 def _chosen(policies: Sequence[str]) -> Sequence[str]:
@@ -246,28 +264,28 @@ def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...], room: t
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
     facts = (graph, hardware, homes, budget, times, lifetimes(graph))
     lone = Problem(*facts, lambda plan: _trial(task, plan, 1), scenario.switches)
-    sharers = _sharers(job.ranks, hardware)
-    together = job.ranks if sharers else 1
+    shared = sharers(job.ranks, hardware)
+    together = job.ranks if shared else 1
     problem = replace(
-        lone, replay=lambda plan: _trial(task, plan, together), sharers=sharers, room_bytes=room, lone=lone
+        lone,
+        replay=lambda plan: _trial(task, plan, together),
+        sharers=shared,
+        room_bytes=room,
+        turns=turns(job, hardware, shared),
+        lone=lone,
     )
     task = Task(problem if job.ranks > 1 else lone, job.labels[number], ranks, scenario.bound)
     return task
 
 
-def _sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
-    """For each bus with links that several ranks share, how many use an instance of it."""
-    sharing = {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
-    shared = (name for name, bus in hardware.buses.items() if any(link in hardware.links for link in bus.links))
-    return {name: count for name in shared if (count := sharing[hardware.buses[name].scope]) > 1}
-
-
 def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
     """Replay the plans of a case, one for each graph, on all ranks."""
-    planned = zip(case.tasks, plans, strict=True)
-    programs = [engine.Program(task.graph, plan, task.problem.durations_ns) for task, plan in planned]
+    found: dict[int, engine.Program] = {}
+    for task, plan in zip(case.tasks, plans, strict=True):
+        programs = _programs(task.graph, plan, task.problem.durations_ns)
+        found |= {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
     return engine.run(
-        [programs[number] for number in case.job.graph_of],
+        [found[rank] for rank in range(case.job.ranks)],
         case.hardware,
         budget_bytes=case.problem.budget_bytes,
         switches=case.problem.switches,
@@ -276,19 +294,28 @@ def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], No
     )
 
 
+def _programs(graph: Graph, plan: Plan, times_ns: list[int]) -> list[engine.Program]:
+    """What ranks of a graph run in turn: one for each time at which the plan lets them begin."""
+    known = {start: engine.Program(graph, plan, times_ns, start) for start in plan.starts_ns}
+    return [known[start] for start in plan.starts_ns]
+
+
 def _trial(task: Task, plan: Plan, ranks: int) -> Replay:
     """What a policy learns by trying a plan: on one rank that stands for so many, if it can, which all do the same."""
     problem = task.problem
-    programs = [engine.Program(task.alone, plan, problem.durations_ns)] * ranks
+    in_turn = _programs(task.alone, plan, problem.durations_ns)
+    programs = [in_turn[rank % len(in_turn)] for rank in range(ranks)]
     if engine.obstacle(programs, problem.hardware):
         programs = programs[:1]
     budget, switches = problem.budget_bytes, problem.switches
     whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
-    trace = whole.by_rank()[0]
-    found = metrics.summarise(problem.graph, problem.hardware, trace)
+    traces = list({id(trace): trace for trace in whole.by_rank()}.values())
+    rows = [metrics.summarise(problem.graph, problem.hardware, trace) for trace in traces]
+    trace, found = max(zip(traces, rows, strict=True), key=lambda one: one[1]["step_ns"] or 0)
     peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
     waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
-    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace)
+    demand = {name: one.demand for name, one in metrics.crowds(problem.hardware, whole).items()} if ranks > 1 else {}
+    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)
 
 
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:

@@ -10,12 +10,16 @@ from typing import Any
 from simulator import catalog, formats
 from simulator.errors import CapacityError, ConfigError
 from simulator.formats import augmented_json
+from simulator.plan import Plan
 from simulator.policies import static
+from simulator.policies.problem import Problem
 from simulator.report import decisions, files, plan_files
+from simulator.report.crowds import crowded
 from simulator.report.rows import percent
-from simulator.run.case import prepare
+from simulator.run.case import decided, prepare
 from simulator.run.results import Result
 from simulator.run.row import replayed
+from simulator.scenario import PolicyChoice
 from simulator.units import human, nearest
 
 
@@ -71,6 +75,7 @@ class Planned:
             f"{self.result.label} on {case.loaded.scenario.name}: {step} a step, {above}",
             f"peak in {tier} {peak} of a budget of {human(case.problem.budget_bytes, 'B')}",
             *dict.fromkeys(note for plan in self.result.recordings for note in plan.notes),
+            *crowded([self.result]),
         ]
         return "\n".join(lines)
 
@@ -134,6 +139,18 @@ def plan(
     options = case.static_options(label)
     if options is None:
         return Planned(replayed(case, label, [decide(task.problem) for task in case.tasks]), ())
-    found = [static.explained(task.problem, options) for task in case.tasks]
+    found = [_explained(case.choice(label), task.problem, options) for task in case.tasks]
     result = replayed(case, label, [one.plan for one in found])
     return Planned(result, tuple(replace(one, plan=replace(one.plan, policy=label)) for one in found))
+
+
+def _explained(choice: PolicyChoice, problem: Problem, options: static.Options) -> static.Explanation:
+    """Plan one graph as the row does, and explain the plan that it chose."""
+    found: list[static.Explanation] = []
+
+    def decide(seen: Problem) -> Plan:
+        found.append(static.explained(seen, options))
+        return found[-1].plan
+
+    plan = decided(choice, decide, problem)
+    return replace(next(one for one in found if one.plan.steps is plan.steps), plan=plan)

@@ -1,9 +1,9 @@
-"""How much of each tier a rank may count on, where ranks share it: so that plans made apart fit together."""
+"""What ranks share: how much room of a tier each may count on, who uses a bus, and whether they may take turns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simulator.graph import Job
 from simulator.hardware import Hardware, Tier
@@ -54,3 +54,44 @@ def _at_home_bytes(job: Job, number: int, homes: tuple[int, ...], tiers: int) ->
         if homes[tensor] >= 0:
             found[homes[tensor]] += graph.tensors[tensor].size_bytes
     return found
+
+
+def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
+    """For each bus with links that several ranks share, how many use an instance of it.
+
+    Parameters
+    ----------
+    ranks, hardware
+        How many there are, where.
+    """
+    sharing = {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
+    shared = (name for name, bus in hardware.buses.items() if any(link in hardware.links for link in bus.links))
+    return {name: count for name in shared if (count := sharing[hardware.buses[name].scope]) > 1}
+
+
+_GROUPS = (2, 4, 8)
+"""Into how many groups ranks are divided at most: more win little, and each is simulated."""
+_LEAST_STEPS = 3
+
+
+def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int, ...]:
+    """Into how many groups ranks may be divided that begin one after another: alike on all that they share.
+
+    Parameters
+    ----------
+    job, hardware
+        What runs, where.
+    shared
+        What `sharers` found.
+
+    Returns
+    -------
+    tuple of int
+        None if ranks share no link, do not all run the same, or meet: who meets in each step waits for the last. None
+        either in a run of less than three steps, which has none during which all are at work but the first.
+    """
+    graph = job.graphs[0]
+    if not shared or len(job.graphs) > 1 or graph.meets or graph.steps < _LEAST_STEPS:
+        return ()
+    counts = (*shared.values(), min(job.ranks, hardware.topology.devices_per_node))
+    return tuple(groups for groups in _GROUPS if not any(count % groups for count in counts))

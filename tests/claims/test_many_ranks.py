@@ -1,10 +1,13 @@
 """What the scenarios of many ranks say in the README: the baseline of eight ranks, and a pool that 384 ranks read."""
 
+from pathlib import Path
+
 import pytest
 
 import simulator as hosim
 from simulator.catalog.shelf import path_of
 from simulator.formats.graph_jsonl import read
+from simulator.report import text
 
 SUPPLY_BYTES_PER_S = 30.72e12
 PORT_BYTES_PER_S = 392e9
@@ -34,6 +37,27 @@ def test_the_step_depends_on_the_fabric_as_the_readme_says(rate, error):
     reached = {"fabrics.ub.bandwidth": rate, "fabrics.ub.planes": 1, "fabrics.ub.achieved_bandwidth": 1.0}
     step_ns = hosim.run("llama3_8b_2x2x2", set=reached).summary.loc["resident", "step_ns"]
     assert step_ns / 5.2e9 - 1 == pytest.approx(error, abs=0.0006)
+
+
+@pytest.fixture(scope="module")
+def replicas():
+    """Sixteen trainings that share the memory of a node."""
+    return hosim.run("llama3_8b_16_replicas")
+
+
+def test_replicas_that_take_turns_hide_what_they_would_wait_for_together(replicas):
+    assert all(verdict.holds for verdict in replicas.expectations)
+    steps = replicas.summary["step_ns"] / 1e9
+    assert steps["as if alone"] == pytest.approx(5.23, abs=0.005)
+    assert steps["static"] == pytest.approx(4.61, abs=0.005)
+    assert steps["in turns"] == pytest.approx(4.08, abs=0.005)
+    assert replicas.summary["peak_ddr_bytes"]["in turns"] < 0.65 * replicas.summary["peak_ddr_bytes"]["static"]
+
+
+def test_the_readme_shows_what_is_printed_of_replicas(replicas):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    printed = f"{text.plain(list(replicas.values()))}\n\n" + "".join(f"{said}\n" for said in replicas.sentences)
+    assert f"<!-- output of: hosim run llama3_8b_16_replicas -->\n```text\n{printed}```" in readme
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,21 @@ def test_ranks_have_their_own_device_and_share_what_the_node_has():
         assert spans(t, programs, h) == each, "the bus of a node is shared by its ranks only"
 
 
+def test_a_rank_that_begins_later_pulls_while_others_compute():
+    """Two ranks share 1 byte per ns: together both wait 60 for 30 bytes; one that begins 30 later, only 30."""
+    h = cluster(2, buses={"pool": {"links": ["h2d"], "bandwidth": "1 GB/s", "scope": "node"}})
+    g = team("w 30 persistent", "f: w ->, 30 ns", groups={}, steps=2)
+    programs = [(g, "copy w ddr hbm; compute f; detach w hbm")] * 2
+    together = perform(h, programs, "w ddr")
+    assert spans(together, programs, h)[:4] == ["0: 0-60 h2d w", "0: 60-90 f", "0: 90-150 h2d w", "0: 150-180 f"]
+    t = perform(h, programs, "w ddr", starts=(0, 30))
+    assert spans(t, programs, h) == [
+        "0: 0-30 h2d w", "0: 30-60 f", "0: 60-90 h2d w", "0: 90-120 f",
+        "1: 30-60 h2d w", "1: 60-90 f", "1: 90-120 h2d w", "1: 120-150 f",
+    ]  # fmt: skip
+    assert stalls(t, programs)[2:4] == ["1.0: 0-30 f host", "1.0: 30-60 f transfer 1"]
+
+
 def test_a_collective_starts_when_the_last_member_has_come_and_ends_for_all():
     h = cluster(2)
     a = team("a 40", "f: -> a, 5 ns", "sum: a -> a, all_reduce all 40", groups=PAIR)
