@@ -19,7 +19,11 @@ def main() -> "NoReturn":
         _signal.signal(_signal.SIGINT, _leave)
     from simulator.cli import main as command_line  # noqa: PLC0415 - what takes time is imported under that handler
 
-    command_line()
+    try:
+        command_line()
+    finally:  # the exit code stands: what comes while Python itself ends changes nothing
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+        _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
 
 
 def _leave(number: int, frame: object) -> "NoReturn":

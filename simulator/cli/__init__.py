@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulator.scenario import BoundKind
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
+_LATER_S = 0.01
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments
         Default: those of the process.
     """
+    _Interrupt.came = False
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _not_raised
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _BROKEN_PIPE
     except Exception as error:
-        code = _stopped() if _was_interrupted(error) else _explained(error)
+        code = _stopped() if _Interrupt.came else _explained(error)
     sys.exit(code)
 
 
@@ -53,18 +57,30 @@ def _stopped() -> int:
     return _INTERRUPTED
 
 
+class _Interrupt(KeyboardInterrupt):
+    """Ctrl-C, or SIGTERM, in a class of its own.
+
+    If Python's own passes through code that a module runs while it is imported, Python ends the process by the signal,
+    whoever catches it later.
+    """
+
+    came = False
+    """Whether there was one: what is raised in an import or a callback may come back as any other error."""
+
+
 def _interrupt(number: int, frame: object) -> NoReturn:
     """End on Ctrl-C, or on SIGTERM as after it, so that nothing is left half written."""
-    raise KeyboardInterrupt
+    _Interrupt.came = True
+    raise _Interrupt
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt is behind an error: pydantic and imports of compiled modules wrap it."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _not_raised(what: sys.UnraisableHookArgs) -> None:
+    """Try again a little later where nothing can be raised at the moment, as while an object is freed."""
+    if isinstance(what.exc_value, _Interrupt):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _LATER_S)
+    else:
+        sys.__unraisablehook__(what)
 
 
 def _explained(error: Exception) -> int:

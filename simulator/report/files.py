@@ -6,11 +6,9 @@ import csv
 import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from threading import active_count
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import orjson
 
 from simulator.errors import ConfigError
+from simulator.processes import working
 from simulator.report import figures, html, perfetto, ranks_figure
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
@@ -186,16 +185,10 @@ def _written(pages: list[_Page]) -> list[list[bytes]]:
         return [_write_row(*page) for page in pages]
     _inherited[:] = pages
     try:
-        with ProcessPoolExecutor(workers, get_context("fork"), _leave_signals) as pool:
-            return list(pool.map(_write_inherited, range(len(pages))))
+        with working("fork", workers, _write_inherited, range(len(pages))) as futures:
+            return [future.result() for future in futures]
     finally:
         _inherited.clear()
-
-
-def _leave_signals() -> None:
-    """Leave Ctrl-C to the parent, which then ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _write_inherited(number: int) -> list[bytes]:

@@ -7,12 +7,13 @@ reported by a value of the caller's choice, so that one bad task does not take t
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from functools import partial
 from typing import Any, TypeVar
+
+from simulator.processes import working
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -79,23 +80,20 @@ def _in_pool(
     numbers: Sequence[int] | None = None,
 ) -> None:
     """Do tasks until all are done or a worker dies."""
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (make,))
+    chosen = range(len(tasks)) if numbers is None else numbers
     try:
-        chosen = range(len(tasks)) if numbers is None else numbers
-        futures: dict[Future[Any], int] = {pool.submit(_one, tasks[number]): number for number in chosen}
-        for future in as_completed(futures):
-            done[futures[future]] = future.result()
-            tell(len(done))
+        with working("spawn", workers, _one, [tasks[number] for number in chosen], partial(_begin, make)) as futures:
+            number_of = dict(zip(futures, chosen, strict=True))
+            for future in as_completed(futures):
+                done[number_of[future]] = future.result()
+                tell(len(done))
     except BrokenProcessPool:
         pass
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _begin(make: Make) -> None:
-    """Leave Ctrl-C to the parent, which then ends the workers."""
+    """Note what builds what all tasks share."""
     global _make  # noqa: PLW0603 - a worker has one job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _make = make
 
 

@@ -79,6 +79,34 @@ runpy.run_module("simulator", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
 
 
+def _children(pid):
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+@pytest.mark.parametrize("later_s", [0, 0.02, 0.3])
+@pytest.mark.parametrize("arguments", ["robust tiny_train_910c --draws 8 --workers 2", "run tiny_train_910c"])
+def test_ctrl_c_of_a_terminal_ends_all_processes_with_one_line(arguments, later_s, tmp_path):
+    """It goes to the whole group: also to workers that are about to start, and know no better yet."""
+    command = [*HOSIM, *arguments.split(), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not _children(process.pid):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.001)
+    time.sleep(later_s)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "hosim: stopped; nothing was written\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("stop", ["before it runs", "while it is imported"])
 def test_nothing_is_imported_before_an_interrupt_is_one_line(stop):
     """What the console script does; the signal arrives when the first module beside the entry is looked for."""
