@@ -81,6 +81,9 @@ class Shortfall:
         ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
     levers
         Sentences, each one change after which nothing that is known speaks against it; the least room comes first.
+    rooms
+        Amounts of room, each alone: tier -> what must be usable of it [B]. In the result of a run each was tried, and
+        is told by one of the levers; before, each is what is known to be needed.
     """
 
     tier: str
@@ -89,6 +92,7 @@ class Shortfall:
     at: str
     largest: tuple[tuple[str, int], ...] = ()
     levers: tuple[str, ...] = ()
+    rooms: tuple[dict[str, int], ...] = ()
 
     @property
     def gap_bytes(self) -> int:

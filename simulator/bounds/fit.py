@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.bounds.levers import levers
+from simulator.bounds.levers import levers as other_levers
+from simulator.bounds.levers import rooms as least_rooms
 from simulator.bounds.room import Fit
 from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.lifetime import launched
 
 
 def infeasible(
@@ -30,8 +32,9 @@ def infeasible(
     Returns
     -------
     Shortfall or None
-        The largest gap between demand and capacity, the largest residents and the levers; None if nothing speaks
-        against it.
+        The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
+        None if nothing speaks against it. Plans do not cross a fused group, so that for levers and room all that its
+        ops use counts together; the demand is that of the machine, which runs a group op by op.
     """
     fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     short = fit.short()
@@ -40,4 +43,8 @@ def infeasible(
     worst = max(short, key=lambda need: need.gap_bytes)
     at = "the homes at time 0" if worst.at is None else f"op {graph.ops[worst.at].name!r}"
     tier = hardware.tier_names[worst.tier]
-    return Shortfall(tier, worst.demand_bytes, int(worst.capacity_bytes), at, fit.largest(worst), levers(fit, short))
+    demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
+    issued = Fit(launched(graph), hardware, homes, budget_bytes, may_repeat=may_repeat)
+    lacking = issued.short()
+    levers, rooms = other_levers(issued, lacking), least_rooms(issued, lacking)
+    return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, rooms)

@@ -5,13 +5,14 @@ A lever is tried before it is named: with it, nothing must speak against a plan 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.bounds.room import Fit, Need
-from simulator.graph import Graph
+from simulator.graph import Graph, Op
+from simulator.hardware import Hardware
 from simulator.plan import FREE
 from simulator.units import counted, human
 
@@ -20,7 +21,7 @@ _FINEST = 64
 
 
 def levers(fit: Fit, short: Sequence[Need]) -> tuple[str, ...]:
-    """Say what would make it fit: first the least room that does, then what else can.
+    """Say what would make it fit, other than more room.
 
     Parameters
     ----------
@@ -29,27 +30,58 @@ def levers(fit: Fit, short: Sequence[Need]) -> tuple[str, ...]:
     short
         What of it is not met.
     """
-    found = [" and ".join(_raised(fit, short)), *_freed(fit, short)]
-    if all(need.counts_idle for need in short):
-        found += _room_below(fit, short)
+    found = list(_freed(fit, short))
+    if not fit.below and all(need.counts_idle for need in short):
+        found.append(f"add a tier that {fit.hardware.compute_tier} has a link to")
     if all(need.at is not None for need in short):
         found += _cut(fit)
     return tuple(found)
 
 
-def _raised(fit: Fit, short: Sequence[Need]) -> Iterator[str]:
-    """The least room in each tier that is short."""
-    demand: dict[int, int] = {}
-    for need in short:
-        demand[need.tier] = max(need.demand_bytes, demand.get(need.tier, 0))
-    for tier, demand_bytes in sorted(demand.items()):
-        name = fit.hardware.tier_names[tier]
-        usable = fit.hardware.tiers[name].usable_bytes
-        if demand_bytes > usable:
-            yield f"raise the capacity of {name} by {human(demand_bytes - usable, 'B')}"
-        if tier == fit.here and fit.budget_bytes != usable:
-            by = human(demand_bytes - fit.budget_bytes, "B")
-            yield f"raise the budget in {name} by {by} to {_exactly(demand_bytes)}"
+def rooms(fit: Fit, short: Sequence[Need]) -> tuple[dict[str, int], ...]:
+    """Say how much room would make it fit: the least in the tiers that are short, or more for what could be elsewhere.
+
+    Parameters
+    ----------
+    fit, short
+        As for `levers`.
+
+    Returns
+    -------
+    tuple of dict
+        Each alone: tier -> what must be usable of it [B].
+    """
+    names = fit.hardware.tier_names
+    least: dict[str, int] = {}
+    for need in sorted(short, key=lambda need: need.tier):
+        least[names[need.tier]] = max(need.demand_bytes, least.get(names[need.tier], 0))
+    if not fit.below or not all(need.counts_idle for need in short):
+        return (least,)
+    gap = max(need.gap_bytes for need in short)
+    return least, {names[fit.below[0]]: int(fit.usable_bytes(fit.below[0]) + gap)}
+
+
+def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> str:
+    """Say how to get so much room, to the byte.
+
+    Parameters
+    ----------
+    hardware, budget_bytes
+        The machine, and the budget in its compute tier if one is set [B].
+    room
+        Tier -> what must be usable of it [B].
+    """
+    return " and ".join(_raised(hardware, budget_bytes, room))
+
+
+def _raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> Iterator[str]:
+    for name, wanted in room.items():
+        tier = hardware.tiers[name]
+        if wanted > tier.usable_bytes:
+            to = _exactly(wanted + tier.reserved_bytes)
+            yield f"raise the capacity of {name} by {human(wanted - tier.usable_bytes, 'B')} to {to}"
+        if name == hardware.compute_tier and budget_bytes is not None:
+            yield f"raise the budget in {name} by {human(wanted - budget_bytes, 'B')} to {_exactly(wanted)}"
 
 
 def _exactly(number: int) -> str:
@@ -85,15 +117,6 @@ def _fits_without(fit: Fit, tensors: Sequence[int]) -> bool:
     return not Fit(fit.graph, fit.hardware, homes, fit.budget_bytes, may_repeat=fit.may_repeat).short()
 
 
-def _room_below(fit: Fit, short: Sequence[Need]) -> Iterator[str]:
-    """More room for what could be elsewhere."""
-    if fit.below:
-        gap = human(max(need.gap_bytes for need in short), "B")
-        yield f"raise the capacity of {fit.hardware.tier_names[fit.below[0]]} by {gap}"
-    else:
-        yield f"add a tier that {fit.hardware.compute_tier} has a link to"
-
-
 def _cut(fit: Fit) -> Iterator[str]:
     """Smaller ops, or a smaller batch; the needs beyond the budget are those of ops."""
     alone, needed = fit.by_op(counts_idle=False), fit.by_op(counts_idle=True)
@@ -101,14 +124,19 @@ def _cut(fit: Fit) -> Iterator[str]:
     over = demand > fit.budget_bytes
     if _parts(demand, demand - fit.idle.work, fit.budget_bytes):
         largest = int(np.where(over, fit.idle.work, 0).argmax())
-        name, size = fit.graph.ops[largest].name, human(int(fit.idle.work[largest]), "B")
+        name, size = _named(fit.graph.ops[largest]), human(int(fit.idle.work[largest]), "B")
         if over.sum() == 1:
-            yield f"split op {name!r}: what it alone uses is {size}"
+            yield f"split {name}: what it alone uses is {size}"
         else:
             ops = counted(int(over.sum()), "op")
-            yield f"split the {ops} that need more than the budget; {name!r} alone uses {size}"
+            yield f"split the {ops} that need more than the budget; {name} alone uses {size}"
     if _parts(demand, _lasting(fit), fit.budget_bytes):
         yield "make the batch smaller, or the sequence shorter"
+
+
+def _named(op: Op) -> str:
+    """Of an op that stands for a fused group, the group."""
+    return f"the fused group {op.fused!r}" if op.fused else f"op {op.name!r}"
 
 
 def _lasting(fit: Fit) -> NDArray[np.int64]:

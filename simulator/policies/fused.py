@@ -1,8 +1,8 @@
 """Fused groups: policies decide about a graph in which each group is one op, and their plans are written out again.
 
-So no policy can issue anything between two ops of a group, whatever it does. The op that stands for a group reads what
-the group reads and did not make itself, writes all that it writes, takes as long as its ops in sum, and needs the
-largest of their workspaces. In issue order a plan then holds all that the group uses at once: nothing leaves in it.
+So no policy can issue anything between two ops of a group, whatever it does. The op that stands for a group
+(`simulator.lifetime.launched`) takes as long as its ops in sum. In issue order a plan then holds all that the group
+uses at once: nothing leaves in it.
 
 The machine knows no groups: it runs op by op, and what is detached behind a group is free as soon as its last user has
 ended. So a plan never holds more than was planned for, and what no plan can beat or fit stays as it is without groups.
@@ -16,8 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from simulator.graph import Graph, Op, OpKind
-from simulator.lifetime import lifetimes
+from simulator.graph import Graph
+from simulator.lifetime import launched, lifetimes
 from simulator.plan import COMPUTE, Code, Plan, Steps, View
 from simulator.policies.problem import Problem, Replay
 from simulator.trace import SPANS, Table, Trace
@@ -62,9 +62,8 @@ def contract(problem: Problem) -> Contracted:
     graph, members = problem.graph, problem.graph.launches
     if not any(op.fused for op in graph.ops):
         return Contracted(problem, members, problem.streams)
-    ops = tuple([_one_op([graph.ops[i] for i in group]) for group in members])
     durations = [sum(problem.durations_ns[i] for i in group) for group in members]
-    contracted = replace(graph, ops=ops)
+    contracted = launched(graph)
     new = replace(
         problem,
         graph=contracted,
@@ -78,32 +77,6 @@ def contract(problem: Problem) -> Contracted:
 def has_fused(graph: Graph) -> bool:
     """Whether an op of a contracted graph stands for several."""
     return any(op.fused for op in graph.ops)
-
-
-def _one_op(ops: Sequence[Op]) -> Op:
-    """The op that stands for a group."""
-    if len(ops) == 1:
-        return replace(ops[0], fused="")
-    reads: dict[int, None] = {}
-    writes: dict[int, None] = {}
-    for op in ops:
-        reads.update(dict.fromkeys(t for t in op.reads if t not in writes))
-        writes.update(dict.fromkeys(op.writes))
-    return replace(
-        ops[0],
-        name=f"fused {ops[0].fused}",
-        reads=tuple(reads),
-        writes=tuple(writes),
-        read_bytes=sum(op.read_bytes for op in ops),
-        write_bytes=sum(op.write_bytes for op in ops),
-        flops=sum(op.flops for op in ops),
-        workspace_bytes=max(op.workspace_bytes for op in ops),
-        kind=next((op.kind for op in ops if op.kind is not OpKind.COMPUTE), OpKind.COMPUTE),
-        collective=None,
-        phase=next((op.phase for op in ops if op.phase), ""),
-        barrier=any(op.barrier for op in ops),
-        repeatable=all(op.repeatable for op in ops),
-    )
 
 
 def _written_out(codes: Iterator[Code], members: Sequence[range], streams: Sequence[int]) -> Iterator[Code]:

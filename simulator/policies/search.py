@@ -37,6 +37,7 @@ class Best(Generic[Candidate]):
         self._plan: Plan | None = None
         self.candidate: Candidate | None = None
         self._least: CapacityError | None = None
+        self._blocked: tuple[Plan, Candidate | None] | None = None
         self.step_ns: int | float = math.inf
         self.predicted_ns: int | float = math.inf
         self.replays = 0
@@ -65,41 +66,47 @@ class Best(Generic[Candidate]):
             return False
         capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
         fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
+        if replay.status == "blocked" and self._blocked is None:
+            self._blocked = plan, candidate
         if replay.status != "ok" or not fits or replay.step_ns >= self.step_ns:
             return False
         self.step_ns, self._plan, self.candidate, self.replay = replay.step_ns, plan, candidate, replay
         return True
 
     def chosen(self) -> Candidate:
-        """Return the candidate of the fastest plan.
+        """Return the candidate of the fastest plan; if all block themselves, that of the first of these.
 
         Raises
         ------
         CapacityError
             If none fits: that of the least demand.
         """
-        if self.candidate is None:
+        found = self.candidate or self._stuck()[1]
+        if found is None:
             raise self._nothing_fits()
-        return self.candidate
+        return found
 
     def plan(self) -> Plan:
-        """Return the fastest plan.
+        """Return the fastest plan; if all block themselves, the first of these, which shows who waits for whom.
 
         Raises
         ------
         CapacityError
             If none fits: that of the least demand.
         """
-        if self._plan is None:
+        found = self._plan or self._stuck()[0]
+        if found is None:
             raise self._nothing_fits()
-        return self._plan
+        return found
+
+    def _stuck(self) -> tuple[Plan | None, Candidate | None]:
+        """A plan that blocks itself, as with links that share a queue; if there is no other, and none was refused."""
+        return (None, None) if self._blocked is None or self._least is not None else self._blocked
 
     def _nothing_fits(self) -> CapacityError | InvariantError:
         if self._least is not None:
             return self._least
-        return InvariantError(
-            "search for a plan", "a plan that fits in issue order completes", "one that does not", "report this"
-        )
+        return InvariantError("search for a plan", "a plan was tried or refused", "none", "report this")
 
 
 def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[..., Plan]) -> Plan:

@@ -13,7 +13,6 @@ from itertools import pairwise
 from simulator.errors import CapacityError, PlanError, Shortfall
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
 from simulator.policies.problem import Problem
-from simulator.units import human
 
 ABSENT, VALID, STALE = range(3)
 
@@ -240,7 +239,7 @@ class Writer:
         held = self._held(tier, at)
         largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
         demand, name = self.peak_bytes[tier], self.problem.tiers[tier]
-        levers = [f"a budget of {human(demand, 'B')} ({demand:,} B) in {name} would fit this plan"]
+        levers = list[str]()
         if tier == self._here and self.policy != "static" and any(not self.problem.pinned(t) for t in held):
             levers.append("a policy that moves more data, such as 'static', needs less")
         levers.append("a smaller batch or a shorter sequence needs less")

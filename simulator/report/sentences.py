@@ -72,11 +72,18 @@ def _not_running(rows: Sequence[Row]) -> str:
         text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
         place = at if " " in at else f"op {at!r}"
         parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}")
-    if len(unfit) == len(rows) and unfit[0].shortfall is not None:
-        parts += unfit[0].shortfall.levers[:1]
+    if len(unfit) == len(rows):
+        parts += _way_out(unfit, is_common=len(groups) == 1)
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
     parts += [f"{row.label} blocks itself: {row.blocked[0]}" for row in rows if row.blocked]
     return "; ".join(parts)
+
+
+def _way_out(unfit: Sequence[Row], *, is_common: bool) -> list[str]:
+    """What would help where nothing fits: the first lever of the row that lacks least."""
+    found = [(row.shortfall, row.label) for row in unfit if row.shortfall is not None]
+    least, label = min(found, key=lambda item: item[0].gap_bytes)
+    return [lever if is_common else f"for {label}, {lever}" for lever in least.levers[:1]]
 
 
 def _fastest(rows: Sequence[Row]) -> str:

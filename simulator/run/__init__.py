@@ -14,6 +14,7 @@ from simulator.graph import Job
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.report.rows import fastest_ns, is_ok
+from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.results import Result, Results
 from simulator.run.row import replayed
@@ -90,7 +91,7 @@ def run_case(case: Case, policies: Policies | None = None, progress: Progress | 
 def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
     """One row; at once, if no plan of its kind can fit."""
     unfit = case.unfit(may_repeat=case.may_repeat(label))
-    return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, unfit)
+    return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit)
 
 
 def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
@@ -100,7 +101,7 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
         plans = [_decided(label, decide, task.problem) for task in case.tasks]
         return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:
-        return _infeasible(case, label, error.report)
+        return _infeasible(case, label, decide, error.report)
     except ScopeError as error:
         return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
@@ -114,9 +115,9 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
     return plan
 
 
-def _infeasible(case: Case, label: str, report: Shortfall) -> Result:
+def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall) -> Result:
     summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    return Result(case, label, summary, shortfall=report)
+    return Result(case, label, summary, shortfall=advised(case, label, decide, report))
 
 
 def _compared(results: list[Result], compute_ns: int) -> list[Result]:

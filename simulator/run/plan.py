@@ -16,7 +16,8 @@ from simulator.policies.problem import Problem
 from simulator.report import decisions, files, plan_files
 from simulator.report.crowds import crowded
 from simulator.report.rows import percent
-from simulator.run.case import decided, prepare
+from simulator.run.advice import advised
+from simulator.run.case import Case, Policy, decided, prepare
 from simulator.run.results import Result
 from simulator.run.row import replayed
 from simulator.scenario import PolicyChoice
@@ -133,6 +134,13 @@ def plan(
     if len(rows) > 1:
         raise ConfigError("--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
     ((label, decide),) = rows.items()
+    try:
+        return _planned(case, label, decide)
+    except CapacityError as error:
+        raise CapacityError(advised(case, label, decide, error.report)) from None
+
+
+def _planned(case: Case, label: str, decide: Policy) -> Planned:
     unfit = case.unfit(may_repeat=case.may_repeat(label))
     if unfit is not None:
         raise CapacityError(unfit)

@@ -4,19 +4,18 @@ leaves persistent state as it was; or it says that it does not fit."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, recorded, replay
-from strategies import DDR, HBM, graphs, homes, machines
+from strategies import DDR, HBM, fused, graphs, homes, machines
 
 from simulator import engine, metrics
 from simulator.bounds import bound
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
-from simulator.graph import Graph, Op
+from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import NOWHERE
@@ -35,18 +34,6 @@ def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Pr
         lambda plan: replay(problem, plan),
     )
     return problem
-
-
-@st.composite
-def fused(draw, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """The same ops, some of them in fused groups."""
-    joins = [draw(st.booleans()) for _ in ops] if draw(st.booleans()) else [False] * len(ops)
-    names = list(accumulate(joins, lambda name, joined: name if joined else name + 1, initial=0))
-    alone = [draw(st.booleans()) for _ in ops]
-    return tuple(
-        replace(op, fused=f"g{name}" if names.count(name) > 1 or single else "")
-        for op, name, single in zip(ops, names[1:], alone, strict=True)
-    )
 
 
 @dataclass(frozen=True)

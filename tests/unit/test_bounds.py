@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import graph, machine
 
-from simulator.bounds import FREE, Bound, bound, infeasible
+from simulator.bounds import FREE, Bound, bound, infeasible, raised
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -117,7 +117,7 @@ def test_what_has_its_home_in_the_compute_tier_stays_there():
     assert limit(g, {"w": HBM}, 90).terms == {"compute": 3, "room at g": 42, "link h2d": 20, "link d2h": 20}
     found = infeasible(g, machine(), ids(g, {"w": HBM}), 89)
     assert (found.demand_bytes, found.at, found.largest[0]) == (90, "op 'g'", ("workspace of g", 50))
-    assert found.levers[1] == "leave the homes of activation tensors free: 40 B of them stay in hbm"
+    assert found.levers[0] == "leave the homes of activation tensors free: 40 B of them stay in hbm"
 
 
 def test_a_free_home_may_be_below_from_the_start_but_what_is_read_comes_in():
@@ -166,8 +166,8 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
         "op 'g'",
     )
     assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
+    assert found.rooms == ({"hbm": 90},)
     assert found.levers == (
-        "raise the budget in hbm by 1 B to 90 B",
         "split op 'g': what it alone uses is 90 B",
         "make the batch smaller, or the sequence shorter",
     )
@@ -177,19 +177,15 @@ def test_homes_that_do_not_fit_are_infeasible():
     g = graph("v 40 persistent, w 30 persistent, a 1", "f: v -> a, 1 ns", "g: w a ->, 1 ns")
     found = infeasible(g, machine(), ids(g, {"v": HBM, "w": HBM}), 60)
     assert (found.tier, found.demand_bytes, found.capacity_bytes, found.at) == ("hbm", 71, 60, "op 'f'")
-    assert found.levers == (
-        "raise the budget in hbm by 11 B to 71 B",
-        "leave the homes of activation tensors free: 70 B of them stay in hbm",
-    )
+    assert found.rooms == ({"hbm": 71},)
+    assert found.levers == ("leave the homes of activation tensors free: 70 B of them stay in hbm",)
     ddr = machine().tiers["ddr"].model_copy(update={"capacity_bytes": 69})
     tight = machine().model_copy(update={"tiers": {**machine().tiers, "ddr": ddr}})
     assert infeasible(g, machine(), ids(g, {"v": DDR, "w": DDR}), 60) is None
     found = infeasible(g, tight, ids(g, {"v": DDR, "w": DDR}), 60)
     assert (found.tier, found.at) == ("ddr", "the homes at time 0")
-    assert found.levers == (
-        "raise the capacity of ddr by 1 B",
-        "leave the homes of activation tensors free: 70 B of them stay in ddr",
-    )
+    assert found.rooms == ({"ddr": 70},)
+    assert found.levers == ("leave the homes of activation tensors free: 70 B of them stay in ddr",)
 
 
 def test_where_nothing_else_can_help_only_the_least_budget_is_named():
@@ -197,7 +193,7 @@ def test_where_nothing_else_can_help_only_the_least_budget_is_named():
     g = graph("v 40 persistent, w 30 persistent, a 40, b 30", "f: v w -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
     homes = ids(g, {"v": HBM, "w": HBM})
     found = infeasible(g, machine("200 B"), homes, 1)
-    assert found.levers == ("raise the budget in hbm by 159 B to 160 B",)
+    assert (found.levers, found.rooms) == ((), ({"hbm": 160},))
     assert infeasible(g, machine("200 B"), homes, 160) is None
     assert infeasible(g, machine("200 B"), homes, 159) is not None
 
@@ -208,12 +204,12 @@ def test_a_lever_helps_on_its_own():
     homes = ids(g, {"v": HBM, "w": HBM})
 
     def helps(budget: int) -> tuple[str, ...]:
-        return infeasible(g, machine("200 B"), homes, budget).levers[1:]
+        return infeasible(g, machine("200 B"), homes, budget).levers
 
     free = "leave the homes of activation tensors free: 70 B of them stay in hbm"
     smaller = "make the batch smaller, or the sequence shorter"
     assert helps(110) == (free, "split op 'g': what it alone uses is 90 B", smaller)
-    assert helps(109) == ("split the 2 ops that need more than the budget; 'f' alone uses 110 B", smaller)
+    assert helps(109) == ("split the 2 ops that need more than the budget; op 'f' alone uses 110 B", smaller)
     assert helps(70) == ()
 
 
@@ -227,7 +223,7 @@ def test_what_is_needed_at_once_fits_in_all_tiers_together(budget: int, fits: bo
     else:
         assert found.tier == "hbm"
         assert found.gap_bytes == 1
-        assert found.levers[1] == "raise the capacity of ddr by 1 B"
+        assert found.rooms == ({"hbm": 90}, {"ddr": 31})
 
 
 def test_without_a_tier_below_everything_needed_must_fit():
@@ -242,7 +238,31 @@ def test_without_a_tier_below_everything_needed_must_fit():
     found = infeasible(SAVED, alone, ids(SAVED, {}), 100)
     assert (found.demand_bytes, found.at) == (120, "op 'h'")
     assert found.largest == (("a", 40), ("b", 40), ("c", 40))
-    assert found.levers[:2] == ("raise the capacity of hbm by 20 B", "add a tier that hbm has a link to")
+    assert (found.rooms, found.levers[0]) == (({"hbm": 120},), "add a tier that hbm has a link to")
+
+
+def test_room_is_told_to_the_byte():
+    assert raised(machine(), 89, {"hbm": 90}) == "raise the budget in hbm by 1 B to 90 B"
+    hbm, ddr = (machine().tiers[name].model_copy(update={"capacity_bytes": 7000, "reserved_bytes": 500})
+                for name in ("hbm", "ddr"))  # fmt: skip
+    tight = machine().model_copy(update={"tiers": {"hbm": hbm, "ddr": ddr}})
+    hbm_by_1, ddr_by_2 = (f"raise the capacity of {what} B)" for what in (
+        "hbm by 1 B to 7.00 kB (7,001", "ddr by 2 B to 7.00 kB (7,002",
+    ))  # fmt: skip
+    assert raised(tight, None, {"hbm": 6501, "ddr": 6502}) == f"{hbm_by_1} and {ddr_by_2}"
+    both = f"{hbm_by_1} and raise the budget in hbm by 1 B to 6.50 kB (6,501 B)"
+    assert raised(tight, 6500, {"hbm": 6501}) == both
+
+
+def test_what_the_ops_of_a_fused_group_use_counts_together_in_the_advice():
+    """No op alone needs more than 70 B; the two need 90 B where nothing may leave between them."""
+    g = graph("a 40, b 30, c 20", "f: -> a b, 1 ns", "g: b -> c, 1 ns")
+    fused = replace(g, ops=tuple(replace(op, fused="pair") for op in g.ops))
+    assert infeasible(fused, machine(), ids(fused, {}), 70) is None, "the machine runs them one by one"
+    alone, together = (infeasible(each, machine(), ids(each, {}), 69) for each in (g, fused))
+    assert (alone.demand_bytes, alone.rooms) == (70, ({"hbm": 70},))
+    assert (together.demand_bytes, together.rooms) == (70, ({"hbm": 90},))
+    assert together.levers[0] == "split the fused group 'pair': what it alone uses is 90 B"
 
 
 def again(g: Graph, homes: dict[str, int], budget: float) -> Bound:

@@ -207,8 +207,7 @@ class Runtime:
         capacity = int(problem.capacities[tier])
         demand = int(capacity - self._room[tier]) + size
         name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tier]
-        levers = (f"a larger {tier_name} would take it",)
-        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), levers))
+        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),)))
 
     def _go_home(self) -> None:
         """End the step: bring every persistent tensor home, and release the outputs last."""

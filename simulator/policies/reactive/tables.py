@@ -6,7 +6,6 @@ from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
 from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.policies.problem import Problem
-from simulator.units import human
 
 
 class Tables:
@@ -105,7 +104,6 @@ class Tables:
             at=f"op {problem.graph.ops[op].name!r}",
             largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
             levers=(
-                f"a budget of {human(demand_bytes, 'B')} ({demand_bytes:,} B) would let this op run",
                 *(["homes that are left free would pin less"] if stay else []),
                 "a smaller batch or a shorter sequence needs less",
             ),

@@ -1,0 +1,80 @@
+"""How much room would make a row run: every amount is tried before it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from simulator import bounds
+from simulator.errors import CapacityError, ConfigError, Shortfall
+from simulator.policies import POLICIES
+from simulator.run.case import Case, Policy, execute, prepare_job
+
+_TRIES = 6
+"""So often an amount may grow by what it still lacks."""
+
+
+def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfall:
+    """Add levers that name how much room is enough, for a row that does not fit.
+
+    Parameters
+    ----------
+    case, row, decide
+        What runs, the name of the row, and how it decides.
+    report
+        Why it does not fit. If it names rooms, no plan fits; `static` then tells what is enough.
+
+    Returns
+    -------
+    Shortfall
+        With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too.
+    """
+    witness, who = decide, ""
+    if report.rooms and case.choice(row).policy != "static":
+        entry, again = POLICIES["static"], case.may_repeat(row)
+        options = entry.read_options({"recompute": again})
+        witness, who = partial(entry.plan, options=options), f", with which static{' with recompute' * again} runs"
+    asked = report.rooms or ({report.tier: _wanted(case, report)},)
+    found = [room for room in (_enough(case, witness, room) for room in asked) if room]
+    said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
+    return replace(report, levers=(*said, *report.levers), rooms=tuple(found))
+
+
+def _enough(case: Case, decide: Policy, room: Mapping[str, int]) -> dict[str, int]:
+    """The room, grown by what it lacks until a plan is made and runs; empty if that takes too long."""
+    wanted = dict(room)
+    for _ in range(_TRIES):
+        given = _with_room(case, wanted)
+        try:
+            trace = execute(given, [decide(task.problem) for task in given.tasks])
+        except CapacityError as error:
+            wanted[error.report.tier] = _wanted(given, error.report)
+        except ConfigError:
+            return {}
+        else:
+            return wanted if trace.status == "ok" else {}
+    return {}
+
+
+def _wanted(case: Case, report: Shortfall) -> int:
+    """What must be usable of a tier if each rank that shares it gets what one lacks [B]."""
+    tier = case.hardware.tiers[report.tier]
+    topology, ranks = case.hardware.topology, case.job.ranks
+    sharers = {"device": 1, "node": min(ranks, topology.devices_per_node), "supernode": ranks}[tier.scope]
+    is_budget = report.tier == case.hardware.compute_tier
+    return int(case.problem.budget_bytes if is_budget else tier.usable_bytes) + sharers * max(1, report.gap_bytes)
+
+
+def _with_room(case: Case, room: Mapping[str, int]) -> Case:
+    """The same case with at least so much room; of the compute tier, exactly so much of a budget that is set."""
+    hardware, scenario = case.hardware, case.loaded.scenario
+    tiers = dict(hardware.tiers)
+    for name, usable in room.items():
+        capacity = max(tiers[name].capacity_bytes, usable + tiers[name].reserved_bytes)
+        tiers[name] = tiers[name].model_copy(update={"capacity_bytes": capacity})
+    budget = room.get(hardware.compute_tier)
+    if budget is not None and scenario.budget_bytes is not None:
+        scenario = scenario.model_copy(update={"budget_bytes": budget})
+    machine = hardware.model_copy(update={"tiers": tiers})
+    return prepare_job(replace(case.loaded, hardware=machine, scenario=scenario), case.job)

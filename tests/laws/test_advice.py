@@ -1,0 +1,138 @@
+"""What a message names as enough is enough: every amount of room is set, and the row runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from strategies import fused, graphs, homes, machines
+
+from simulator import catalog
+from simulator.graph import Job
+from simulator.hardware import Hardware
+from simulator.plan import NOWHERE
+from simulator.policies import POLICIES
+from simulator.run import Result, run_case
+from simulator.run.case import Case, prepare, prepare_job
+from simulator.scenario import Scenario
+from simulator.workload import Workload
+
+ROWS = ("resident", "reactive", "lookahead", "offload_saved", "recompute", "static", "upstream_greedy")
+SHIPPED = (
+    ("tiny_train_910c", 0.9),
+    ("tiny_train_910c", 0.2),
+    ("tiny_train_t4", 0.5),
+    ("residency_acceptance", 0.2),
+    ("llama3_8b_train_910c", 0.3),
+    ("llama3_8b_train_h100", 0.4),
+    ("llama3_8b_2x2x2", 0.7),
+    ("llama3_8b_8x1x1", 0.75),
+    ("llama3_8b_layer_scaling", 0.05),
+    ("cloudmatrix384_pool", 0.02),
+    ("prefill_decode_pools", 0.2),
+)
+"""Scenarios, and the share of the usable compute tier that is left to them."""
+
+
+def set_room(case: Case, room: dict[str, int]) -> Case:
+    """Do as the message says: write the amounts into the documents, and read these again."""
+    scenario, hardware = case.loaded.scenario, case.hardware.model_dump(by_alias=True, exclude_unset=True)
+    for name, usable in room.items():
+        tier = case.hardware.tiers[name]
+        if usable > tier.usable_bytes:
+            hardware["tiers"][name]["capacity"] = f"{usable + tier.reserved_bytes} B"
+    if case.hardware.compute_tier in room and scenario.budget_bytes is not None:
+        scenario = scenario.model_copy(update={"budget_bytes": room[case.hardware.compute_tier]})
+    return prepare_job(replace(case.loaded, scenario=scenario, hardware=Hardware.model_validate(hardware)), case.job)
+
+
+def check(case: Case, row: Result) -> None:
+    """Every amount that the row names is the one in its words, and enough."""
+    assert row.shortfall is not None
+    for lever, room in zip(row.shortfall.levers, row.shortfall.rooms, strict=False):
+        told = {int(number.replace(",", "")) for number in re.findall(r" to (?:[^(,]*\()?([\d,]+) B", lever)}
+        capacities = {amount + case.hardware.tiers[name].reserved_bytes for name, amount in room.items()}
+        assert told
+        assert told <= capacities | set(room.values())
+        enough = set_room(case, room)
+        if "with which static" in lever:
+            options = {"recompute": "with recompute" in lever}
+            rows = run_case(enough, {"witness": partial(POLICIES["static"].plan, options=options)})
+            assert rows["witness"].status == "ok", lever
+        else:
+            assert run_case(enough, [row.label])[row.label].status == "ok", lever
+
+
+@pytest.mark.parametrize(("name", "share"), SHIPPED)
+def test_every_amount_of_a_shipped_scenario_is_enough(name, share):
+    loaded = catalog.resolve(name)
+    usable = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes
+    changes = {"budget_bytes": int(share * (loaded.scenario.budget_bytes or usable)), "expect": ()}
+    case = prepare(replace(loaded, scenario=loaded.scenario.model_copy(update=changes)))
+    rows = [row for row in run_case(case, ["static"] if share < 0.5 else None).values() if row.shortfall is not None]
+    assert any(row.shortfall.rooms for row in rows if row.shortfall)
+    for row in rows:
+        check(case, row)
+
+
+@st.composite
+def tight(draw) -> Case:
+    """A random job of a rank or two with little room in the compute tier, and perhaps below."""
+    graph, hardware = draw(graphs(max_ops=8)), draw(machines())
+    graph = replace(graph, ops=draw(fused(graph.ops)))
+    names = hardware.tier_names
+    home = {
+        tensor.name: draw(st.sampled_from(["free", names[0] if tier == NOWHERE else names[tier]]))
+        for tensor, tier in zip(graph.tensors, draw(homes(graph, hardware)), strict=True)
+    }
+    tiers = dict(hardware.tiers)
+    if draw(st.booleans()):
+        tiers["ddr"] = tiers["ddr"].model_copy(update={"capacity_bytes": draw(st.integers(0, 120))})
+    if draw(st.booleans()):
+        tiers["hbm"] = tiers["hbm"].model_copy(update={"capacity_bytes": 100, "reserved_bytes": 10})
+    topology = hardware.topology.model_copy(update={"devices_per_node": 2})
+    hardware = hardware.model_copy(update={"tiers": tiers, "topology": topology})
+    budget = None if tiers["hbm"].reserved_bytes else f"{draw(st.integers(1, 90))} B"
+    origins = {"assumed": {"budget": "random"}} if budget else {}
+    scenario = Scenario.model_validate(
+        {"name": "random", "hardware": "-", "workload": "-", "homes": home, "policies": ROWS}
+        | ({"budget": budget} if budget else {}) | origins
+    )  # fmt: skip
+    workload = Workload.model_validate(
+        {"name": "random", "graph": "-", "steps": graph.steps, "assumed": {"steps": "-"}}
+    )
+    loaded = catalog.Loaded(scenario, hardware, workload, Path(), Path())
+    return prepare_job(loaded, Job.of(graph, draw(st.sampled_from([1, 1, 2]))))
+
+
+@settings(max_examples=15)
+@given(tight())
+def test_every_amount_that_is_named_is_enough(case):
+    rows = [row for row in run_case(case).values() if row.shortfall is not None]
+    for row in rows:
+        check(case, row)
+        event("an amount is named" if row.shortfall and row.shortfall.rooms else "none is")
+
+
+@settings(max_examples=60)
+@given(tight())
+def test_without_groups_one_byte_less_of_the_least_budget_does_not_do(case):
+    """Where no plan fits and what lacks is in the compute tier alone: premise, no fused group, one rank."""
+    unfit = case.unfit()
+    grouped = any(len(group) > 1 for group in case.graph.launches)
+    if unfit is None or set(unfit.rooms[0]) != {"hbm"} or grouped or case.job.ranks > 1:
+        return
+    row = run_case(case, ["static"])["static"]
+    assert row.shortfall is not None
+    if row.shortfall.rooms[:1] == unfit.rooms[:1]:
+        event("the least")
+        less = {"hbm": unfit.rooms[0]["hbm"] - 1}
+        if less["hbm"] > case.problem.budget_bytes:
+            assert {one.status for one in run_case(set_room(case, less)).values()} == {"infeasible"}
+    else:
+        event("more than the least" if row.shortfall.rooms else "none was found")
