@@ -41,7 +41,8 @@ class PolicyChoice(Part):
     ----------
     policy
         Name of the policy, or of a ``hosim-plan/1`` file (a value that ends in ``.jsonl`` or ``.jsonl.gz``), or of a
-        ``residency-trace/1`` whose schedule is replayed (``.json``).
+        ``residency-trace/1`` whose schedule is replayed (``.json``). A ``*`` in it stands for the name of a graph, in a
+        job of several that have a plan each.
     label
         Name of the row; default: the policy's name, or the stem of the plan's file.
     options

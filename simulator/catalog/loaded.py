@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from glob import escape, glob
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,8 @@ class Loaded:
     scenario_dir, workload_dir
         What the paths in them are relative to.
     paths, sha256
-        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``plan <row>``) -> file and digest of each input.
+        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``plan <row>``) -> file and digest of each input. The
+        path of a row's plan may have a ``*`` for the name of a graph; each file then has a role and a digest as well.
     """
 
     scenario: Scenario
@@ -218,10 +220,24 @@ def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
     for index, choice in enumerate(loaded.scenario.policies):
         if choice.is_file:
             path, keys = loaded.scenario_dir / choice.policy, ("policies", str(index))
-            _add_file(loaded, f"plan {choice.row}", path, inputs.get("scenario"), keys)
+            for one in _matching(path):
+                more = f" {one.relative_to(_above(path))}" if one != path else ""
+                _add_file(loaded, f"plan {choice.row}{more}", one, inputs.get("scenario"), keys)
+            loaded.paths[f"plan {choice.row}"] = path
     if loaded.workload.graph is not None:
         path = loaded.workload_dir / loaded.workload.graph
         _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))
+
+
+def _matching(path: Path) -> list[Path]:
+    """Files of a name in which ``*`` stands for any; the name itself if there is none, so that it is missed."""
+    found = glob("*".join(map(escape, str(path).split("*")))) if "*" in str(path) else []
+    return [Path(one) for one in sorted(found)] or [path]
+
+
+def _above(path: Path) -> Path:
+    """The folder below which the names of files differ."""
+    return next(folder for folder in path.parents if "*" not in str(folder))
 
 
 def _add_file(loaded: Loaded, role: str, path: Path, entry: Entry[Any] | None, keys: tuple[str, ...]) -> None:

@@ -201,7 +201,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, chang
     text = found.text(tensor)
     if out is not None:
         found.write(out)
-    click.echo(text if out is None else f"{text}\n\nPlan: {out / 'plan.jsonl'}")
+    click.echo(text if out is None else f"{text}\n\nPlan: {out / found.file}")
     return 0 if found.result.status == "ok" else _FAILED
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,11 +17,9 @@ import orjson
 from simulator.errors import ConfigError
 from simulator.processes import working
 from simulator.report import figures, html, perfetto, ranks_figure
+from simulator.report.names import folder_names
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
-
-_FILES = ("report.html", "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
-"""Names in the output folder that no row's folder may have."""
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
@@ -113,40 +110,6 @@ def replaced(out: Path) -> Iterator[Path]:
         for parent in made:
             with suppress(OSError):
                 parent.rmdir()
-
-
-def folder_names(labels: Sequence[str]) -> dict[str, str]:
-    """Choose a folder name for each row: its label, plain, with a number where it is taken.
-
-    Parameters
-    ----------
-    labels
-        Row labels, all different.
-    """
-    chosen: dict[str, str] = {}
-    taken = set(_FILES)
-    for label in labels:
-        plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip("-.") or "row"
-        name, number = plain, 1
-        while name.lower() in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        chosen[label] = name
-        taken.add(name.lower())
-    return chosen
-
-
-def plan_names(programs: Sequence[str]) -> list[str]:
-    """Choose a file name for the plan of each program: ``plan.jsonl`` if there is one, else with the program's name.
-
-    Parameters
-    ----------
-    programs
-        Their names, all different.
-    """
-    if len(programs) == 1:
-        return ["plan.jsonl"]
-    return [f"plan-{name}.jsonl" for name in folder_names(programs).values()]
 
 
 RowWriter = Callable[[Any, Path], None]

@@ -21,6 +21,7 @@ from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.turns import staggered
+from simulator.report.names import folder_names
 from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
 from simulator.scenario import PolicyChoice
@@ -150,18 +151,25 @@ class Case:
         def where(*keys: str) -> str:
             return self.loaded.place("policies", choice.row if place is None else str(place), *keys)
 
-        if choice.is_file and len(self.tasks) > 1:
-            must, found = "a plan from a file is of the only graph of its job", f"{len(self.tasks)} graphs"
-            raise ConfigError(where("policy"), must, found, "name a policy, which plans each of them")
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
-            return partial(_read_plan, path, choice.policy)
+            if len(self.tasks) > 1 and "*" not in str(path):
+                must, found = "a file has the plan of one graph", f"one file for {len(self.tasks)} graphs"
+                do = "name a file for each, with * for the graph's name, or name a policy"
+                raise ConfigError(where("policy"), must, found, do)
+            return partial(self._read_plan, str(path), choice.policy)
         if choice.policy not in POLICIES:
             do = nearest(choice.policy, tuple(POLICIES)) + ", or a plan file that ends in .jsonl or .json"
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
         return partial(decided, choice, lambda problem: entry.plan(problem, options))
+
+    def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
+        """Read the plan of a graph and call it by its file, which is how people know it; ``*`` is the graph's name."""
+        number = next(number for number, graph in enumerate(self.job.graphs) if graph is problem.graph)
+        file = path.replace("*", list(folder_names(self.job.labels).values())[number])
+        return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), policy=name)
 
 
 def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
@@ -202,11 +210,6 @@ LEAST_PEAK = "least_peak_bytes"
 
 COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")
 """Columns that only a table of several rows has."""
-
-
-def _read_plan(path: Path, name: str, problem: Problem) -> Plan:
-    """Read a plan and call it by its file, which is how people know it."""
-    return replace(formats.read_plan(path, problem.graph, problem.tiers), policy=name)
 
 
 def _check_expectations(loaded: Loaded) -> None:

@@ -9,7 +9,9 @@ from simulator import catalog, formats, referee
 from simulator.builders import layouts
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
-from simulator.run.case import prepare
+from simulator.report.names import folder_names, plan_names
+from simulator.run.case import Case, prepare
+from simulator.run.task import Task
 from simulator.scenario import Scenario
 from simulator.units import counted
 from simulator.workload import Workload
@@ -74,6 +76,15 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
     if scenario is None:
         return f"{said}: ok by itself; name its --scenario to check it against the graph and the machine"
     case = prepare(catalog.resolve(scenario))
-    plan = formats.read_plan(path, case.graph, case.problem.tiers)
-    referee.check_plan(case.graph, case.hardware, replace(plan, policy=path.name), case.tasks[0].pinned)
+    task = _whose(path, case)
+    plan = formats.read_plan(path, task.graph, task.problem.tiers)
+    referee.check_plan(task.graph, case.hardware, replace(plan, policy=path.name), task.pinned)
     return f"{said}: ok for {case.loaded.scenario.name}"
+
+
+def _whose(path: Path, case: Case) -> Task:
+    """The graph that a plan is of: of several, the one that its file or its folder is named for."""
+    tasks = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
+    return next(
+        (task for file, folder, task in tasks if path.name == file or path.parent.name == folder), case.tasks[0]
+    )

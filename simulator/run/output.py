@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simulator import catalog, formats
 from simulator.report import files
 from simulator.report.html import Story
+from simulator.report.names import folder_names, plan_names
 from simulator.scenario import PolicyChoice
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def write(results: Results, out: Path) -> None:
 
 
 def _fill(results: Results, folder: Path) -> None:
-    names = files.folder_names(list(results))
+    names = folder_names(list(results))
     files.write_texts(folder, _documents(results, names))
     graph = results.case.loaded.paths.get("graph")
     if graph is not None:
@@ -44,7 +45,7 @@ def _fill(results: Results, folder: Path) -> None:
 
 
 def _write_tables(row: Result, folder: Path) -> None:
-    names = files.plan_names(row.job.labels)
+    names = plan_names(row.job.labels)
     for name, graph, plan in zip(names, row.job.graphs, row.recordings, strict=True):
         formats.plan_jsonl.write(plan, graph, folder / name)
     for table in ("spans", "waits", "memory", *(["ranks"] if row.job.ranks > 1 else [])):
@@ -58,8 +59,9 @@ def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:
     choices = []
     for label, row in results.items():
         choice = written.get(label)
-        if (choice is None or choice.is_file) and row.trace is not None and len(row.plans) == 1:
-            choice = PolicyChoice(policy=f"{folders[label]}/plan.jsonl", label=label)
+        if (choice is None or choice.is_file) and row.trace is not None:
+            name = "plan.jsonl" if len(row.plans) == 1 else "plan-*.jsonl"
+            choice = PolicyChoice(policy=f"{folders[label]}/{name}", label=label)
         if choice is not None:
             choices.append(choice)
     changes: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml"}

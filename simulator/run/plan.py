@@ -15,6 +15,7 @@ from simulator.policies import static
 from simulator.policies.problem import Problem
 from simulator.report import decisions, files, plan_files
 from simulator.report.crowds import crowded
+from simulator.report.names import folder_names
 from simulator.report.rows import percent
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policy, decided, prepare
@@ -80,6 +81,11 @@ class Planned:
         ]
         return "\n".join(lines)
 
+    @property
+    def file(self) -> str:
+        """The plan in the folder that is written, as a row of a scenario names it; ``*`` stands for each graph."""
+        return "plan.jsonl" if len(self.result.case.tasks) == 1 else "*/plan.jsonl"
+
     def write(self, out: Path) -> None:
         """Write the plan, the augmented graph, its reasons as tables and text, a drawing and a picture.
 
@@ -90,7 +96,7 @@ class Planned:
         """
         with files.replaced(out) as folder:
             tasks = self.result.case.tasks
-            names = [""] if len(tasks) == 1 else files.folder_names(self.result.job.labels).values()
+            names = [""] if len(tasks) == 1 else folder_names(self.result.job.labels).values()
             for number, name in enumerate(names):
                 inner = folder / name
                 inner.mkdir(exist_ok=True)

@@ -137,8 +137,48 @@ def test_a_plan_file_is_of_one_graph(tmp_path):
     pipeline = "tensor: 2, pipeline: 2, micro_batches: 2"
     text = SCENARIO.replace("[resident, reactive, static]", "[plan.jsonl]").split("expect:")[0]
     (tmp_path / "plan.jsonl").write_text("")
-    with pytest.raises(ConfigError, match=r"a plan from a file is of the only graph of its job"):
+    with pytest.raises(
+        ConfigError, match=r"a file has the plan of one graph, found one file for 2 graphs; name a file"
+    ):
         hosim.run(written(tmp_path, pipeline, text))
+
+
+@pytest.mark.parametrize("name", ["prefill_decode_pools", "llama3_8b_2x2x2"])
+def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes(name, tmp_path):
+    first = hosim.run(name, policies=["resident"])
+    first.write(tmp_path / "first")
+    plans = sorted(path.name for path in (tmp_path / "first" / "resident").glob("plan-*.jsonl"))
+    assert len(plans) == len(first.case.tasks) > 1
+    text = (tmp_path / "first" / "scenario.yaml").read_text()
+    again = tmp_path / "first" / "again.yaml"
+    again.write_text(text.replace("- policy: resident\n", "- policy: resident/plan-*.jsonl\n  label: resident\n"))
+    second = hosim.run(again)
+    assert second["resident"].policy == "resident/plan-*.jsonl"
+    assert second["resident"].summary == first["resident"].summary
+    assert [one["kind"] for one in second.provenance["inputs"]][-2:] == [f"plan resident {plan}" for plan in plans]
+    second.write(tmp_path / "second")
+    for file in (*plans, "spans.csv", "waits.csv", "memory.csv", "ranks.csv"):
+        one, other = ((tmp_path / run / "resident" / file).read_bytes() for run in ("first", "second"))
+        assert one == other, file
+    assert hosim.run(tmp_path / "second" / "scenario.yaml")["resident"].summary == first["resident"].summary
+
+
+def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, request):
+    command = request.getfixturevalue("hosim")
+    path = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    done = command("plan", path, "--out", tmp_path / "planned")
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"Plan: {tmp_path / 'planned' / '*' / 'plan.jsonl'}")
+    text = (
+        path.read_text().replace("[resident, reactive, static]", "[static, planned/*/plan.jsonl]").split("expect:")[0]
+    )
+    path.write_text(text)
+    rows = hosim.run(path)
+    assert rows["plan"].summary == {**rows["static"].summary, "policy": "plan"}
+    for graph in ("stage-0", "stage-1"):
+        done = command("check", tmp_path / "planned" / graph / "plan.jsonl", "--scenario", path)
+        assert done.code == 0, done.err
+    (tmp_path / "planned" / "stage-1" / "plan.jsonl").unlink()
+    assert "stage-1/plan.jsonl" in command("run", path).err
 
 
 def test_robust_is_about_one_rank(tmp_path):
