@@ -131,6 +131,9 @@ class Expectation(Part):
         Label of a row that this row must beat in ``step_ns``.
     why
         The sentence or printed figure behind it.
+    printed, source
+        The figure as its source prints it, which the report shows beside ours (it is not checked), and that source if
+        it is not the claim's.
     """
 
     row: Label
@@ -142,6 +145,8 @@ class Expectation(Part):
     equals: Bound | None = None
     faster_than: Label | None = None
     why: str = ""
+    printed: Bound | None = None
+    source: str = ""
 
     @property
     def unit(self) -> str | None:
@@ -149,17 +154,17 @@ class Expectation(Part):
         ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
         return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
 
-    def bound(self, key: Literal["about", "at_most", "at_least", "equals"]) -> int | float | str | None:
+    def bound(self, key: Literal["about", "at_most", "at_least", "equals", "printed"]) -> int | float | str | None:
         """What `key` says, as a number of the column's unit; None if it says nothing."""
         said: str | float | None = getattr(self, key)
         return said if said is None or self.unit is None else parse(said, self.unit)
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        keys: tuple[Literal["about", "at_most", "at_least", "equals"], ...]
-        keys = ("about", "at_most", "at_least", "equals")
-        if self.faster_than is None and all(getattr(self, key) is None for key in keys):
-            must = f"an expectation says {', '.join(keys)} or faster_than"
+        keys: tuple[Literal["about", "at_most", "at_least", "equals", "printed"], ...]
+        keys = ("about", "at_most", "at_least", "equals", "printed")
+        if self.faster_than is None and all(getattr(self, key) is None for key in keys[:-1]):
+            must = f"an expectation says {', '.join(keys[:-1])} or faster_than"
             raise FieldError(must, "none of them", "add one")
         for key in keys:
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from simulator.report.rows import Row, percent, present, quantity, ratio
+from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio
 from simulator.scenario import Expectation
 
 
@@ -24,6 +24,8 @@ class Verdict:
         Whether it does.
     why
         The sentence or printed figure behind it.
+    printed, difference, source
+        The figure as its source prints it, how far ours is from it, and the source; empty if none is printed.
     """
 
     row: str
@@ -32,6 +34,9 @@ class Verdict:
     found: str
     holds: bool
     why: str
+    printed: str = ""
+    difference: str = ""
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.row}: {self.column} must be {self.must}, found {self.found}"
@@ -49,7 +54,7 @@ def shown(column: str, value: object) -> str:
     return ratio(value) if column.startswith(("slowdown_", "crowding_", "demand_")) else str(value)
 
 
-def verdicts(expected: Sequence[Expectation], rows: Sequence[Row]) -> list[Verdict]:
+def verdicts(expected: Sequence[Expectation], rows: Sequence[Row], source: str = "") -> list[Verdict]:
     """Check all expectations.
 
     Parameters
@@ -58,11 +63,22 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Row]) -> list[Verdi
         Of the scenario.
     rows
         The rows of the table; an expectation about a row that was not run is left out.
-
+    source
+        Of printed figures that name none of their own.
     """
     by_label = {row.label: row for row in rows}
     known = [one for one in expected if one.row in by_label and one.faster_than in (None, *by_label)]
-    return [_verdict(one, by_label) for one in known]
+    return [_beside_printed(_verdict(one, by_label), one, by_label[one.row], source) for one in known]
+
+
+def _beside_printed(verdict: Verdict, one: Expectation, row: Row, source: str) -> Verdict:
+    """Add the printed figure, if there is one."""
+    if one.printed is None:
+        return verdict
+    printed, ours = one.bound("printed"), row.summary.get(one.column)
+    share = _or_nan(ours) / _or_nan(printed) - 1 if printed else math.nan
+    difference = f"{'+' if share > 0 else '-' if share < 0 else ''}{percent(abs(share))}" if present(share) else ABSENT
+    return replace(verdict, printed=shown(one.column, printed), difference=difference, source=one.source or source)
 
 
 def _verdict(one: Expectation, rows: dict[str, Row]) -> Verdict:

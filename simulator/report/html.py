@@ -37,7 +37,9 @@ class Story:
     provenance
         Where every number comes from, as in ``summary.json``.
     expectations
-        ``row``, ``column``, ``must``, ``found``, ``holds`` and ``why`` of each expectation.
+        The fields of `simulator.report.expectations.Verdict` for each expectation.
+    claim
+        ``sentence``, ``source``, ``fitted`` and ``predicted``, if the scenario puts a published sentence to the test.
     """
 
     name: str
@@ -45,6 +47,12 @@ class Story:
     sentences: tuple[str, ...]
     provenance: Mapping[str, Any]
     expectations: tuple[Mapping[str, Any], ...] = ()
+    claim: Mapping[str, str] | None = None
+
+    @property
+    def printed(self) -> list[Mapping[str, Any]]:
+        """The expectations that have a printed figure."""
+        return [one for one in self.expectations if one["printed"]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ def _fill(results: Results, folder: Path) -> None:
     if graph is not None:
         (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
     scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
-    story = Story(scenario.name, scenario.title, tuple(results.sentences), results.provenance, tuple(verdicts))
+    claim = scenario.claim.model_dump() if scenario.claim else None
+    story = Story(scenario.name, scenario.title, tuple(results.sentences), results.provenance, tuple(verdicts), claim)
     files.write_rows(folder, list(results.values()), story, _write_tables)
     more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
     files.write_summary(folder, [row.summary for row in results.values()], more)

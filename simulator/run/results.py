@@ -208,7 +208,9 @@ class Results(Mapping[str, Result]):
         """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
         if self.case.is_changed:
             return []
-        return expectations.verdicts(self.case.loaded.scenario.expect, list(self.values()))
+        scenario = self.case.loaded.scenario
+        source = scenario.claim.source if scenario.claim else ""
+        return expectations.verdicts(scenario.expect, list(self.values()), source)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
