@@ -100,5 +100,5 @@ def _verdict(search: Search, time_limit_s: float) -> str:
 
 def _objective(search: Search) -> str:
     if search.objective_ns is None:
-        return "objective: none, for the plan is not of the program's kind, or its replay takes another time"
+        return f"objective: none, for the program cannot tell this plan: {search.premise}"
     return f"objective: {search.objective_ns:,} ns by the program alone, which is the step of the replay"

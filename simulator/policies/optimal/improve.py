@@ -21,6 +21,9 @@ from simulator.trace import Trace
 TOLERANCE = 1e-6
 """The solver's own: a step that is faster by less than this share may be missed."""
 
+_LATE = "copies of the step before are late and delay this step, and the program looks at a step alone"
+_UNTOLD = "the program takes another time than the replay of its solution"
+
 RETELLING_S = 10
 """When to stop the search for flags that suit the times of a known plan [s]: a moment is what it takes."""
 
@@ -44,6 +47,8 @@ class Search:
         of the program's, or its replay took another time.
     least_ns
         No plan of the space is faster [ns].
+    premise
+        What the program lacks to tell the plan, where there is no objective.
     is_over
         Whether the search ended because there was nothing left to find.
     """
@@ -57,6 +62,7 @@ class Search:
         self.plan: Plan | None = None
         self.step_ns: int | float = math.inf
         self.objective_ns: int | None = None
+        self.premise = ""
         self.least_ns = _least_ns(problem)
         self.is_over = False
         self._trace: Trace | None = None
@@ -131,8 +137,13 @@ class Search:
             return
         program = self._program(int(self.step_ns), 0)
         observed = observe(self._problem, self._space, self.plan, self._trace)
-        limit_s = self._until - time.monotonic() if observed is None else RETELLING_S
-        self._offer_solution(program, program.solve(limit_s, observed))
+        if isinstance(observed, str):
+            self.premise = observed
+            solution = program.solve(self._until - time.monotonic())
+        else:
+            self.premise = _LATE if self._space.lead else _UNTOLD
+            solution = program.solve(RETELLING_S, observed)
+        self._offer_solution(program, solution)
 
     def _program(self, horizon_ns: int, least_ns: int) -> Program:
         """The program for steps between two lengths [ns]."""

@@ -36,7 +36,7 @@ class Observed:
     taken: set[int] = field(default_factory=set)
 
 
-def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observed | None:
+def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observed | str:
     """Read the last step of a run.
 
     Parameters
@@ -50,13 +50,14 @@ def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observe
 
     Returns
     -------
-    Observed or None
-        None if the plan is not of the program's kind: decided while it runs, with a `Sync`, an op that runs again,
-        a copy that crosses a barrier, a second copy out of the same version, or a tensor that comes back unread.
+    Observed or str
+        What makes the plan one that is not of the program's kind, if it is not: it is decided while it runs, or has a
+        `Sync`, an op that runs again, a copy over a third tier or across a barrier, a second copy out of the same
+        version, or a tensor that comes back unread.
     """
     steps = plan.fixed
     if steps is None:
-        return None
+        return "it decides while it runs"
     spans = trace.spans.whole()
     begun: dict[int, int] = dict(zip(spans["issue"].tolist(), spans["start_ns"].tolist(), strict=True))
     first = len(steps) * (plan.repeats - 1)
@@ -65,8 +66,9 @@ def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observe
     zero = begun[leads[0]] if leads else problem.hardware.host.fixed.launch_ns
     observer = _Observer(problem, space, plan)
     for issue, (kind, a, b, c) in enumerate(steps.codes(), first):
-        if not observer.see(kind, a, (b, c), begun.get(issue, zero) - zero):
-            return None
+        strange = observer.see(kind, a, (b, c), begun.get(issue, zero) - zero)
+        if strange:
+            return strange
     observer.found.starts = [begun[issue] - zero for issue in leads + computes]
     observer.choose()
     return observer.found
@@ -85,24 +87,29 @@ class _Observer:
         for g, gap in enumerate(space.gaps):
             self._gaps.setdefault(gap.tensor, []).append(g)
 
-    def see(self, kind: int, a: int, rest: tuple[int, int], start: int) -> bool:
-        """Follow one step; say whether it is one that the program knows."""
-        here = self._problem.compute_tier
+    def see(self, kind: int, a: int, rest: tuple[int, int], start: int) -> str:
+        """Follow one step; say what is strange about it if it is not one that the program knows."""
         if kind == COMPUTE:
             self._op += 1
             for tensor in self._problem.graph.ops[a].writes:
                 self._version[tensor] = self._op + self._space.lead
-            return a == self._op
+            return "" if a == self._op else "an op runs again"
         if kind == DETACH:
-            if rest[0] == here and (gap := self._gap(a)) is not None:
+            if rest[0] == self._problem.compute_tier and (gap := self._gap(a)) is not None:
                 self.found.away.add(gap)
-            return True
-        away = self._problem.away(a)[:1]
-        if kind != COPY or not away:
-            return False
-        if rest == (here, *away):
-            return self._note(self.found.outs, self._outs.get((a, self._version[a])), start)
-        return rest == (*away, here) and self._note(self.found.ins, self._back(a), start)
+            return ""
+        return self._copy(a, rest, start) if kind == COPY else "the host waits"
+
+    def _copy(self, tensor: int, ends: tuple[int, int], start: int) -> str:
+        here, away = self._problem.compute_tier, self._problem.away(tensor)[:1]
+        name = repr(self._problem.graph.tensors[tensor].name)
+        if away and ends == (here, *away):
+            is_known = self._note(self.found.outs, self._outs.get((tensor, self._version[tensor])), start)
+            return "" if is_known else f"it copies {name} out twice, or though it is at home there"
+        if away and ends == (*away, here):
+            is_known = self._note(self.found.ins, self._back(tensor), start)
+            return "" if is_known else f"it copies {name} in where nobody reads it next, or across a barrier"
+        return f"it copies {name} over a third tier"
 
     def _note(self, when: dict[int, int], name: int | None, start: int) -> bool:
         if name is None or name in when:
