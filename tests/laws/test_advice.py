@@ -74,7 +74,7 @@ def test_every_amount_of_a_shipped_scenario_is_enough(name, share):
     usable = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes
     changes = {"budget_bytes": int(share * (loaded.scenario.budget_bytes or usable)), "expect": ()}
     case = prepare(replace(loaded, scenario=loaded.scenario.model_copy(update=changes)))
-    rows = [row for row in run_case(case, ["static"] if share < 0.5 else None).values() if row.shortfall is not None]
+    rows = [row for row in run_case(case, ["resident", "static"]).values() if row.shortfall is not None]
     assert any(row.shortfall.rooms for row in rows if row.shortfall)
     for row in rows:
         check(case, row)
