@@ -116,6 +116,9 @@ class Trace:
         If blocked: who waits for what, one sentence a line, as a cycle where there is one.
     stands_in
         For each rank, the one whose rows are its own, too: itself unless ranks were folded.
+    stored_once
+        Rows ``(rank, tier, tensor, bytes)``: of what lies at home in a tier that ranks share, and is stored there once
+        for several of them, so many bytes of the rank's residencies are those of another rank, too [B].
     until_ns
         If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
     """
@@ -128,6 +131,26 @@ class Trace:
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
+    stored_once: tuple[tuple[int, int, int, int], ...] = ()
+
+    def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
+        """Count, for each row of residencies, bytes that another rank's rows count, too (see `stored_once`) [B].
+
+        Parameters
+        ----------
+        rows
+            Rows of the residencies.
+        """
+        found = np.zeros(len(rows["tier"]), np.int64)
+        if not self.stored_once or not len(found):
+            return found
+        tiers, tensors = (int(max(row[i] for row in self.stored_once)) + 1 for i in (1, 2))
+        known = {(rank * tiers + tier) * tensors + tensor: size for rank, tier, tensor, size in self.stored_once}
+        inside = (rows["tier"] < tiers) & (rows["tensor"] >= 0) & (rows["tensor"] < tensors)
+        keys = (rows["rank"] * tiers + rows["tier"]) * tensors + rows["tensor"]
+        at = np.flatnonzero(inside & np.isin(keys, np.array(sorted(known), np.int64)))
+        found[at] = [known[key] for key in keys[at].tolist()]
+        return found
 
     def by_rank(self) -> tuple[Trace, ...]:
         """What happened on each rank: as many traces of one rank, which is number 0 there.
@@ -138,8 +161,9 @@ class Trace:
         if ranks == 1:
             return (self,)
         tables = [table.by_rank(ranks) for table in (self.spans, self.waits, self.residencies)]
+        lone = replace(self, stands_in=(0,), stored_once=())
         alone = [
-            replace(self, spans=spans, waits=waits, residencies=places, issued=(issued,), stands_in=(0,))
+            replace(lone, spans=spans, waits=waits, residencies=places, issued=(issued,))
             for spans, waits, places, issued in zip(*tables, self.issued, strict=True)
         ]
         return tuple([alone[rank] for rank in self.stands_in])

@@ -16,6 +16,7 @@ from simulator.engine.program import Program
 from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COPY
+from simulator.stored import repeated
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
@@ -45,6 +46,7 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
     """Tiers whose room ranks take from one another."""
     on_node = hardware.topology.devices_per_node
     each = {id(program): program for program in programs}
+    again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
     for number, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue
@@ -54,6 +56,8 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         needs: Counter[int] = Counter()
         for rank, program in enumerate(programs):
             needs[rank // on_node if tier.scope == "node" else -1] += footprint[id(program)]
+        for rank, (place, _, size) in again:
+            needs[rank // on_node if tier.scope == "node" else -1] -= size if place == number else 0
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 

@@ -63,6 +63,9 @@ class Machine(Protocol):
     def resources(self, link: str, rank: int) -> Uses:
         """What else the flows on a link of this rank go through."""
 
+    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
+        """Whether another rank has stored this tensor here for the rank, too."""
+
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
 
@@ -182,7 +185,8 @@ class Rank:
             if home < 0:
                 continue
             tier, size = self._tiers[home], self.places.size_bytes[tensor]
-            tier.used += size
+            if not self.machine.is_stored(self.number, home, tensor):
+                tier.used += size
             self.places.valid[home][tensor] = 1
             self.places.hold(tensor, home)
             if tier.used > tier.capacity:

@@ -22,6 +22,7 @@ from simulator.errors import ConfigError, InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
+from simulator.stored import repeated
 from simulator.trace import Trace
 
 Progress = Callable[[int, int], None]
@@ -77,6 +78,7 @@ def run(
     """
     stands_in = _stands_in(programs, hardware, fold)
     simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), stands_in)
+    simulation.store_once(programs)
     with _no_collection():
         for rank, program in enumerate(programs):
             if stands_in[rank] == rank:
@@ -136,12 +138,29 @@ class Simulation(Machine):
         self._instances: dict[tuple[str, str, int], Any] = {}
         self._ranks: list[Rank] = []
         self._starts_ns: set[int] = set()
+        self._stored: set[tuple[int, int, int]] = set()
+        self._stored_once: Counter[tuple[int, int, int]] = Counter()
         self._progress: Progress | None = None
 
     def add(self, number: int, program: Program) -> None:
         """Add a rank that is simulated."""
         self._ranks.append(Rank(self, number, program))
         self._starts_ns.add(program.starts_ns)
+
+    def store_once(self, programs: Sequence[Program]) -> None:
+        """Find what is stored once for several ranks; of those that are folded, the one simulated has it for all."""
+        on_node = self.hardware.topology.devices_per_node
+        scopes = [tier.scope for tier in self.hardware.tiers.values()]
+        for rank, (tier, tensor, size) in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
+            by = self._stands_in[rank]
+            if rank == by:
+                self._stored.add((rank, tier, tensor))
+            if scopes[tier] != "node" or rank // on_node == by // on_node:
+                self._stored_once[by, tier, tensor] += size
+
+    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
+        """Whether another rank has stored this tensor here for the rank, too."""
+        return (rank, tier, tensor) in self._stored
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
@@ -249,7 +268,9 @@ class Simulation(Machine):
         self.checkpoint()
         blocked = tuple(s for rank in self._ranks for s in rank.blocked())
         trace = self.recorder.trace(blocked, self._stands_in)
-        return replace(trace, until_ns=_until_ns(trace)) if len(self._starts_ns) > 1 else trace
+        until_ns = _until_ns(trace) if len(self._starts_ns) > 1 else None
+        once = tuple((*place, size) for place, size in self._stored_once.items())
+        return replace(trace, until_ns=until_ns, stored_once=once)
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""

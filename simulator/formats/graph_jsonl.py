@@ -23,7 +23,7 @@ tensor   `size_bytes`       size                                                
 tensor   `kind`             weight, gradient, optimizer_state, activation, kv_cache, expert,       activation
                             workspace or input
 tensor   `persistent`       it exists before the first op and after the last one of each step      false
-tensor   `shared`           node or supernode: read-only, stored once there                        not shared
+tensor   `shared`           node or supernode: read-only, stored once for all ranks there          not shared
 group    `group`            unique name of ranks that meet in collectives                          required
 group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
                             overlap, for send and recv pairs (from, to)

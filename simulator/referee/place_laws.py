@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +39,19 @@ class Held:
     detached: Ints
 
 
-def check_capacity(hardware: Hardware, trace: Trace, budget_bytes: int | float) -> None:
+def check_capacity(
+    hardware: Hardware, trace: Trace, budget_bytes: int | float, once: Mapping[str, Mapping[int, int]]
+) -> None:
     """Check that time moves forward and that each tier instance holds between nothing and its capacity, at each row.
 
     A rank that stands for others counts on its instance of a shared tier for as many of them as are there.
+
+    Parameters
+    ----------
+    hardware, trace, budget_bytes
+        The machine, what happened there, and what may be used of the compute tier [B].
+    once
+        For each tier, by instance, what rows count but the tier stores once for several ranks [B].
     """
     rows = trace.residencies.whole()
     time, where = rows["time_ns"], "trace, residencies row"
@@ -61,7 +70,8 @@ def check_capacity(hardware: Hardware, trace: Trace, budget_bytes: int | float) 
         used = np.cumsum(delta * counts[rank])
         before = np.append(0, used[:-1])[_firsts(instance[rank])]
         used -= before
-        wrong = np.flatnonzero((used < 0) | (used > capacity))
+        spare = np.array([once[name].get(int(i), 0) for i in range(len(trace.stands_in))], np.int64)
+        wrong = np.flatnonzero((used < 0) | (used - spare[instance[rank]] > capacity))
         if len(wrong):
             must = f"a tier holds at least 0 B and at most its capacity ({_bytes(capacity)} in {name})"
             found = f"{int(used[wrong[0]]):,} B at {int(time[at[wrong[0]]]):,} ns"

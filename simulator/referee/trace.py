@@ -12,7 +12,7 @@ from simulator.errors import InvariantError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
-from simulator.referee import bandwidth_laws, data_laws, meeting_laws, place_laws, time_laws
+from simulator.referee import bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
 from simulator.referee.facts import Facts, Program, RankRows
 from simulator.referee.findings import Findings, look
 from simulator.referee.meetings import meetings
@@ -62,7 +62,9 @@ def check_trace(
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
     _check_status(plans, trace)
     _check_folded(job, hardware, plans, trace)
-    place_laws.check_capacity(hardware, trace, budget_bytes)
+    once = {tier: stored_once.spare_bytes(job, hardware, plans, tier) for tier in hardware.tiers}
+    stored_once.check(hardware, trace, once)
+    place_laws.check_capacity(hardware, trace, budget_bytes, once)
     rows, ranks = RankRows(trace), []
     programs: dict[tuple[int, int], Program] = {}
     for rank, plan in enumerate(plans):

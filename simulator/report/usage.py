@@ -121,8 +121,9 @@ def shared_usages(row: Row, views: Sequence[OfRank]) -> Iterator[tuple[str, int,
                 continue
             changes = view.trace.residencies.whole()
             mine = np.flatnonzero(changes["tier"] == t)
+            of_all = {**changes, "rank": np.full(len(changes["tier"]), view.rank)}
             kinds = tensor_kinds(view.graph, changes["tensor"][mine])
-            delta = changes["delta_bytes"][mine] * counts[view.rank]
+            delta = changes["delta_bytes"][mine] * counts[view.rank] - row.trace.repeated_bytes(of_all)[mine]
             if len(mine):
                 parts.setdefault(view.rank // size, []).append((changes["time_ns"][mine], delta, kinds))
         for instance, found in sorted(parts.items()):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from simulator.graph import Job
 from simulator.hardware import Hardware, Tier
+from simulator.stored import repeated
 
 
 def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> list[tuple[int | float, ...]]:
@@ -27,6 +28,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
     """
     tiers = list(hardware.tiers.values())
     at_home = [_at_home_bytes(job, number, homes[number], len(tiers)) for number in range(len(job.graphs))]
+    again = list(repeated([(job.graphs[graph], homes[graph]) for graph in job.graph_of], hardware))
     found: list[list[int | float]] = [[tier.usable_bytes for tier in tiers] for _ in job.graphs]
     for number, tier in enumerate(tiers):
         place = _places(tier, hardware.topology.devices_per_node)
@@ -36,6 +38,8 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         taken: Counter[int] = Counter()
         for rank, graph in enumerate(job.graph_of):
             taken[rank // place] += at_home[graph][number]
+        for rank, (at, _, size) in again:
+            taken[rank // place] -= size if at == number else 0
         for rank, graph in enumerate(job.graph_of):
             left = tier.usable_bytes - taken[rank // place]
             found[graph][number] = min(found[graph][number], at_home[graph][number] + left // sharers[rank // place])
