@@ -200,7 +200,7 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
             window = f"{augmented.point(one.first)} ... {augmented.point(one.last)}"
             lines.append(f"    {one.role} {augmented.point(one.position)}; window {window}")
             if one.role is not Role.DETACH:
-                way = f"{problem.tiers[one.source]} to {problem.tiers[one.target]}"
+                way = " to ".join(problem.tiers[tier] for tier in problem.path(one.source, one.target))
                 lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(one)}")
     return lines
 

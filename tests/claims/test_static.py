@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from policy_problems import DDR, machine, problem, replay
 
@@ -9,8 +11,10 @@ import simulator as hosim
 from simulator import bounds, catalog
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
+from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
 from simulator.policies.static import Options
+from simulator.run.case import prepare
 
 
 def decode(layers: int = 32, steps: int = 4) -> Graph:
@@ -67,3 +71,20 @@ def test_what_a_slow_link_exposes_is_named():
     said = " ".join(results.sentences)
     assert "waiting for room in hbm" in said
     assert "waiting for transfers over d2h" in said
+
+
+def test_a_ddr_that_is_too_small_costs_no_more_than_the_ssd_behind_it_must():
+    """What neither tier has room for at the worst op is read back from the SSD after that op: no plan is faster."""
+    case = prepare(catalog.resolve("tiny_train_t4"), is_changed=False)
+    live = live_bytes(case.graph, case.problem.lifetimes)
+    worst = int(live.argmax())
+    rate = case.problem.hardware.links["read"].bandwidth_bytes_per_s
+    steps = []
+    for megabytes in (12, 20, 40, 60, 70, 75, 80, 81, 90):
+        row = hosim.run("tiny_train_t4", set={"tiers.ddr.capacity": f"{megabytes} MB"}, policies=["static"])["static"]
+        short = max(0, int(live[worst]) - case.problem.budget_bytes - megabytes * 10**6)
+        least_ns = case.problem.clock[worst + 1] + short * 10**9 // rate if short else 0
+        steps.append(row.summary["step_ns"])
+        assert steps[-1] <= 1.25 * max(least_ns, row.summary["bound_ns"])
+    assert all(more <= 1.004 * less for less, more in pairwise(steps))
+    assert steps[-3] <= 1.01 * steps[-1]

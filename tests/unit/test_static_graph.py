@@ -1,7 +1,9 @@
 """The augmented graph as a value: what it holds, what it refuses, how it is written down."""
 
+import csv
 import json
 from dataclasses import replace
+from math import log2
 
 import pytest
 from policy_problems import HBM, machine, problem, replay, tell, train
@@ -11,6 +13,7 @@ from simulator.errors import PlanError
 from simulator.formats import augmented_json
 from simulator.graph import TensorKind
 from simulator.hardware import Hardware
+from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import Options, Weights, explained
 from simulator.policies.static.analyse import analyse
@@ -27,7 +30,8 @@ from simulator.report import decisions, plan_files
 
 def augmented_of(p, limit):
     found = analyse(p)
-    return insert(p, found, select(p, found, limit, ranked(p, found, Scorer(p, Weights()))))
+    score = Scorer(p, Weights())
+    return insert(p, found, select(p, found, limit, ranked(p, found, score)), score)
 
 
 def of_kind(name, kind, tensors, *ops, **more):
@@ -185,8 +189,8 @@ def two_tiers(ddr):
 
 def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    gaps = assign(p, analyse(p).candidates[:4])
-    assert sorted(gap.away for gap in gaps) == [1, 1, 2, 2]
+    gaps = assign(p, analyse(p).candidates[:4], Scorer(p, Weights()))
+    assert sorted(gap.away for gap in gaps) == [1, 1, 1, 2]
     longest = max(gaps, key=lambda gap: gap.lead_ns)
     assert longest.away == 2
     plan = POLICIES["static"].plan(p)
@@ -194,9 +198,45 @@ def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     assert (done.status, done.peak_bytes["ddr"] <= 30, done.peak_bytes["ssd"] > 0) == ("ok", True, True)
 
 
+def test_only_what_is_too_much_for_ddr_goes_on():
+    """DDR holds 5 of 6 tensors; the one that goes on passes it while there is room."""
+    p = problem(train(8, duration=60), budget=28, hardware=two_tiers("50 B"))
+    gaps = explained(p, Options()).candidate.augmented.gaps
+    assert sorted(gap.away for gap in gaps) == [1, 1, 1, 1, 1, 2]
+
+
+def test_what_no_op_uses_takes_no_room_in_the_tier_that_others_need():
+    p = problem(graph("u 10 persistent, x 1", "a: -> x"), budget=5, homes={"u": FREE}, hardware=two_tiers("30 B"))
+    assert POLICIES["static"].plan(p).home[0] == p.tiers.index("ssd")
+
+
+def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_path):
+    p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
+    found = explained(p, Options(improve=0))
+    went = {}
+    for kind, tensor, _, target in found.plan.fixed.codes():
+        if kind == COPY and target != HBM:
+            went[tensor] = max(target, went.get(tensor, 0))
+    moved = found.decided(Decision.MOVE)
+    assert set(went.values()) == {1, 2}
+    assert {choice.gap.tensor: choice.gap.away for choice in moved} == went
+    for choice in moved:
+        copies = 20 * choice.gap.away
+        assert choice.gap.out_ns + choice.gap.in_ns == copies
+        assert dict(zip(TERMS, choice.score.terms, strict=True))["bandwidth"] == -log2(1 + copies)
+    assert [choice.score.total for choice in moved] == sorted((c.score.total for c in moved), reverse=True)
+    further = next(choice for choice in moved if choice.gap.away == 2)
+    assert further.reason == "without it the budget is exceeded; ddr has no room or no time for it"
+    assert "hbm to ddr to ssd, 20 ns alone" in decisions.tensor_told(found, p.graph.tensors[further.gap.tensor].name)
+    plan_files.write(found, tmp_path)
+    rows = csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())
+    names = {p.graph.tensors[t].name: ("", "ddr", "ssd")[tier] for t, tier in went.items()}
+    assert {row["tensor"]: row["tier"] for row in rows if row["decision"] == "move"} == names
+
+
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
-    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1}
 
 
 def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
@@ -205,7 +245,7 @@ def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
     document["links"]["to"] = {"source": "hbm", "target": "pool", "bandwidth": "0.9 GB/s"}
     document["links"]["from"] = {"source": "pool", "target": "hbm", "bandwidth": "0.9 GB/s"}
     p = problem(train(8, size=40, duration=10), budget=120, hardware=Hardware.model_validate(document))
-    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1, 2}
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1, 2}
     assert replay(p, POLICIES["static"].plan(p)).peak_bytes["pool"] > 0
 
 

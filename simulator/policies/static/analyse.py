@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,21 @@ class Idle:
         if self.wraps:
             return max(0, self.in_ns - self.lead_ns) + max(0, self.out_ns - self.trail_ns)
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
+
+    def spent_in(self, problem: Problem, tier: int) -> Idle:
+        """Return the gap as spent in a tier, with the times of its copies over all of the way.
+
+        Parameters
+        ----------
+        problem
+            What is planned for.
+        tier
+            The tier.
+        """
+        here = problem.compute_tier
+        out_ns = problem.copy_ns(self.tensor, here, tier) if self.out_ns else 0
+        in_ns = problem.copy_ns(self.tensor, tier, here) if self.in_ns else 0
+        return replace(self, away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
         """First and last op of each stretch during which the tensor is away.

@@ -16,7 +16,7 @@ from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.options import Options
 from simulator.policies.static.remade import remade, with_alternatives
 from simulator.policies.static.score import Score, Scorer
-from simulator.policies.static.select import explain, ranked
+from simulator.policies.static.select import explain
 from simulator.policies.static.validate import GOOD_ENOUGH, Candidate, Validator
 
 MIXES = 3
@@ -59,12 +59,12 @@ def explained(problem: Problem, options: Options) -> Explanation:
     """
     contracted = contract(problem)
     found = compiled(contracted.problem, options)
-    forced = [(gap, found.score(gap)) for gap in found.analysis.forced]
-    choices = explain(found.problem, found.candidate.selection, found.order, forced)
+    selection, spent = found.candidate.selection, found.candidate.augmented.gaps
+    choices = explain(found.problem, selection, spent, found.order, found.analysis.forced, found.score)
     if options.recompute:
         choices = with_alternatives(found.problem, choices)
     if found.rewritten is not None:
-        choices += remade(found.rewritten, found.score)
+        choices += remade(found.rewritten, spent, found.score)
     return explanation(found.problem, found.candidate, choices, contracted.written_out(found.plan))
 
 
@@ -120,10 +120,9 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 
 def _passes(problem: Problem, options: Options) -> Compiled:
     analysis, score = analyse(problem), Scorer(problem, options.weights)
-    order = ranked(problem, analysis, score)
-    validator = Validator(problem, analysis, order, options.alpha, options.tries)
+    validator = Validator(problem, analysis, score, options.alpha, options.tries)
     candidate = validator.run(options.improve)
-    return Compiled(problem, analysis, score, order, candidate, candidate.plan, validator.best.step_ns)
+    return Compiled(problem, analysis, score, validator.order, candidate, candidate.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

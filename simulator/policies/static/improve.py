@@ -9,7 +9,7 @@ with its ops starting earlier in sum. After a round without gain the search goes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -20,6 +20,8 @@ from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.insert import insert
+from simulator.policies.static.room import Room, chooses
+from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection
 from simulator.policies.static.write import write
 
@@ -37,10 +39,13 @@ class State:
         What leaves.
     points
         Program points of cache operators that are not at their default.
+    tiers
+        Tiers of gaps that do not go where the passes would send them.
     """
 
     gaps: frozenset[Idle]
     points: Mapping[Place, int]
+    tiers: Mapping[Idle, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,14 @@ class Improver:
     ----------
     problem, analysis
         What to plan for.
+    score
+        Scores gaps.
     replays
         How many replays it may use.
-    enough_ns
-        A step this short cannot be beaten [ns].
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, replays: int, enough_ns: int) -> None:
-        self._problem, self._analysis, self._enough_ns = problem, analysis, enough_ns
+    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, replays: int) -> None:
+        self._problem, self._analysis, self._score, self._enough_ns = problem, analysis, score, problem.bound_ns
         self.left = replays
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
@@ -144,22 +149,32 @@ class Improver:
         for one in found.augmented.cache_ops:
             place = _place(found.gaps, one)
             for point in _points(one):
-                yield State(state.gaps, {**state.points, place: point})
+                yield replace(state, points={**state.points, place: point})
+        yield from self._other_tiers(found)
         movable = [gap for gap in order if gap not in self._analysis.forced]
         others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
         for gap in movable:
-            yield State(state.gaps - {gap}, state.points)
+            yield replace(state, gaps=state.gaps - {gap})
             for other in others:
-                yield State(state.gaps - {gap} | {other}, state.points)
+                yield replace(state, gaps=state.gaps - {gap} | {other})
         for other in others:
-            yield State(state.gaps | {other}, state.points)
+            yield replace(state, gaps=state.gaps | {other})
+
+    def _other_tiers(self, found: Found) -> Iterator[State]:
+        """States in which one gap is spent elsewhere; others then make room, or come nearer."""
+        if Room(self._problem).is_scarce:
+            for gap, spent in zip(found.gaps, found.augmented.gaps, strict=True):
+                for tier in self._problem.neighbours:
+                    if tier != spent.away and chooses(self._problem, gap.tensor):
+                        yield replace(found.state, tiers={**found.state.tiers, gap: tier})
 
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
         gaps = tuple(sorted(state.gaps, key=_key))
-        augmented = insert(self._problem, self._analysis, Selection(gaps, self._analysis.live_bytes, 0, 0))
+        selection = Selection(gaps, self._analysis.live_bytes, 0, 0)
+        augmented = insert(self._problem, self._analysis, selection, self._score, state.tiers)
         augmented = _placed(augmented, gaps, state.points)
-        key = tuple((one.tensor, one.role, one.position) for one in augmented.cache_ops)
+        key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
         if key in self._seen:
             return self._seen[key]
         self._seen[key] = None

@@ -12,11 +12,19 @@ from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role, issue_order
+from simulator.policies.static.room import held
+from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection
 from simulator.policies.static.tiers import assign
 
 
-def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
+def insert(
+    problem: Problem,
+    analysis: Analysis,
+    selection: Selection,
+    score: Rank,
+    settled: Mapping[Idle, int] | None = None,
+) -> Augmented:
     """Add the cache operators of the chosen gaps to the graph.
 
     Parameters
@@ -25,10 +33,15 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
         What the plan is for.
     analysis, selection
         What leaves.
+    score
+        Tells what goes further where a tier is too small.
+    settled
+        Tiers that are chosen already, by gap.
     """
-    gaps = assign(problem, selection.gaps)
+    gaps = assign(problem, selection.gaps, score, settled)
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
-    homes.update((tensor, problem.away(tensor)[0]) for tensor in analysis.idle_homes)
+    below = held(problem, gaps)
+    homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     inserter = _Inserter(problem, homes)
     nodes = [one for trip, gap in enumerate(gaps) for one in inserter.nodes(trip, gap)]
     nodes.sort(key=issue_order)

@@ -15,7 +15,7 @@ also before its last reader has run, once its last writer has.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -23,6 +23,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.room import Room, held
 from simulator.policies.static.timeline import Timeline
 
 
@@ -63,25 +64,31 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
         See `Knobs`.
     """
     changed: dict[CacheOp, CacheOp] = {}
+    below = held(problem, augmented.gaps)
     if knobs.early_stores:
         stores = [one for one in augmented.cache_ops if one.role is Role.STORE]
-        changed.update(_forwards(problem, stores, timeline))
-    changed.update(_backwards(problem, analysis, augmented, timeline, knobs))
+        changed.update(_forwards(problem, stores, timeline, below))
+    changed.update(_backwards(_Layout(problem, analysis, augmented, timeline, knobs, below), augmented))
     return augmented.moved(changed)
 
 
-def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline) -> dict[CacheOp, CacheOp]:
+def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline, below: Room) -> dict[CacheOp, CacheOp]:
     """Let each channel take, whenever it is free, the store whose room is given up first."""
     by_channel: dict[int, list[CacheOp]] = {}
     for one in stores:
         by_channel.setdefault(problem.queue(_first_hop(problem, one)), []).append(one)
     found: dict[CacheOp, CacheOp] = {}
     for mine in by_channel.values():
-        _serve(problem, mine, timeline, found)
+        for one, wanted in _served(problem, mine, timeline):
+            point = below.earliest(one, wanted, one.position)
+            if point != one.position:
+                below.move(one, point)
+                found[one] = one._replace(position=point)
     return found
 
 
-def _serve(problem: Problem, stores: list[CacheOp], timeline: Timeline, found: dict[CacheOp, CacheOp]) -> None:
+def _served(problem: Problem, stores: list[CacheOp], timeline: Timeline) -> Iterator[tuple[CacheOp, int]]:
+    """Yield the stores of a channel in the order in which it takes them, and the point at which it does."""
     gates = timeline.gate_ns
     arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
     ready: list[tuple[int, int, int, CacheOp]] = []
@@ -95,46 +102,48 @@ def _serve(problem: Problem, stores: list[CacheOp], timeline: Timeline, found: d
         _, _, _, one = heappop(ready)
         begin = max(servers[0], _written_ns(one, starts, durations))
         heapreplace(servers, begin + problem.crowded_ns(one.tensor, _first_hop(problem, one)))
-        point = min(max(one.first, bisect_right(gates, begin) - 1), one.position)
-        if point != one.position:
-            found[one] = one._replace(position=point)
+        yield one, min(max(one.first, bisect_right(gates, begin) - 1), one.position)
 
 
 def _written_ns(one: CacheOp, starts: tuple[int, ...], durations: list[int]) -> int:
     return starts[one.after] + durations[one.after] if one.after >= 0 else starts[one.first]
 
 
-def _backwards(
-    problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs
-) -> dict[CacheOp, CacheOp]:
+def _backwards(layout: _Layout, augmented: Augmented) -> dict[CacheOp, CacheOp]:
     """Let each copy in end just before its use, and before the next copy of its channel begins."""
-    layout = _Layout(problem, analysis, augmented, timeline, knobs)
-    if knobs.eager:
+    problem = layout.problem
+    if layout.knobs.eager:
         prefetches = (one for one in augmented.cache_ops if one.role is Role.PREFETCH)
         for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
             layout.place_early(one)
-        return layout.found
+        return layout.settled()
     queues = {problem.queue(_last_hop(problem, one)) for one in augmented.cache_ops if one.role is Role.PREFETCH}
     for one in sorted(augmented.cache_ops, key=layout.latest_ns, reverse=True):
         if one.role is Role.PREFETCH:
             layout.place(one)
         elif one.role is Role.STORE and problem.queue(_first_hop(problem, one)) in queues:
             layout.reserve(one)
-    return layout.found
+    return layout.settled()
 
 
 class _Layout:
     """The copies of each channel, laid out backwards."""
 
     def __init__(
-        self, problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs
+        self,
+        problem: Problem,
+        analysis: Analysis,
+        augmented: Augmented,
+        timeline: Timeline,
+        knobs: Knobs,
+        below: Room,
     ) -> None:
-        self._problem, self._timeline, self._knobs = problem, timeline, knobs
+        self.problem, self._timeline, self.knobs, self._below = problem, timeline, knobs, below
         self._profile = Profile(analysis.live_bytes)
         self._earliest = _leave(self._profile, augmented, timeline)
         self._free_until: dict[int, list[int]] = {}
         self._last_point: dict[int, int] = {}
-        self.found: dict[CacheOp, CacheOp] = {}
+        self._found: dict[CacheOp, tuple[int, int]] = {}
 
     def latest_ns(self, one: CacheOp) -> tuple[int, int]:
         """When a copy should have ended: a copy in at its use, a store when it can at the earliest [ns]."""
@@ -144,17 +153,17 @@ class _Layout:
 
     def _servers(self, hop: tuple[int, int], due: int) -> list[int]:
         """Until when each server of the hop's queue is free, negative, as a heap."""
-        return self._free_until.setdefault(self._problem.queue(hop), [-due] * self._problem.servers(hop))
+        return self._free_until.setdefault(self.problem.queue(hop), [-due] * self.problem.servers(hop))
 
     def reserve(self, one: CacheOp) -> None:
         """Keep time for a store where copies in use the same queue."""
-        hop, due = _first_hop(self._problem, one), self.latest_ns(one)[0]
+        hop, due = _first_hop(self.problem, one), self.latest_ns(one)[0]
         servers = self._servers(hop, due)
-        heapreplace(servers, -(min(due, -servers[0]) - self._problem.crowded_ns(one.tensor, hop)))
+        heapreplace(servers, -(min(due, -servers[0]) - self.problem.crowded_ns(one.tensor, hop)))
 
     def place(self, one: CacheOp) -> None:
         """Put a copy in at its cheapest position."""
-        problem, starts, gates, knobs = self._problem, self._timeline.start_ns, self._timeline.gate_ns, self._knobs
+        problem, starts, gates, knobs = self.problem, self._timeline.start_ns, self._timeline.gate_ns, self.knobs
         budget, hop = problem.budget_bytes, _last_hop(problem, one)
         took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + problem.crowded_ns(one.tensor, hop)
         due = starts[one.before] - knobs.slack_ns
@@ -171,20 +180,29 @@ class _Layout:
 
     def place_early(self, one: CacheOp) -> None:
         """Put a copy in where there is room for it from then on, behind those whose use comes first."""
-        queue = self._problem.queue(_last_hop(self._problem, one))
+        queue = self.problem.queue(_last_hop(self.problem, one))
         earliest = max(self._earliest[one.trip], one.first, self._last_point.get(queue, 0))
-        room = self._problem.budget_bytes - one.size_bytes
+        room = self.problem.budget_bytes - one.size_bytes
         position = self._profile.last_above(min(earliest, one.before), one.before - 1, room) + 1
         self._profile.add(position, one.before - 1, one.size_bytes)
         self._last_point[queue] = position
         self._note(one, position, one.alone_ns)
 
     def _note(self, one: CacheOp, position: int, took: int) -> None:
-        """Note a position with its cost."""
-        starts, gates, knobs = self._timeline.start_ns, self._timeline.gate_ns, self._knobs
-        lead = max(0, starts[one.before] - gates[position])
-        stall, residency = max(0, took - lead), round(knobs.alpha * lead * one.size_bytes / self._problem.budget_bytes)
-        self.found[one] = one._replace(position=position, stall_ns=stall, residency_ns=residency)
+        """Note a position, and how long the copy takes there."""
+        self._found[one] = position, took
+        self._below.move(one, position)
+
+    def settled(self) -> dict[CacheOp, CacheOp]:
+        """Return what was placed with its cost; what passes a tier that is full then comes when there is room."""
+        starts, gates, knobs = self._timeline.start_ns, self._timeline.gate_ns, self.knobs
+        placed = {}
+        for one, (first, took) in self._found.items():
+            position = self._below.earliest(one, first, one.before) if self._below.passes(one) else first
+            lead = max(0, starts[one.before] - gates[position])
+            residency_ns = round(knobs.alpha * lead * one.size_bytes / self.problem.budget_bytes)
+            placed[one] = one._replace(position=position, stall_ns=max(0, took - lead), residency_ns=residency_ns)
+        return placed
 
 
 def _first_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:

@@ -7,7 +7,7 @@ What was dead and is made again only because others are made of it is made *in p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from simulator.plan import NOWHERE
@@ -15,24 +15,29 @@ from simulator.policies import remake
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Idle
 from simulator.policies.static.mix import Rewritten
-from simulator.policies.static.select import Choice, Decision, Rank, Remade
+from simulator.policies.static.room import Room, held
+from simulator.policies.static.score import Rank
+from simulator.policies.static.select import Choice, Decision, Remade
 
 IN_PASSING = "in passing: others are made of it"
 CHEAPER = "making it again takes less time than its copies"
 DEARER = "making it again takes no less time than its copies, but none of the links"
 
 
-def remade(rewritten: Rewritten, score: Rank) -> list[Choice]:
+def remade(rewritten: Rewritten, spent: Sequence[Idle], score: Rank) -> list[Choice]:
     """Say of each tensor that is made again what it costs and saves, in the order in which they are.
 
     Parameters
     ----------
     rewritten
         The problem in which ops run again.
+    spent
+        The gaps that are moved, in their tiers.
     score
         Scores its gaps.
     """
-    return [_choice(rewritten.problem, *found, score=score) for found in _found(rewritten)]
+    below = held(rewritten.problem, spent)
+    return [_choice(rewritten.problem, *found, below=below, score=score) for found in _found(rewritten)]
 
 
 def _found(rewritten: Rewritten) -> Iterator[tuple[int, Remade, bool]]:
@@ -50,14 +55,16 @@ def _found(rewritten: Rewritten) -> Iterator[tuple[int, Remade, bool]]:
         holds[original] = tensor
 
 
-def _choice(problem: Problem, tensor: int, made: Remade, in_passing: bool, *, score: Rank) -> Choice:
+def _choice(problem: Problem, tensor: int, made: Remade, in_passing: bool, *, below: Room, score: Rank) -> Choice:
     after, tiers, here = problem.lifetimes.last_use[tensor], problem.away(tensor), problem.compute_tier
-    out_ns = problem.copy_ns(tensor, here, tiers[0]) if tiers else 0
-    in_ns = problem.copy_ns(tensor, tiers[0], here) if tiers else 0
     idle_ns = problem.clock[made.by] - problem.clock[after + 1]
-    times = (idle_ns, 0, out_ns, in_ns)
-    gap = Idle(tensor, after, made.by, False, True, problem.sizes[tensor], *times, tiers[0] if tiers else NOWHERE)
-    reason = IN_PASSING if in_passing else CHEAPER if not tiers or made.time_ns < out_ns + in_ns else DEARER
+    first = tiers[0] if tiers else NOWHERE
+    gap = Idle(tensor, after, made.by, False, True, problem.sizes[tensor], idle_ns, 0, 0, 0, first)
+    if tiers:
+        tier = below.nearest(gap)
+        copies_ns = problem.copy_ns(tensor, here, tier), problem.copy_ns(tensor, tier, here)
+        gap = replace(gap, away=tier, out_ns=copies_ns[0], in_ns=copies_ns[1])
+    reason = IN_PASSING if in_passing else CHEAPER if not tiers or made.time_ns < gap.out_ns + gap.in_ns else DEARER
     return Choice(gap, Decision.RECOMPUTE, score(gap, made.time_ns), reason, made.time_ns, made)
 
 

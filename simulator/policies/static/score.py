@@ -8,7 +8,7 @@ call a last resort is only taken if the budget cannot be met otherwise.
 from __future__ import annotations
 
 from math import log2
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -70,6 +70,14 @@ class Score(NamedTuple):
     total: float
     terms: tuple[float, ...]
     last_resort: str = ""
+
+
+class Rank(Protocol):
+    """Scores gaps."""
+
+    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
+        """Score a gap whose tensor takes so long to make again [ns]."""
+        ...
 
 
 class Scorer:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis, Idle, lives_away_if_it_moves
-from simulator.policies.static.score import Score
+from simulator.policies.static.room import Room, chooses, held
+from simulator.policies.static.score import Rank, Score
 
 
 class Decision(StrEnum):
@@ -96,23 +98,22 @@ class Selection:
     given_back: frozenset[Idle] = frozenset()
 
 
-class Rank(Protocol):
-    """Scores gaps."""
-
-    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
-        """Score a gap whose tensor takes so long to make again [ns]."""
-        ...
-
-
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
     """Sort the candidates: those that the rules by kind do not mind first, then by score; ties by tensor and op."""
-    scored = [(gap, score(gap)) for gap in analysis.candidates]
-    scored.sort(key=lambda pair: (bool(pair[1].last_resort), -pair[1].total, pair[0].tensor, pair[0].after))
-    return scored
+    return sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
+
+
+def _turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
+    gap, score = pair
+    return bool(score.last_resort), -score.total, gap.tensor, gap.after
 
 
 def select(
-    problem: Problem, analysis: Analysis, limit_bytes: int | float, order: Iterable[tuple[Idle, Score]]
+    problem: Problem,
+    analysis: Analysis,
+    limit_bytes: int | float,
+    order: Sequence[tuple[Idle, Score]],
+    again: Rank | None = None,
 ) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
@@ -129,12 +130,14 @@ def select(
         What live bytes shall not exceed [B].
     order
         The candidates, as `ranked` sorts them.
+    again
+        Scores a gap again that finds no room in the nearest tier; without it each counts as spent there.
     """
     ops = len(problem.graph.ops)
     profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    taken = _take(problem, profile, [gap for gap, _ in order], limit_bytes)
+    taken = _take(problem, profile, _Offers(problem, analysis, order, again), limit_bytes)
     chosen, given_back = list(analysis.forced), []
     away = _homes_away(problem, taken)
     for gap in reversed(taken):
@@ -152,35 +155,62 @@ def select(
 
 
 def explain(
-    problem: Problem, selection: Selection, order: Iterable[tuple[Idle, Score]], forced: Iterable[tuple[Idle, Score]]
+    problem: Problem,
+    selection: Selection,
+    spent: Sequence[Idle],
+    order: Iterable[tuple[Idle, Score]],
+    forced: Iterable[Idle],
+    score: Rank,
 ) -> list[Choice]:
-    """Say of every gap why it is spent away or not, best score first.
+    """Say of every gap why it is spent away or not, best score first; those that the homes force come before.
+
+    Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it.
 
     Parameters
     ----------
     problem
         What was planned for.
-    selection
-        What leaves.
+    selection, spent
+        What leaves, and the same gaps in their tiers.
     order, forced
-        The candidates, and the gaps that the homes force, with their scores.
+        The candidates, with the scores by which they were chosen, and the gaps that the homes force.
+    score
+        Scores gaps.
     """
-    chosen, ops = frozenset(selection.gaps), len(problem.graph.ops)
-    profile = Profile(selection.live_bytes)
-    found = [Choice(gap, Decision.MOVE, score, "its home is in another tier") for gap, score in forced]
-    for gap, score in order:
-        if gap in chosen:
-            reason = f"without it the budget is exceeded{'; a last resort' if score.last_resort else ''}"
-            found.append(Choice(gap, Decision.MOVE, score, reason))
-            continue
-        if gap in selection.given_back:
-            reason = "taken at first, then needless"
-        elif _peak(profile, gap, ops) + gap.size_bytes <= selection.limit_bytes:
-            reason = "there is room for it while it idles"
+    in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
+    why_kept = _WhyKept(problem, selection)
+    found = []
+    for gap, first_score in order:
+        told = in_tier.get(gap)
+        if told is not None:
+            found.append(Choice(told, Decision.MOVE, score(told), _why_moved(problem, told, first_score)))
         else:
-            reason = score.last_resort or "others with a better score made the room"
-        found.append(Choice(gap, Decision.KEEP, score, reason))
-    return found
+            told = gap.spent_in(problem, below.nearest(gap))
+            found.append(Choice(told, Decision.KEEP, score(told), why_kept(gap, first_score)))
+    found.sort(key=lambda choice: _turn((choice.gap, choice.score)))
+    at_home = (in_tier[gap] for gap in forced)
+    return [*(Choice(gap, Decision.MOVE, score(gap), "its home is in another tier") for gap in at_home), *found]
+
+
+def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
+    nearest = problem.away(gap.tensor)[0]
+    further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
+    return f"without it the budget is exceeded{further}{'; a last resort' if score.last_resort else ''}"
+
+
+class _WhyKept:
+    """Says why a gap is not spent away."""
+
+    def __init__(self, problem: Problem, selection: Selection) -> None:
+        self._selection, self._ops = selection, len(problem.graph.ops)
+        self._profile = Profile(selection.live_bytes)
+
+    def __call__(self, gap: Idle, score: Score) -> str:
+        if gap in self._selection.given_back:
+            return "taken at first, then needless"
+        if _peak(self._profile, gap, self._ops) + gap.size_bytes <= self._selection.limit_bytes:
+            return "there is room for it while it idles"
+        return score.last_resort or "others with a better score made the room"
 
 
 def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
@@ -192,12 +222,45 @@ def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
     return found
 
 
-def _take(problem: Problem, profile: Profile, candidates: list[Idle], limit_bytes: int | float) -> list[Idle]:
+class _Offers:
+    """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
+
+    def __init__(
+        self, problem: Problem, analysis: Analysis, order: Sequence[tuple[Idle, Score]], again: Rank | None
+    ) -> None:
+        self._problem, self._order, self._again, self._room = problem, order, again, Room(problem)
+        self._is_counted = again is not None and self._room.is_scarce
+        self.around = {gap.tensor: gap for gap, _ in order if gap.wraps}
+        for gap in analysis.forced if self._is_counted else ():
+            self._room.enter((gap,), gap.away)
+
+    def __iter__(self) -> Iterator[Idle]:
+        if self._again is None or not self._is_counted:
+            yield from (gap for gap, _ in self._order)
+            return
+        tiers = self._problem.neighbours
+        heap: list[tuple[tuple[bool, float, int, int], int, Idle]] = [(_turn(pair), 0, pair[0]) for pair in self._order]
+        while heap:
+            _, nth, gap = heappop(heap)
+            fits = not self._room.is_short_for((gap,), tiers[nth], gap.size_bytes)
+            if fits or nth + 1 == len(tiers) or not chooses(self._problem, gap.tensor):
+                yield gap
+            else:
+                further = gap.spent_in(self._problem, tiers[nth + 1])
+                heappush(heap, (_turn((further, self._again(further))), nth + 1, gap))
+
+    def accept(self, gap: Idle) -> None:
+        """Count a gap in the first tier that has room."""
+        if self._is_counted:
+            self._room.enter((gap,), self._room.nearest(gap))
+
+
+def _take(problem: Problem, profile: Profile, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
     ops = len(problem.graph.ops)
-    around = {gap.tensor: gap for gap in candidates if gap.wraps}
+    around = offers.around
     taken: dict[Idle, None] = {}
     over = profile.peak(0, ops - 1) > limit_bytes
-    for count, gap in enumerate(candidates):
+    for count, gap in enumerate(offers):
         if not over:
             break
         if gap in taken or _peak(profile, gap, ops) <= limit_bytes:
@@ -208,6 +271,7 @@ def _take(problem: Problem, profile: Profile, candidates: list[Idle], limit_byte
         for member in group:
             _add(profile, member, -member.size_bytes, ops)
             taken[member] = None
+            offers.accept(member)
         over = count % 8 != 7 or profile.peak(0, ops - 1) > limit_bytes
     return list(taken)
 

@@ -1,29 +1,26 @@
 """Where to: the tier that each chosen gap is spent in, by capacity and bandwidth.
 
 A tensor that has no home of its own may go to any tier that links reach. It goes to the one with the fastest round
-trip, unless that is full then, or its links are busy for longer than the step computes while those of another are
-less so. What idles longest is the first to make do with a slower tier.
+trip, unless its links are busy for longer than the step computes while those of another are less so. What is then too
+much for a tier goes on to the next: that one is to it what the first is to the compute tier, so that the same score
+chooses, with the prices of the longer way.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
-
-from simulator.plan import FREE
+from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
-from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Idle
+from simulator.policies.static.room import Room, Run, chooses, runs
+from simulator.policies.static.score import Rank
 
-Run = list[Idle]
-"""Gaps of one tensor that share a copy away, because no op writes between them."""
 
-
-def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
+def assign(
+    problem: Problem, gaps: Sequence[Idle], score: Rank, settled: Mapping[Idle, int] | None = None
+) -> tuple[Idle, ...]:
     """Return the gaps with the tier that each is spent in, and what its copies take there.
 
     Parameters
@@ -31,107 +28,57 @@ def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
     problem
         What to plan for.
     gaps
-        What leaves; each goes to the best of its tiers so far.
+        What leaves.
+    score
+        Tells which of those that are too much for a tier go further.
+    settled
+        Tiers that are chosen already, by gap.
     """
     if len(problem.neighbours) < 2:
         return tuple(gaps)
-    runs = _runs(problem, gaps)
-    places = _Places(problem, staged=False)
-    moved = [places.put(run) for run in runs]
-    if places.spilled:
-        places = _Places(problem, staged=True)
-        moved = [places.put(run) for run in runs]
-    found = {old: new for run, new_run in zip(runs, moved, strict=True) for old, new in zip(run, new_run, strict=True)}
-    return tuple(found[gap] for gap in gaps)
+    by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
+    places = _Places(problem, by_spare_time, settled or {})
+    for tier, further in pairwise(problem.neighbours):
+        places.relieve(tier, further, score)
+    moved: dict[Idle, Idle] = {}
+    for run, tier in places.chosen():
+        moved.update((gap, gap.spent_in(problem, tier)) for gap in run)
+    return tuple(moved[gap] for gap in gaps)
 
 
-def _runs(problem: Problem, gaps: Sequence[Idle]) -> list[Run]:
-    """Gaps that share a copy, those with the least time to spare first."""
-    by_tensor: dict[int, list[Idle]] = {}
-    for gap in gaps:
-        by_tensor.setdefault(gap.tensor, []).append(gap)
-    runs: list[Run] = []
-    for tensor, mine in by_tensor.items():
-        writes = problem.lifetimes.writes[tensor]
-        if any(gap.wraps for gap in mine) or not writes:
-            runs.append(mine)
-            continue
-        version: dict[int, Run] = {}
-        for gap in mine:
-            version.setdefault(sum(1 for op in writes if op <= gap.after), []).append(gap)
-        runs += version.values()
-    return sorted(runs, key=lambda run: (min(_spare_ns(gap) for gap in run), run[0].tensor, run[0].after))
-
-
-def _spare_ns(gap: Idle) -> int:
-    return gap.lead_ns + gap.trail_ns - gap.out_ns - gap.in_ns
+def _spare_ns(run: Run) -> int:
+    return min(gap.lead_ns + gap.trail_ns - gap.out_ns - gap.in_ns for gap in run)
 
 
 class _Places:
-    """What each tier holds over the step, and how long each link is busy."""
+    """The tier of each run, what the tiers hold then, and how long each link is busy."""
 
-    def __init__(self, problem: Problem, *, staged: bool) -> None:
-        self._problem, self._ops = problem, len(problem.graph.ops)
+    def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
+        self._problem, self._runs, self._room = problem, found, Room(problem)
+        self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
         self._busy_ns = dict.fromkeys(problem.links, 0)
-        self._profiles = {t: self._at_home(t) for t in problem.neighbours if problem.capacities[t] != math.inf}
-        self._staged = max(problem.sizes, default=0) if staged else 0
-        self._passed = self._stages()
-        self.spilled = False
+        self._tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
 
-    def _at_home(self, tier: int) -> Profile:
-        """What the homes alone put there."""
-        sizes, homes = self._problem.sizes, self._problem.homes
-        held = sum(s for t, s in enumerate(sizes) if homes[t] == tier and self._problem.starts_with[t])
-        return Profile(np.full(self._ops + 1, held, np.int64))
+    def chosen(self) -> Iterator[tuple[Run, int]]:
+        """Yield each run with its tier."""
+        return zip(self._runs, self._tiers, strict=True)
 
-    def _stages(self) -> set[int]:
-        """Tiers that a path to another tier passes."""
-        here, problem = self._problem.compute_tier, self._problem
-        ways = [(here, tier) for tier in problem.neighbours] + [(tier, here) for tier in problem.neighbours]
-        return {tier for way in ways for tier in problem.path(*way)[1:-1]}
-
-    def put(self, run: Run) -> Run:
-        """Choose the tier of a run."""
-        problem, first = self._problem, run[0]
-        if problem.homes[first.tensor] != FREE and problem.starts_with[first.tensor]:
-            tier = first.away
+    def _put(self, run: Run, settled: int) -> int:
+        """Choose the tier of a run by bandwidth, unless it is settled."""
+        if not chooses(self._problem, run[0].tensor):
+            tier = run[0].away
         else:
-            tier = self._choose(run)
+            tier = self._choose(run) if settled == NOWHERE else settled
         for hop, taken_ns in self._copies(run, tier):
             self._busy_ns[hop] += taken_ns
-        if tier in self._profiles and problem.homes[first.tensor] != tier:
-            for low, high in self._stays(run):
-                self._profiles[tier].add(low, high, first.size_bytes)
-        here = problem.compute_tier
-        return [
-            replace(
-                gap,
-                away=tier,
-                out_ns=problem.copy_ns(gap.tensor, here, tier) if gap.out_ns else 0,
-                in_ns=problem.copy_ns(gap.tensor, tier, here) if gap.in_ns else 0,
-            )
-            for gap in run
-        ]
+        self._room.enter(run, tier)
+        return tier
 
     def _choose(self, run: Run) -> int:
-        tiers = [tier for tier in self._problem.neighbours if self._fits(run, tier)]
-        if not tiers:
-            return self._problem.neighbours[0]
-        self.spilled |= tiers[0] != self._problem.neighbours[0]
+        first, *others = self._problem.neighbours
+        tiers = [first, *(tier for tier in others if not self._room.is_short_for(run, tier, run[0].size_bytes))]
         computes_ns, load = self._problem.clock[-1], {tier: self._load_ns(run, tier) for tier in tiers}
         return next((t for t in tiers if load[t] <= computes_ns), min(tiers, key=lambda t: (load[t], tiers.index(t))))
-
-    def _fits(self, run: Run, tier: int) -> bool:
-        if tier not in self._profiles:
-            return True
-        room = self._problem.capacities[tier] - run[0].size_bytes - (self._staged if tier in self._passed else 0)
-        return all(self._profiles[tier].peak(low, high) <= room for low, high in self._stays(run))
-
-    def _stays(self, run: Run) -> list[tuple[int, int]]:
-        """Ops during which the tier holds the tensor: from the first store to the last copy in, or always as home."""
-        if any(gap.wraps for gap in run):
-            return [(0, self._ops)]
-        return [(min(gap.after for gap in run), max(gap.before for gap in run))]
 
     def _load_ns(self, run: Run, tier: int) -> int:
         return max((self._busy_ns[hop] + taken_ns for hop, taken_ns in self._copies(run, tier)), default=0)
@@ -143,3 +90,33 @@ class _Places:
         back = sum(1 for gap in run if gap.in_ns)
         found = [(hop, problem.copy_ns(tensor, *hop)) for hop in out]
         return found + [(hop, back * problem.copy_ns(tensor, *hop)) for hop in pairwise(problem.path(tier, here))]
+
+    def relieve(self, tier: int, further: int, score: Rank) -> None:
+        """Let what is too much for a tier go on to another, by the score there, and take back what was needless."""
+        gone = []
+        for number in self._ranked(tier, further, score) if self._room.is_short(tier) else ():
+            if not self._room.is_short(tier):
+                break
+            if self._room.is_short_for(self._runs[number], tier):
+                self._move(number, further)
+                gone.append(number)
+        for number in reversed(gone):
+            self._move(number, tier)
+            if self._room.is_short_for(self._runs[number], tier):
+                self._move(number, further)
+
+    def _ranked(self, tier: int, further: int, score: Rank) -> list[int]:
+        """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
+        keys = {}
+        for number, run in enumerate(self._runs):
+            is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
+            if self._tiers[number] == tier and not is_settled:
+                scores = [score(gap.spent_in(self._problem, further)) for gap in run]
+                last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
+                keys[number] = last_resort, -worst, run[0].tensor, run[0].after
+        return sorted(keys, key=keys.__getitem__)
+
+    def _move(self, number: int, tier: int) -> None:
+        self._room.enter(self._runs[number], self._tiers[number], -1)
+        self._room.enter(self._runs[number], tier)
+        self._tiers[number] = tier

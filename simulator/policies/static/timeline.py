@@ -193,11 +193,11 @@ class _Model:
 
     def copy(self, tensor: int, source: int, target: int) -> None:
         hop, inward = (source, target), target == self.here
+        is_free = self._free_copies_in and self._problem.path(source, self.here)[1:2] == (target,)
         queue = self._problem.queue(hop)
         servers = self._servers[queue]
         ready = self._away_ready[tensor] if source != self.here else self._ready[tensor]
         gate = max(self._gate, self.issued_ns)
-        is_free = inward and self._free_copies_in
         begin = max(gate, ready) if is_free else max(gate, ready, servers[0], self._queue_head[queue])
         if inward:
             self._present[tensor] = 1

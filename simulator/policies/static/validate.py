@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import Augmented
 from simulator.policies.static.improve import Improver
 from simulator.policies.static.insert import insert
 from simulator.policies.static.refine import Knobs, refine
-from simulator.policies.static.score import Score
-from simulator.policies.static.select import Selection, select
+from simulator.policies.static.score import Rank
+from simulator.policies.static.select import Selection, ranked, select
 from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
 from simulator.units import counted, human
@@ -64,8 +64,8 @@ class Validator:
     ----------
     problem, analysis
         What to plan for.
-    order
-        The candidates of the selection, best first.
+    score
+        Scores gaps.
     alpha
         Weight of residency.
     tries
@@ -73,14 +73,15 @@ class Validator:
 
     Attributes
     ----------
+    order
+        The candidates of the selection with their scores, best first.
     best
         The fastest so far.
     """
 
-    def __init__(
-        self, problem: Problem, analysis: Analysis, order: list[tuple[Idle, Score]], alpha: float, tries: int
-    ) -> None:
-        self._problem, self._analysis, self._order = problem, analysis, order
+    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, alpha: float, tries: int) -> None:
+        self._problem, self._analysis, self._score = problem, analysis, score
+        self.order = ranked(problem, analysis, score)
         self._alpha, self._tries = alpha, tries
         self._candidates = 0
         self._promising: list[Candidate] = []
@@ -103,29 +104,35 @@ class Validator:
         CapacityError
             If none fits: that of the least demand.
         """
+        plain = []
         for selection in self._selections():
-            on_demand = self._write(selection, insert(self._problem, self._analysis, selection))
+            on_demand = self._write(selection, insert(self._problem, self._analysis, selection, self._score))
             if on_demand is None:
                 continue
             if not selection.gaps:
                 return on_demand
+            plain.append(on_demand)
             if self._place(on_demand):
                 break
         self._replay_promising()
+        self._fall_back(plain)
         self._correct()
         self._improve(improve)
         return self.best.chosen()
 
     def _selections(self) -> Iterator[Selection]:
         """What leaves under the whole budget, and under less if that can be met."""
-        budget = self._problem.budget_bytes
-        first = last = select(self._problem, self._analysis, budget, self._order)
-        yield first
-        unit = max((g.size_bytes for g in first.gaps), default=0)
+        budget, seen = self._problem.budget_bytes, []
+        for again in (self._score, None):
+            selection = select(self._problem, self._analysis, budget, self.order, again)
+            if selection.gaps not in seen:
+                seen.append(selection.gaps)
+                yield selection
+        unit = max((g.size_bytes for g in seen[0]), default=0)
         for reserve in RESERVES[1:]:
-            selection = select(self._problem, self._analysis, budget - reserve * unit, self._order)
-            if selection.excess_bytes == 0 and selection.gaps != last.gaps:
-                last = selection
+            selection = select(self._problem, self._analysis, budget - reserve * unit, self.order, self._score)
+            if selection.excess_bytes == 0 and selection.gaps != seen[-1]:
+                seen.append(selection.gaps)
                 yield selection
 
     def _place(self, on_demand: Candidate) -> bool:
@@ -178,6 +185,12 @@ class Validator:
             if self.best.offer(candidate.plan, candidate) and self.best.step_ns <= self.best.predicted_ns:
                 return
 
+    def _fall_back(self, plain: Iterable[Candidate]) -> None:
+        """If nothing that was placed by time completes in the room below, copy on demand."""
+        for candidate in plain:
+            if self.best.candidate is None:
+                self.best.offer(candidate.plan, candidate)
+
     def _write(self, selection: Selection, augmented: Augmented, timeline: Timeline | None = None) -> Candidate | None:
         notes = (self._note(selection),)
         try:
@@ -224,7 +237,7 @@ class Validator:
         if start is None or self._is_enough() or len(problem.graph.ops) * problem.graph.steps > SMALL:
             return
         gaps = start.selection.gaps
-        found = Improver(problem, self._analysis, replays, problem.bound_ns).run(gaps, start.augmented)
+        found = Improver(problem, self._analysis, self._score, replays).run(gaps, start.augmented)
         if found is not None and found.cost[0] < self.best.step_ns:
             selection = replace(start.selection, gaps=found.gaps)
             candidate = self._write(selection, found.augmented)
