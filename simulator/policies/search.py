@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Generic, TypeVar
 
@@ -144,11 +145,12 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
 
 
 class _Trials:
-    """Values that were tried, each combination once, and the fastest so far."""
+    """Values that were tried, each combination once, and the fastest so far; fixed plans alike are replayed once."""
 
     def __init__(self, best: Best[Any], make: Callable[..., Plan], start: tuple[Any, ...]) -> None:
         self.best, self.winner = best, start
         self._make, self._tried = make, set[tuple[Any, ...]]()
+        self._fixed: list[Plan] = []
 
     def attempt(self, candidate: tuple[Any, ...]) -> None:
         if candidate in self._tried:
@@ -156,8 +158,20 @@ class _Trials:
         self._tried.add(candidate)
         before = self.best.step_ns
         try:
-            self.best.offer(self._make(*candidate))
+            plan = self._make(*candidate)
+            if not self._is_known(plan):
+                self.best.offer(plan)
         except CapacityError as error:
             self.best.refuse(error)
         if self.best.step_ns < before:
             self.winner = candidate
+
+    def _is_known(self, plan: Plan) -> bool:
+        """Whether a fixed plan is, but for its notes, one that was replayed; from now on it is."""
+        if plan.fixed is None:
+            return False
+        plan = replace(plan, notes=())
+        is_known = plan in self._fixed
+        if not is_known:
+            self._fixed.append(plan)
+        return is_known

@@ -3,7 +3,8 @@
 An optimal planner would keep these laws always. A heuristic keeps them where it reaches the optimum, which its local
 search does on small graphs. Without that search anomalies remain: a plan is made by a greedy selection and one pass
 over positions, and a better machine may tip it into a worse choice. They are bounded here by what was found on the
-family: 4 % of the step for more bandwidth, 2 % for a larger budget.
+family: 4 % of the step for more bandwidth, 2 % for a larger budget. With recompute, what is made again is found by a
+bisection that another bandwidth may lead elsewhere; without local search more bandwidth then costs at most 2.1 %.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ EXACT = range(10)
 SAMPLE = range(100)
 FACTORS = (1.0, 1.5, 4.0)
 SHARES = (0, 1, 2, 3)
+CLOSE = (1.0, 1.15, 1.35, 1.6)
 
 
 def again(p: Problem, hardware: Hardware | None = None, budget: float | None = None) -> Problem:
@@ -93,3 +95,13 @@ def test_the_anomalies_without_local_search_are_bounded():
     assert max(bandwidth) <= 0.04
     assert max(budget) <= 0.02
     assert sum(x > 0 for x in (*bandwidth, *budget)) <= 6
+
+
+def test_the_anomalies_with_recompute_are_bounded():
+    found = []
+    for number in SAMPLE:
+        p = member(number)[1]
+        machines = [faster(p.hardware, factor) for factor in CLOSE]
+        found.append(worst([done(again(p, one), improve=0, recompute=True).step_ns for one in machines]))
+    assert max(found) <= 0.021
+    assert sum(x > 0 for x in found) <= 4

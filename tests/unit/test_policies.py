@@ -1,11 +1,14 @@
 """The registry, and the policies that follow a fixed rule: exact steps on a chain of layers."""
 
+from dataclasses import replace
+
 import pytest
 from policy_problems import DDR, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator.errors import CapacityError, ConfigError
 from simulator.policies import FREE, POLICIES, choose
+from simulator.policies.search import tune
 
 
 def words(text):
@@ -200,6 +203,23 @@ def test_lookahead_tries_distances_that_suit_a_short_graph():
     assert plan.notes == ("select_distance 3, select_num 2, distance 1",)
     with pytest.raises(CapacityError):
         POLICIES["lookahead"].plan(p, {"select_distance": 100})
+
+
+def test_options_that_give_the_same_plan_are_replayed_once():
+    p = problem(train(8))
+    tried = []
+
+    def make(*options):
+        plan = POLICIES[("resident", "offload_saved")[options[0] % 2]].plan(p)
+        tried.append(options)
+        return replace(plan, notes=(str(options),))
+
+    replayed = []
+    counted = replace(p, replay=lambda plan: replayed.append(plan) or replay(p, plan))
+    best = tune(counted, [(0, 1, 2, 3)], make)
+    assert tried == [(0,), (1,), (2,), (3,)]
+    assert len(replayed) == 2
+    assert best in replayed
 
 
 @pytest.mark.parametrize("name", ["lookahead", "offload_saved", "static", "reactive"])
