@@ -37,8 +37,9 @@ def partition(draw, ranks, least=1):
 
 
 @st.composite
-def jobs(draw):
+def jobs(draw, max_steps=1):
     """One graph for all ranks, or a first half that sends to a second half."""
+    repeats = draw(st.integers(1, max_steps))
     halves = draw(st.booleans())
     classes = [tuple(range(4)), tuple(range(4, 8))] if halves else [tuple(range(8))]
     groups = {f"g{i}": sum((partition(draw, ranks) for ranks in classes), ()) for i in range(draw(st.integers(1, 2)))}
@@ -66,8 +67,8 @@ def jobs(draw):
         if halves:
             ops.append("give: m -> m, send next 30" if number == 0 else "take: m -> m, recv next 30")
             text.append(f"compute {'give' if number == 0 else 'take'} {draw(st.integers(0, 2))}")
-        g = team(", ".join(tensors), *ops, groups=groups)
+        g = team(", ".join(tensors), *ops, groups=groups, steps=repeats)
         home = tuple(1 if t.name.startswith("w") else 0 if t.persistent else NOWHERE for t in g.tensors)
-        plan = Plan("story", hardware.tier_names, home, steps(g, hardware, "; ".join(text)))
+        plan = Plan("story", hardware.tier_names, home, steps(g, hardware, "; ".join(text)), repeats)
         programs += [engine.Program(g, plan, durations_ns(g, hardware))] * (4 if halves else 8)
     return programs, hardware

@@ -1,9 +1,12 @@
 """What no plan can beat, and what no plan can fit."""
 
+from simulator.bounds.before import Before
 from simulator.bounds.fit import infeasible
 from simulator.bounds.levers import raised
 from simulator.bounds.limits import Limits
+from simulator.bounds.order import Order
+from simulator.bounds.ranks import Team
 from simulator.bounds.step_time import Bound, bound
 from simulator.plan import FREE
 
-__all__ = ["FREE", "Bound", "Limits", "bound", "infeasible", "raised"]
+__all__ = ["FREE", "Before", "Bound", "Limits", "Order", "Team", "bound", "infeasible", "raised"]

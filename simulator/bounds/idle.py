@@ -3,19 +3,23 @@
 A plan that may run ops again need not keep what it can make again. Of its values only those count that no op can make
 again: those that the step began with, and what an op made that is not repeatable.
 
-Where collectives run beside computes, an op may be late, so that what is made or used before it may be gone, and what
-is used after it may not be there yet. So of such a graph only persistent tensors count that stay in the compute tier.
+Where collectives run beside computes, program order does not say what is there when an op runs. Such a graph has a
+*line*, the ops of stream 0 (see `before`). While an op of the line runs, a value is needed for certain if what made or
+used it before has surely ended by then, and what reads it next has surely not begun. What only reads it meanwhile, on
+another stream, does not matter: until the last of them has read it, the value, or what they make of it in place, is
+needed. Of what runs beside the line only what it uses itself counts, and what stays in the compute tier.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.bounds.before import Before
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
@@ -33,6 +37,8 @@ class Idle:
         Whether ops may run again; then only values count that no op can make again, or that stay.
     found
         Lifetimes of the graph, if they are at hand.
+    before
+        What happens before what in the graph, if it is at hand.
 
     Attributes
     ----------
@@ -47,11 +53,11 @@ class Idle:
     all
         Of all tensors.
     put_out
-        Of outputs that this op or a later one makes, and that the last op does not use.
+        Of outputs that this op or a later one makes, and that the last op of the line does not use.
     work
         What each op uses, and its workspace.
-    lifetimes
-        Of the graph's tensors.
+    lifetimes, before, may_repeat
+        Of the graph; whether ops may run again.
     """
 
     def __init__(
@@ -62,33 +68,40 @@ class Idle:
         *,
         may_repeat: bool = False,
         found: Lifetimes | None = None,
+        before: Before | None = None,
     ) -> None:
+        self.may_repeat = may_repeat
         self.lifetimes = found = found or lifetimes(graph)
+        self.before = before = before or Before.of(graph)
         self.work = working_set_bytes(graph)
-        compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
-        change, put_out = np.zeros((4, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops), np.int64)
-        made_here, read_later, stays, everything = range(4)
-        meets = graph.meets
-        for t, first, last, is_read, from_start in idle_stretches(graph, found, inputs):
+        compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), before.inputs
+        change, put_out = np.zeros((5, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops) + 1, np.int64)
+        made_here, read_later, stays, everything, always = range(5)
+        pinned = {t for t in inputs if homes[t] == compute_tier and graph.tensors[t].persistent}
+        for stretch in idle_stretches(graph, found, before, pinned, may_repeat=may_repeat):
+            t = stretch.tensor
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
-            if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], first):
+            if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], stretch.first):
                 continue
-            if meets and not (home == compute_tier and graph.tensors[t].persistent):
-                continue
-            if t not in inputs and not is_read:  # the stretch of an output, after its last use
-                put_out[found.first_use[t]] += size
+            if t not in inputs and not stretch.is_read:  # the stretch of an output, after its last use
+                put_out[before.no_sooner(found.first_use[t])] += size
             kinds = [everything]
-            if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or not from_start)):
+            is_new = not stretch.from_start and before.no_sooner(found.first_use[t]) >= 0
+            if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or is_new)):
                 kinds.append(made_here)
-            if home == compute_tier or (is_read and home in {NOWHERE, FREE}):
+            if home == compute_tier or (
+                stretch.is_read and home in {NOWHERE, FREE} and before.leads_on(stretch.before)
+            ):
                 kinds.append(read_later)
             if home == compute_tier:
                 kinds.append(stays)
-            for kind in kinds:
-                change[kind, first] += size
-                change[kind, last + 1] -= size
-        self.made_here, self.read_later, self.stays, self.all = np.cumsum(change, axis=1)[:, :-1]
-        self.put_out = np.cumsum(put_out[::-1])[::-1]
+            for kind in (always,) if t in pinned else kinds:
+                change[kind, stretch.first] += size
+                change[kind, stretch.last + 1] -= size
+        sums = np.cumsum(change, axis=1)[:, :-1]
+        in_line = np.array(before.streams, np.int64) == 0
+        self.made_here, self.read_later, self.stays, self.all = sums[:always] * in_line + sums[always]
+        self.put_out = np.cumsum(put_out[-2::-1])[::-1]
 
 
 def can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:
@@ -98,38 +111,76 @@ def can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:
 
 
 class Stretch(NamedTuple):
-    """Ops from `first` to `last` that do not use a tensor whose value is needed.
+    """Between two uses of a tensor whose value is needed: ops of the line that do not use it.
 
     Attributes
     ----------
-    tensor, first, last
-        Which tensor, which ops.
+    tensor
+        Which one.
+    after, before
+        The uses on either side: ops; -1 for the start, the number of ops for the end of the step.
+    first, last
+        The ops: those of the line from the first to the last one.
     is_read
-        Whether an op of the step reads it next.
-    from_start
-        Whether no op of the step used it before.
+        Whether `before` is an op, which reads it.
     """
 
     tensor: int
+    after: int
+    before: int
     first: int
     last: int
     is_read: bool
-    from_start: bool
+
+    @property
+    def from_start(self) -> bool:
+        """Whether no op of the step used it before."""
+        return self.after < 0
 
 
-def idle_stretches(graph: Graph, found: Lifetimes, inputs: set[int]) -> Iterable[Stretch]:
-    """Yield the stretches of each tensor, in order; an output is needed until the last op has ended."""
-    n, outputs = len(graph.ops), set(graph.outputs)
+def idle_stretches(
+    graph: Graph, found: Lifetimes, before: Before, always: Collection[int] = (), *, may_repeat: bool = False
+) -> Iterable[Stretch]:
+    """Yield the stretches of each tensor, in order; an output is needed until the last op has ended.
+
+    Parameters
+    ----------
+    graph, found, before
+        The graph, with its lifetimes and what happens before what.
+    always
+        Tensors that are there all the time: their stretches count for all ops between their uses.
+    may_repeat
+        Whether ops may run again: then it matters which version of a value is needed.
+    """
+    n, inputs, outputs = len(graph.ops), before.inputs, set(graph.outputs)
     for t, tensor in enumerate(graph.tensors):
         uses = found.uses[t]
         if t in inputs and uses and t in graph.ops[uses[0]].reads:
             uses = (-1, *uses)
-        for after, before in pairwise(uses):
-            if before > after + 1 and t in graph.ops[before].reads:
-                yield Stretch(t, after + 1, before - 1, is_read=True, from_start=after < 0)
-        last = uses[-1] if uses else -1
-        if last < n - 1 and (tensor.persistent or t in outputs):
-            yield Stretch(t, last + 1, n - 1, is_read=False, from_start=last < 0)
+        is_pinned = before.in_line or t in always
+        if not is_pinned:
+            uses = _telling(graph, before, t, uses, may_repeat=may_repeat)
+        for after, reader in pairwise(uses):
+            first, last = (after + 1, reader - 1) if is_pinned else (before.first_behind(after), before.ended[reader])
+            if first <= last and t in graph.ops[reader].reads:
+                yield Stretch(t, after, reader, first, last, is_read=True)
+        last_use = uses[-1] if uses else -1
+        first = last_use + 1 if is_pinned else before.first_behind(last_use)
+        if first < n and (tensor.persistent or t in outputs):
+            yield Stretch(t, last_use, n, first, n - 1, is_read=False)
+
+
+def _telling(graph: Graph, before: Before, tensor: int, uses: Sequence[int], *, may_repeat: bool) -> tuple[int, ...]:
+    """Uses without those beside the line of which the next one says more: the tensor is needed through them."""
+    kept: list[int] = []
+    is_needed = graph.tensors[tensor].persistent or tensor in graph.outputs
+    for use in reversed(uses):
+        reads, writes = (graph.ops[use].reads, graph.ops[use].writes) if use >= 0 else ((), ())
+        is_beside = use >= 0 and before.streams[use] > 0 and use != uses[0]
+        if not (is_beside and is_needed and tensor in reads) or (may_repeat and tensor in writes):
+            kept.append(use)
+            is_needed = tensor in reads
+    return tuple(kept[::-1])
 
 
 def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from simulator.bounds.before import Before
 from simulator.bounds.idle import Idle
 from simulator.bounds.needs import needs
+from simulator.bounds.order import Order
 from simulator.bounds.relaxation import relaxed_peak_bytes, relaxed_step_ns
 from simulator.bounds.step_time import Bound, combinatorial
 from simulator.graph import Graph
@@ -21,17 +23,41 @@ class Limits:
 
     Parameters
     ----------
-    graph, hardware, durations_ns, homes
+    order
+        Of the graph's ops, alone or among those of other ranks; with their times.
+    hardware, homes
         As for `bound`.
     relaxed
         Whether the linear relaxation counts as well; not of a graph with collectives, of which it knows nothing. It
         needs the extra ``hosim[solve]``.
     may_repeat
-        As for `bound`.
+        As for `bound`, and as for the order.
+    sharers
+        For each bus that ranks share, how many do there at the same time what this one does.
     """
 
     def __init__(
         self,
+        order: Order,
+        hardware: Hardware,
+        homes: Sequence[int],
+        *,
+        relaxed: bool = False,
+        may_repeat: bool = False,
+        sharers: Mapping[str, int] | None = None,
+    ) -> None:
+        graph = order.before.graph
+        self._graph, self._hardware, self._durations_ns = graph, hardware, order.durations_ns
+        relaxed = relaxed and not graph.meets
+        self._idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
+        self._combinatorial = combinatorial(order, hardware, homes, self._idle, sharers)
+        self._needs = list(needs(graph, hardware, homes, self._idle, may_repeat=may_repeat)) if relaxed else None
+        here = hardware.tier_names.index(hardware.compute_tier)
+        self._at_home = sum(t.size_bytes for t, home in zip(graph.tensors, homes, strict=True) if home == here)
+
+    @classmethod
+    def alone(
+        cls,
         graph: Graph,
         hardware: Hardware,
         durations_ns: Sequence[int],
@@ -39,14 +65,10 @@ class Limits:
         *,
         relaxed: bool = False,
         may_repeat: bool = False,
-    ) -> None:
-        self._graph, self._hardware, self._durations_ns = graph, hardware, durations_ns
-        relaxed = relaxed and not graph.meets
-        self._idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
-        self._combinatorial = combinatorial(graph, hardware, durations_ns, homes, self._idle)
-        self._needs = list(needs(graph, hardware, homes, self._idle, may_repeat=may_repeat)) if relaxed else None
-        here = hardware.tier_names.index(hardware.compute_tier)
-        self._at_home = sum(t.size_bytes for t, home in zip(graph.tensors, homes, strict=True) if home == here)
+    ) -> Limits:
+        """Find those of one rank, whatever other ranks do; parameters as for `bound`."""
+        order = Order.alone(Before.of(graph), durations_ns, may_repeat=may_repeat)
+        return cls(order, hardware, homes, relaxed=relaxed, may_repeat=may_repeat)
 
     def step(self, budget_bytes: int | float) -> Bound:
         """No step within the budget takes less.

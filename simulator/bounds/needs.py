@@ -53,12 +53,12 @@ def needs(
     """
     here, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
     stretches: dict[int, list[tuple[int, Need]]] = {}
-    for t, first, last, is_read, from_start in idle_stretches(graph, idle.lifetimes, inputs):
-        if may_repeat and can_be_made_again(graph, idle.lifetimes.writes[t], first):
+    for stretch in idle_stretches(graph, idle.lifetimes, idle.before):
+        t = stretch.tensor
+        if may_repeat and can_be_made_again(graph, idle.lifetimes.writes[t], stretch.first):
             continue
-        version = bisect_left(idle.lifetimes.writes[t], first) - 1
-        after = -1 if from_start else first - 1
-        need = Need(graph.tensors[t].size_bytes, after, last + 1, None, is_read)
+        version = bisect_left(idle.lifetimes.writes[t], stretch.first) - 1
+        need = Need(graph.tensors[t].size_bytes, stretch.after, stretch.before, None, stretch.is_read)
         stretches.setdefault(t, []).append((version, need))
     for t, tensor in enumerate(graph.tensors):
         home = homes[t] if t in inputs else NOWHERE

@@ -139,6 +139,7 @@ class Fit:
 
     def _idle_at(self, op: int, *, everything: bool) -> set[int]:
         """Tensors that are needed later; or of these, only those that stay in the compute tier."""
-        stretches = idle_stretches(self.graph, self.idle.lifetimes, set(self.graph.inputs))
+        stays = {t for t in self.at_home[self.here] if self.graph.tensors[t].persistent}
+        stretches = idle_stretches(self.graph, self.idle.lifetimes, self.idle.before, stays)
         needed = {s.tensor for s in stretches if s.first <= op <= s.last}
         return needed if everything else needed.intersection(self.at_home[self.here])

@@ -61,7 +61,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.bounds.before import Before
 from simulator.bounds.idle import Idle, reached
+from simulator.bounds.order import Order
 from simulator.cost import ceil_div, transfer_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
@@ -99,7 +101,7 @@ def bound(
     *,
     may_repeat: bool = False,
 ) -> Bound:
-    """Find the largest of the combinatorial lower bounds on the step time.
+    """Find the largest of the combinatorial lower bounds on the step time of one rank, whatever other ranks do.
 
     Parameters
     ----------
@@ -117,48 +119,55 @@ def bound(
     Returns
     -------
     Bound
-        ``max(compute, forced bytes / bandwidth of each link, queue and bus, room at each op)``; see the module's proof
-        and premises.
+        ``max(compute, critical path, forced bytes / bandwidth of each link, queue and bus, room at each op)``; see the
+        module's proof and premises.
     """
-    idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
-    return combinatorial(graph, hardware, durations_ns, homes, idle)(budget_bytes)
+    order = Order.alone(Before.of(graph), durations_ns, may_repeat=may_repeat)
+    idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
+    return combinatorial(order, hardware, homes, idle)(budget_bytes)
 
 
 def combinatorial(
-    graph: Graph, hardware: Hardware, durations_ns: Sequence[int], homes: Sequence[int], idle: Idle
+    order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, sharers: Mapping[str, int] | None = None
 ) -> Callable[[int | float], Bound]:
-    """The same for any budget; `idle` is that of the graph, which takes most of the time to find."""
-    computes_ns = [0 if op.collective else ns for op, ns in zip(graph.ops, durations_ns, strict=True)]
-    side_by_side = _meeting(graph, durations_ns) if graph.steps == 1 else {}
+    """The same for any budget.
+
+    Parameters
+    ----------
+    order
+        Of the graph, alone or among other ranks.
+    hardware, homes
+        As for `bound`.
+    idle
+        Of the graph; it takes most of the time to find.
+    sharers
+        For each bus that ranks share, how many do there at the same time what this one does.
+    """
+    graph = order.before.graph
+    timed = zip(graph.ops, order.durations_ns, strict=True)
+    compute_ns = sum(0 if op.collective else ns for op, ns in timed)
 
     def at(budget_bytes: int | float) -> Bound:
-        forced = _forced(graph, hardware, homes, idle, budget_bytes)
-        terms = {"compute": sum(computes_ns), **side_by_side}
-        op, room_ns = _room(idle, forced, hardware, computes_ns, budget_bytes)
-        if room_ns > terms["compute"]:
+        forced = _forced(order, hardware, homes, idle, budget_bytes)
+        terms = {"compute": compute_ns}
+        if order.path_ns > compute_ns:
+            terms["critical path"] = order.path_ns
+        op, room_ns = _room(idle, forced, hardware, order, budget_bytes)
+        if room_ns > max(terms.values()):
             terms[f"room at {graph.ops[op].name}"] = room_ns
-        terms |= _terms(forced, hardware)
+        terms |= _terms(forced, hardware, sharers or {})
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)
 
     return at
 
 
-def _meeting(graph: Graph, durations_ns: Sequence[int]) -> dict[str, int]:
-    """What the collectives of each group take one after another [ns]."""
-    terms: dict[str, int] = {}
-    for op, ns in zip(graph.ops, durations_ns, strict=True):
-        if op.collective:
-            term = f"collectives of {op.collective.group}"
-            terms[term] = terms.get(term, 0) + ns
-    return terms
-
-
-def _terms(forced: _Forced, hardware: Hardware) -> dict[str, int]:
-    """What the forced bytes take on each bus, link and queue."""
+def _terms(forced: _Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
+    """What the forced bytes take on each bus, link and queue, and what comes after them."""
     terms = {}
     for name, bus in hardware.buses.items():
-        terms[f"bus {name}"] = _time_ns(forced.over(bus.links), bus.bandwidth_bytes_per_s)
+        size_bytes = sharers.get(name, 1) * forced.over(bus.links)
+        terms[f"bus {name}"] = _time_ns(size_bytes, bus.bandwidth_bytes_per_s)
     for name, link in hardware.links.items():
         terms[f"link {name}"] = max(forced.bytes_ns(name, link), forced.channels_ns(name, link))
     for name, links in hardware.copy_queues.items():
@@ -167,26 +176,23 @@ def _terms(forced: _Forced, hardware: Hardware) -> dict[str, int]:
         total = sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
         if len(names) > 1:
             terms[f"links {what} {hardware.compute_tier}"] = _time_ns(forced.over(names), total)
-    return terms
+    return {term: ns + forced.rest_ns if ns else 0 for term, ns in terms.items()}
 
 
-def _room(
-    idle: Idle, forced: _Forced, hardware: Hardware, durations_ns: Sequence[int], budget_bytes: int | float
-) -> tuple[int, int]:
+def _room(idle: Idle, forced: _Forced, hardware: Hardware, order: Order, budget_bytes: int | float) -> tuple[int, int]:
     """Find the op whose lack of room costs most, and what a step takes at least because of it [ns]."""
     out_of, into = (
         sum(hardware.links[name].bandwidth_bytes_per_s for name in names) for names in (forced.out_of, forced.into)
     )
-    ends, total, last = np.cumsum(np.array(durations_ns, np.int64)), sum(durations_ns), durations_ns[-1]
-    best = (0, total)
+    best, last = (0, order.path_ns), order.before.last
     together = _in_turn(forced, hardware)
-    for k in _promising(idle, durations_ns, budget_bytes, (out_of, into), together):
+    for k in _promising(idle, order, budget_bytes, (out_of, into), together):
         left_ns = _time_ns(_beyond(idle.work[k] + idle.made_here[k], budget_bytes), out_of)
         back_ns = _time_ns(_beyond(idle.work[k] + idle.read_later[k], budget_bytes), into)
-        stored_ns = _time_ns(_beyond(idle.work[-1] + idle.put_out[k], budget_bytes), out_of)
+        stored_ns = _time_ns(_beyond(idle.work[last] + idle.put_out[k], budget_bytes), out_of)
         copies_ns = max(back_ns, stored_ns, (back_ns + stored_ns) // together if together else 0)
-        before, after = int(ends[k]) - durations_ns[k], total - int(ends[k])
-        found = max(left_ns, before) + durations_ns[k] + max(copies_ns + last if copies_ns else 0, after)
+        behind_ns = max(copies_ns + order.last_ns if copies_ns else 0, order.tails_ns[k])
+        found = max(left_ns, order.heads_ns[k]) + order.durations_ns[k] + behind_ns
         if found > best[1]:
             best = (k, found)
     return best
@@ -203,27 +209,27 @@ def _in_turn(forced: _Forced, hardware: Hardware) -> int:
 
 def _promising(
     idle: Idle,
-    durations_ns: Sequence[int],
+    order: Order,
     budget_bytes: int | float,
     rates: tuple[int | float, int | float],
     together: int,
 ) -> list[int]:
-    """Ops that may cost most: floating point is good enough to leave out those that are far from it."""
-    durations = np.array(durations_ns, float)
-    ends = np.cumsum(durations)
+    """Ops of the line that may cost most: floating point is good enough to leave out those that are far from it."""
+    durations, heads, tails = (np.array(x, float) for x in (order.durations_ns, order.heads_ns, order.tails_ns))
     out_of, into = (_NS_PER_S / rate if rate else 0.0 for rate in rates)
     left, back, stored = (
         np.maximum(demand - float(budget_bytes), 0.0) * ns_per_byte
         for demand, ns_per_byte in (
             (idle.work + idle.made_here, out_of),
             (idle.work + idle.read_later, into),
-            (idle.work[-1] + idle.put_out, out_of),
+            (idle.work[order.before.last] + idle.put_out, out_of),
         )
     )
     copies = np.maximum(np.maximum(back, stored), (back + stored) / together if together else 0.0)
-    later = np.where(copies > 0, copies + durations[-1], 0.0)
-    cost = np.maximum(left, ends - durations) + durations + np.maximum(later, ends[-1] - ends)
+    later = np.where(copies > 0, copies + order.last_ns, 0.0)
+    cost = np.maximum(left, heads) + durations + np.maximum(later, tails)
     is_tight = idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes
+    is_tight &= np.array(order.before.streams) == 0
     limit = cost[is_tight].max(initial=0.0) * (1 - 1e-9) - 4
     found: list[int] = np.flatnonzero(is_tight & (cost >= limit)).tolist()
     return found
@@ -253,6 +259,8 @@ class _Forced:
         ``(from, to, sizes)``: whole tensors that must get from one tier to another.
     excess_in, excess_out
         Bytes that the budget forces out of the compute tier, and in again.
+    rest_ns
+        What the step takes beside all these copies at least [ns].
     """
 
     edges: dict[str, tuple[int, int]]
@@ -260,6 +268,7 @@ class _Forced:
     moves: tuple[tuple[int, int, tuple[int, ...]], ...]
     excess_in: int
     excess_out: int
+    rest_ns: int
 
     @property
     def into(self) -> tuple[str, ...]:
@@ -301,16 +310,19 @@ class _Forced:
         return ceil_div(busy, min(link.channels for link in links.values()))
 
 
-def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, budget_bytes: int | float) -> _Forced:
+def _forced(order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, budget_bytes: int | float) -> _Forced:
     number = {name: i for i, name in enumerate(hardware.tier_names)}
-    here, found, inputs = number[hardware.compute_tier], idle.lifetimes, set(graph.inputs)
+    before, found = order.before, idle.lifetimes
+    graph, here, inputs = before.graph, number[hardware.compute_tier], before.inputs
     inward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
-    for t in range(0 if graph.meets and graph.steps > 1 else len(graph.tensors)):
+    rest_ns = _rest_ns(order, may_repeat=idle.may_repeat)
+    for t in range(len(graph.tensors) if rest_ns is not None else 0):
         size, home = graph.tensors[t].size_bytes, homes[t]
         if t not in inputs or home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue
-        if t in graph.ops[found.first_use[t]].reads:
+        first = found.first_use[t]
+        if t in graph.ops[first].reads and (graph.steps == 1 or before.leads_on(first)):
             inward.setdefault(home, []).append(size)
         if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
             back.setdefault(home, []).append(size)
@@ -323,7 +335,22 @@ def _forced(graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, 
         ),
         excess_in=_excess(idle.work + idle.read_later, budget_bytes),
         excess_out=_excess(idle.work + idle.made_here, budget_bytes),
+        rest_ns=rest_ns or 0,
     )
+
+
+def _rest_ns(order: Order, *, may_repeat: bool) -> int | None:
+    """What a step takes at least beside the copies that each step forces; None if they may have more than a step.
+
+    They are issued after all of the step before, so that they start after the last op there has been come to.
+    """
+    before, steps = order.before, order.before.graph.steps
+    if steps == 1 or not before.graph.meets:
+        return 0
+    final = len(before.streams) - 1
+    if may_repeat or before.last < 0 or final == before.last or before.ended[final] != before.last:
+        return None if before.graph.ops[final].collective else 0
+    return order.last_ns
 
 
 def _excess(demand: NDArray[np.int64], budget_bytes: int | float) -> int:

@@ -14,7 +14,9 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from math import isfinite
 
+from simulator.bounds.before import Before, own_streams
 from simulator.bounds.idle import Idle
+from simulator.bounds.order import Order
 from simulator.bounds.step_time import combinatorial
 from simulator.cost import transfer_ns
 from simulator.errors import ConfigError
@@ -124,10 +126,7 @@ class Problem:
     @cached_property
     def streams(self) -> tuple[int, ...]:
         """For each op, the stream that it runs on: 0 computes; the collectives of each group have one of their own."""
-        if self.switches.collectives == "compute_stream":
-            return (0,) * len(self.graph.ops)
-        number = {group.name: 1 + position for position, group in enumerate(self.graph.groups)}
-        return tuple(number[op.collective.group] if op.collective else 0 for op in self.graph.ops)
+        return streams_of(self.graph, self.switches)
 
     @cached_property
     def clock(self) -> tuple[int, ...]:
@@ -142,10 +141,11 @@ class Problem:
 
     @cached_property
     def bound_ns(self) -> int:
-        """What no plan can beat that runs each op once in a step [ns]."""
+        """What no plan can beat that runs each op once in a step, if other ranks come in time [ns]."""
         homes = [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
-        idle = Idle(self.graph, self.hardware, homes, found=self.lifetimes)
-        return combinatorial(self.graph, self.hardware, self.durations_ns, homes, idle)(self.budget_bytes).ns
+        order = Order.alone(Before.of(self.graph, self.streams), self.durations_ns)
+        idle = Idle(self.graph, self.hardware, homes, found=self.lifetimes, before=order.before)
+        return combinatorial(order, self.hardware, homes, idle, self.sharers)(self.budget_bytes).ns
 
     @cached_property
     def fences(self) -> tuple[int, ...]:
@@ -303,6 +303,11 @@ class Problem:
             "none",
             "add the link, or choose another home",
         )
+
+
+def streams_of(graph: Graph, switches: Switches) -> tuple[int, ...]:
+    """For each op of a graph, the stream that it runs on."""
+    return (0,) * len(graph.ops) if switches.collectives == "compute_stream" else own_streams(graph)
 
 
 def side_by_side(graph: Graph, durations_ns: Sequence[int], streams: Sequence[int]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
-from simulator.policies.problem import Problem, Replay
+from simulator.policies.problem import Problem, Replay, streams_of
 from simulator.policies.turns import staggered
 from simulator.report.names import folder_names
 from simulator.run.shares import sharers, shares, turns
@@ -255,17 +255,27 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     referee.check_job(job, loaded.hardware)
     homes = home_ids(loaded, job.graphs)
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
-    tasks = [_task(loaded, job, number, home, room[number]) for number, home in enumerate(homes)]
+    team = _team(loaded, job)
+    tasks = [_task(loaded, team, number, home, room[number]) for number, home in enumerate(homes)]
     return Case(loaded, job, tuple(tasks), is_changed)
 
 
-def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...], room: tuple[int | float, ...] | None) -> Task:
-    graph, hardware, scenario = job.graphs[number], loaded.hardware, loaded.scenario
-    ranks = job.ranks_of(number)
-    times = durations_ns(graph, hardware, ranks[0] if graph.meets else None)
+def _team(loaded: Loaded, job: Job) -> bounds.Team:
+    """All ranks with the times of their ops, and the streams on which they run."""
+    first = [job.graph_of.index(number) if graph.meets else None for number, graph in enumerate(job.graphs)]
+    times = [durations_ns(graph, loaded.hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
+    streams = [streams_of(graph, loaded.scenario.switches) for graph in job.graphs]
+    return bounds.Team(job, loaded.hardware, tuple(times), tuple(streams))
+
+
+def _task(
+    loaded: Loaded, team: bounds.Team, number: int, homes: tuple[int, ...], room: tuple[int | float, ...] | None
+) -> Task:
+    job, hardware, scenario = team.job, loaded.hardware, loaded.scenario
+    graph = job.graphs[number]
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    facts = (graph, hardware, homes, budget, times, lifetimes(graph))
+    facts = (graph, hardware, homes, budget, list(team.times_ns[number]), lifetimes(graph))
     lone = Problem(*facts, lambda plan: _trial(task, plan, 1), scenario.switches)
     shared = sharers(job.ranks, hardware)
     together = job.ranks if shared else 1
@@ -277,7 +287,7 @@ def _task(loaded: Loaded, job: Job, number: int, homes: tuple[int, ...], room: t
         turns=turns(job, hardware, shared),
         lone=lone,
     )
-    task = Task(problem if job.ranks > 1 else lone, job.labels[number], ranks, scenario.bound)
+    task = Task(problem if job.ranks > 1 else lone, number, team, scenario.bound)
     return task
 
 

@@ -21,18 +21,26 @@ class Task:
     ----------
     problem
         What every policy has to solve for it.
-    label
-        What its ranks are called.
-    ranks
-        Ranks that run it, ascending.
+    number, team
+        Which graph of the job it is; all ranks of the job.
     bound_kind
         Which bounds count.
     """
 
     problem: Problem
-    label: str
-    ranks: tuple[int, ...]
+    number: int
+    team: bounds.Team
     bound_kind: BoundKind
+
+    @property
+    def label(self) -> str:
+        """What its ranks are called."""
+        return self.team.job.labels[self.number]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that run it, ascending."""
+        return self.team.job.ranks_of(self.number)
 
     @property
     def graph(self) -> Graph:
@@ -80,9 +88,15 @@ class Task:
     def limits(self, *, may_repeat: bool = False) -> bounds.Limits:
         """All that no plan can beat, as far as it is asked for."""
         if may_repeat not in self._limits:
-            facts = (self.graph, self.problem.hardware, self.problem.durations_ns, self.bound_facts[0])
-            relaxed = self.bound_kind == "relaxation"
-            self._limits[may_repeat] = bounds.Limits(*facts, relaxed=relaxed, may_repeat=may_repeat)
+            order = self.team.orders(may_repeat=may_repeat)[self.number]
+            self._limits[may_repeat] = bounds.Limits(
+                order,
+                self.problem.hardware,
+                self.bound_facts[0],
+                relaxed=self.bound_kind == "relaxation",
+                may_repeat=may_repeat,
+                sharers=self.team.sharers(self.number),
+            )
         return self._limits[may_repeat]
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:

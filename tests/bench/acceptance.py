@@ -158,7 +158,7 @@ def measure(setting: Setting, *, relaxed: bool) -> dict[str, object]:
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
     homes, _ = tight.tasks[0].bound_facts
-    limit = bounds.Limits(tight.graph, tight.hardware, times, homes, relaxed=relaxed).step(budget)
+    limit = bounds.Limits.alone(tight.graph, tight.hardware, times, homes, relaxed=relaxed).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
     unfit = by_force(tight)
     static = Row(unfit) if unfit else replay(tight, "static", limit)

@@ -12,7 +12,7 @@ from policy_problems import OPTIONS, needed, recorded, replay
 from strategies import HBM, graphs, homes, machines
 
 from simulator import engine, metrics
-from simulator.bounds import bound
+from simulator.bounds import Before, Limits, Order, Team
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
@@ -64,6 +64,8 @@ def problems(draw) -> Given:
     graph = draw(meeting(replace(graph, ops=ops)))
     document = draw(machines()).model_dump(by_alias=True)
     document["topology"] = {"devices_per_node": 2}
+    for bus in document["buses"].values():
+        bus["scope"] = "node"
     document["fabrics"] = {"net": {"scope": "node", "bandwidth": "1 GB/s", "latency": f"{draw(st.integers(0, 3))} ns"}}
     hardware = Hardware.model_validate(document)
     start = draw(homes(graph, hardware))
@@ -103,9 +105,15 @@ def test_conformance(name, options, case):
     job = Job.of(p.graph, 2)
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
-    for row, alone in zip(metrics.by_rank(job, p.hardware, trace), trace.by_rank(), strict=True):
-        repeats = metrics.recomputes(p.graph, alone)
-        limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
+    repeats = metrics.recomputes(p.graph, trace)
+    order = Order.alone(Before.of(p.graph, p.streams), p.durations_ns, may_repeat=repeats)
+    limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)
+    for row in metrics.by_rank(job, p.hardware, trace):
         assert row["step_ns"] >= limit.ns
         parts = ("compute_ns", "recompute_ns", "stall_ns", "drain_ns")
         assert sum(row[part] for part in parts) == row["step_ns"]
+    team = Team(job, p.hardware, (p.durations_ns,), (p.streams,))
+    facts = (team.orders(may_repeat=repeats)[0], p.hardware, start)
+    found = Limits(*facts, may_repeat=repeats, sharers=team.sharers(0)).step(p.budget_bytes)
+    event(f"bound: {found.kind.split()[0]}")
+    assert limit.ns <= found.ns <= metrics.summarise(job, p.hardware, trace)["step_ns"]

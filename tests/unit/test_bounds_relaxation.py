@@ -24,7 +24,7 @@ DDR = 1
 def limits(g: Graph, homes: dict[str, int] | None = None, hardware: Hardware | None = None, **more) -> Limits:
     hardware, found = hardware or machine(), homes or {}
     home = [found.get(t.name, NOWHERE) for t in g.tensors]
-    return Limits(g, hardware, durations_ns(g, hardware), home, **({"relaxed": True} | more))
+    return Limits.alone(g, hardware, durations_ns(g, hardware), home, **({"relaxed": True} | more))
 
 
 SAVED = graph("a 40, b 40, c 40", "f: -> a, 1 ns", "g: -> b, 1 ns", "h: -> c, 1 ns", "k: c ->, 1 ns", "m: a b ->, 1 ns")
@@ -113,7 +113,7 @@ def test_it_stays_below_itself_when_coarsened(number, monkeypatch):
     found = []
     for most in (10**6, 300, 60, 1):
         monkeypatch.setattr(relaxation, "MOST_VARIABLES", most)
-        made = Limits(p.graph, p.hardware, p.durations_ns, homes, relaxed=True)
+        made = Limits.alone(p.graph, p.hardware, p.durations_ns, homes, relaxed=True)
         found.append((made.step(p.budget_bytes).ns, made.peak_bytes(p.clock[-1])))
     assert found == sorted(found, key=lambda pair: -pair[0])
     assert [peak for _, peak in found] == sorted((peak for _, peak in found), reverse=True)

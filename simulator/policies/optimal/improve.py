@@ -171,6 +171,6 @@ class Search:
 def _least_ns(problem: Problem) -> int:
     """What the bounds say; in a run of one step nothing happens before the launch [ns]."""
     homes = [h if there else NOWHERE for h, there in zip(problem.homes, problem.starts_with, strict=True)]
-    limits = Limits(problem.graph, problem.hardware, problem.durations_ns, homes, relaxed=True)
+    limits = Limits.alone(problem.graph, problem.hardware, problem.durations_ns, homes, relaxed=True)
     launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
     return launch_ns + limits.step(problem.budget_bytes).ns

@@ -1,0 +1,199 @@
+"""Which ops come after which, whatever a plan decides: what happens before what, within a step and over its boundary.
+
+Ops on one stream run one after another. An op starts after the end of those that write what it reads or use what it
+writes, on whatever stream and in whatever step (rules 2 and 5 of the design). Room is taken in issue order: an op that
+takes some starts no sooner than those before it that do (rule 8). What is sure to take room has a workspace, or makes a
+tensor that did not exist before in the step. Nothing else is certain: an op that runs beside the *line*, the ops of
+stream 0, may be early or late, as far as these permit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from simulator.graph import Graph
+
+Others = dict[int, tuple[int, ...]]
+"""Op -> ops of other streams after whose end it starts, where there are any."""
+
+
+def own_streams(graph: Graph) -> tuple[int, ...]:
+    """For each op its stream, if collectives run beside computes: 0 computes, each group has one of its own."""
+    number = {group.name: 1 + position for position, group in enumerate(graph.groups)}
+    return tuple(number[op.collective.group] if op.collective else 0 for op in graph.ops)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What happens before what in one rank.
+
+    Attributes
+    ----------
+    graph, streams
+        What runs; by op, on which stream.
+    """
+
+    graph: Graph
+    streams: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, streams: Sequence[int] | None = None) -> Before:
+        """Take the given streams, or else those of `own_streams`."""
+        return cls(graph, own_streams(graph) if streams is None else tuple(streams))
+
+    @cached_property
+    def in_line(self) -> bool:
+        """Whether all ops run on stream 0, so that program order is the order of time."""
+        return not any(self.streams)
+
+    @cached_property
+    def last(self) -> int:
+        """The last op of the line; -1 if there is none."""
+        return max((op for op, stream in enumerate(self.streams) if not stream), default=-1)
+
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """What exists before the first op."""
+        return frozenset(self.graph.inputs)
+
+    @cached_property
+    def lines(self) -> list[list[int]]:
+        """By stream, its ops."""
+        found: list[list[int]] = [[] for _ in range(1 + max(self.streams, default=0))]
+        for op, stream in enumerate(self.streams):
+            found[stream].append(op)
+        return found
+
+    @cached_property
+    def previous(self) -> list[int]:
+        """By op, the one before it on its stream in the same step; -1 if there is none."""
+        found = [-1] * len(self.streams)
+        for line in self.lines:
+            for earlier, later in pairwise(line):
+                found[later] = earlier
+        return found
+
+    @property
+    def within(self) -> Others:
+        """What an op comes after in the same step."""
+        return self._others[0]
+
+    @property
+    def across(self) -> Others:
+        """What an op comes after in the step before, beside all that is earlier on its stream."""
+        return self._others[1]
+
+    @cached_property
+    def opened(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Op beside the line -> the compute of the line that starts no later: of the same step, of the step before."""
+        tensors, exists = self.graph.tensors, bytearray(len(self.graph.tensors))
+        within: dict[int, int] = {}
+        late, latest = [], -1
+        for t in self.inputs:
+            exists[t] = 1
+        for op, (what, stream) in enumerate(zip(self.graph.ops, self.streams, strict=True)):
+            takes_room = what.workspace_bytes > 0
+            for t in what.writes:
+                if not exists[t]:
+                    exists[t] = 1
+                    takes_room = takes_room or tensors[t].size_bytes > 0
+            if not takes_room:
+                continue
+            if stream and latest < 0:
+                late.append(op)
+            elif stream:
+                within[op] = latest
+            elif what.collective is None:
+                latest = op
+        return within, dict.fromkeys(late, latest) if latest >= 0 else {}
+
+    @cached_property
+    def ended(self) -> list[int]:
+        """By op, the last of the line that has surely ended when it starts, in the same step; -1 if none has."""
+        if self.in_line:
+            return list(range(-1, len(self.streams) - 1))
+        found = [-1] * len(self.streams)
+        for op, stream in enumerate(self.streams):
+            previous = self.previous[op]
+            found[op] = previous if not stream else found[previous] if previous >= 0 else -1
+            if op in self.within:
+                found[op] = max(found[op], *(found[p] if self.streams[p] else p for p in self.within[op]))
+        return found
+
+    @cached_property
+    def follows(self) -> list[int]:
+        """By op, the first of the line that surely starts after its end, in the same step; else how many ops it has."""
+        ops = len(self.streams)
+        if self.in_line:
+            return list(range(1, ops + 1))
+        found = [ops] * ops
+        for op in reversed(range(ops)):
+            first = found[op] if self.streams[op] else op
+            for p in (self.previous[op], *self.within.get(op, ())):
+                if p >= 0:
+                    found[p] = min(found[p], first)
+        return found
+
+    def first_behind(self, op: int) -> int:
+        """The first op of the line that surely starts after the end of an op; of -1, of the start of the step."""
+        return self.follows[op] if op >= 0 else 0
+
+    def no_sooner(self, op: int) -> int:
+        """The last op of the line than which it surely starts no sooner; -1 if there is none."""
+        return self.ended[op] if self.streams[op] else op
+
+    def leads_on(self, op: int) -> bool:
+        """Whether the last op of the line surely starts no sooner than this op."""
+        return not self.streams[op] or self.follows[op] < len(self.streams)
+
+    @cached_property
+    def _others(self) -> tuple[Others, Others]:
+        """Go through the ops of a step, and remember of what streams share who wrote it last, and who used it since."""
+        ops, streams, is_shared = self.graph.ops, self.streams, self._is_shared
+        writer: dict[int, int] = {}
+        users: dict[int, list[int]] = {}
+        within: Others = {}
+        first: list[tuple[int, int, bool]] = []
+        for op, what in enumerate(ops):
+            reads = [t for t in what.reads if is_shared[t]]
+            writes = [t for t in what.writes if is_shared[t]]
+            if not reads and not writes:
+                continue
+            earlier = [writer[t] for t in reads if t in writer]
+            for t in writes:
+                earlier += users.get(t, ())
+            self._note(within, op, earlier)
+            first += [(op, t, False) for t in reads if t not in writer]
+            first += [(op, t, True) for t in writes if t not in writer]
+            for t in reads:
+                known = users.setdefault(t, [])
+                if known and streams[known[-1]] == streams[op]:
+                    known.pop()
+                known.append(op)
+            for t in writes:
+                writer[t], users[t] = op, [op]
+        across: Others = {}
+        for op, t, is_write in first:
+            self._note(across, op, users[t] if is_write else [writer[t]] if t in writer else [])
+        return within, across
+
+    def _note(self, known: Others, op: int, earlier: Iterable[int]) -> None:
+        """Add to what an op comes after, of the streams that it is not on."""
+        mine = self.streams[op]
+        others = {p for p in earlier if self.streams[p] != mine}
+        if others:
+            known[op] = tuple(sorted(others.union(known.get(op, ()))))
+
+    @cached_property
+    def _is_shared(self) -> bytearray:
+        """By tensor, whether an op beside the line uses it: what only the line uses is in order anyway."""
+        found = bytearray(len(self.graph.tensors))
+        for op, stream in enumerate(self.streams):
+            if stream:
+                what = self.graph.ops[op]
+                for t in (*what.reads, *what.writes):
+                    found[t] = 1
+        return found
