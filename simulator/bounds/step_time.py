@@ -1,16 +1,27 @@
 """What no plan can beat, and what no plan can fit.
 
-Premises of every bound here: each op runs once in each step (but see *recompute*), in program order, on one compute
-stream, in its own time (no contention for the compute tier), steps begin and end with the persistent tensors at home,
-and what has its home in the compute tier stays there.
+Premises of every bound here: each op runs once in each step (but see *recompute*), in its own time (no contention for
+the compute tier); ops are issued in program order and run on the streams that the scenario says, computes on one, the
+*line*; steps begin and end with the persistent tensors at home, and what has its home in the compute tier stays there.
 
-The step time is the distance of the ends of the last compute in the last two steps; in a run of one step it is the
-makespan. Let ``S`` be the start of the last op of a step. *All copies into the compute tier that a step forces lie
-between two such starts*: they are issued after the step before, so that none starts before that step's last compute
-has started; and each brings data that some op of the step reads, so that all have ended when the last op starts. The
-same holds for copies out that make room for an op, and for what no op of the run's only step waits for, because the
-makespan counts it. As the last op takes equally long in both steps, the distance of the ends is the distance of the
-starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``.
+*The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
+steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
+``E_(n-1)`` than its *head*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
+before what, on all streams and, where ranks meet, over all ranks (proof in `order`). On one stream these are the sums
+of the computes before the op and after it. The longest path of all is the *critical path*.
+
+Let ``S`` be the start of the last op of the line. *All copies into the compute tier that a step forces lie between two
+such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
+and each brings data that some op reads which the last op of the line waits for, so that all have ended when that one
+starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
+because the makespan counts it. As the last op takes equally long in both steps, the distance of the ends is the
+distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``.
+
+*Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
+collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
+the copies of the next step lie between ``E_(n-1)`` and ``S`` of the next step, which takes ``b / w`` and that last op.
+Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and what must come in counts
+in runs of one step only.
 
 What is forced:
 
@@ -24,11 +35,16 @@ What is forced:
   after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
   over all ops is forced.
 
-*Room at an op.* The values that must be out while op ``k`` runs left between the start of the step's first op and the
-start of ``k``; while they are out they hold no room, so that their copies in begin after ``k`` has ended, and they end
-before the last op starts. Computes before ``k`` lie in the first stretch and those after it in the second. So a step
-takes at least ``max(out / w_out, computes before) + k + max(in / w_in + the last op, computes after)``, for every
-``k``: a budget that is tight at one op can cost more than each of its copies hidden elsewhere would.
+*Room at an op.* The values that must be out while op ``k`` of the line runs left between the start of the window and
+the start of ``k``, as ops of the step made them; while they are out they hold no room, so that their copies in begin
+after ``k`` has ended, and they end before the last op starts. So a step takes at least ``max(out / w_out, head of k) +
+k + max(in / w_in + the last op, tail of k)``, for every ``k``: a budget that is tight at one op can cost more than each
+of its copies hidden elsewhere would. Where paths over several ranks give head or tail, that of ``k`` on one rank and
+its copies meet the ends of steps of ranks that are alike, each once, so that the mean of their steps is at least this.
+
+*Several streams.* Program order then does not say what is there when ``k`` runs. A value counts while ``k`` runs only
+if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
+it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
 
 *What is put out.* Of the outputs that ``k`` or a later op makes, what the last op leaves no room for is copied out
 after ``k`` has ended and before the last op starts, when what must come back comes in: side by side on links of their
@@ -44,10 +60,10 @@ again: those that the step began with, those of ops that are not repeatable, and
 it is at home there. All else stands: every op runs at least once, before ``k`` and after it; what is forced in is read
 by some first run and has ended when the last of them starts; and the step ends no sooner than that last first run.
 
-*Collectives* may run beside computes, and program order then does not say what is there when an op runs. So for a
-graph with collectives only this counts: the sum of all other ops, which is the distance of the ends of their stream;
-in a run of one step also the sum of the collectives of each group, which meet one after another, and what is forced in
-and back, because the makespan counts them; and of the budget, what an op uses beside the persistent tensors that stay.
+*What ranks share.* Ranks that are alike (`ranks`) run the same plan and see the same, so that they do the same at the
+same times: bandwidth is shared max-min, and room of shared tiers is not short (else this is not used). So their windows
+are one, and a bus of a node or of the supernode carries in it what each of them is forced to move, as often as there
+are such ranks there.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """
@@ -81,7 +97,7 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``collectives of GROUP``, ``room at OP``, ``link NAME``, ``queue NAME``,
+        What sets it: ``compute``, ``critical path``, ``room at OP``, ``link NAME``, ``queue NAME``,
         ``bus NAME``, ``links into TIER`` or ``links out of TIER``.
     terms
         Kind -> what it alone would take [ns].

@@ -1,0 +1,153 @@
+"""Bounds of ranks that meet, worked out by hand; a byte takes a nanosecond on every link and port."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rank_stories import cluster, job_of, perform, team
+
+from simulator import metrics
+from simulator.bounds import Before, Limits, Order, Team
+from simulator.bounds.before import own_streams
+from simulator.bounds.step_time import Bound
+from simulator.cost import durations_ns
+from simulator.graph import Graph, Job
+from simulator.hardware import Hardware
+from simulator.plan import NOWHERE
+
+HBM, DDR = 0, 1
+ALL = {"all": ((0, 1),)}
+NEXT = {"next": ((0, 1),)}
+
+
+def team_of(job: Job, hardware: Hardware) -> Team:
+    lowest = [job.graph_of.index(number) for number in range(len(job.graphs))]
+    times = tuple(durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, lowest, strict=True))
+    return Team(job, hardware, times, tuple(own_streams(graph) for graph in job.graphs))
+
+
+def limits(job: Job, hardware: Hardware, homes: dict[str, int], budget: int = 10**6) -> list[Bound]:
+    found = team_of(job, hardware)
+    return [
+        Limits(
+            order,
+            hardware,
+            [homes.get(t.name, NOWHERE) for t in graph.tensors],
+            sharers=found.sharers(number),
+        ).step(budget)
+        for number, (graph, order) in enumerate(zip(job.graphs, found.orders(), strict=True))
+    ]
+
+
+def test_a_collective_starts_when_its_slowest_member_comes():
+    """Rank 0 computes for 10 ns and waits for rank 1, which computes for 70; then 20 B take 20 ns, then 5."""
+    fast, slow = (team("a 20", f"f: -> a, {ns} ns", "sum: a -> a, all_reduce all 20", "g: a ->, 5 ns", groups=ALL)
+                  for ns in (10, 70))  # fmt: skip
+    assert [found.ns for found in limits(job_of([fast, slow]), cluster(2), {})] == [95, 95]
+    assert [found.kind for found in limits(job_of([fast, slow]), cluster(2), {})] == ["critical path"] * 2
+    alone = Order.alone(Before.of(fast), durations_ns(fast, cluster(2)))
+    assert (alone.path_ns, list(alone.heads_ns), list(alone.tails_ns)) == (35, [0, 10, 30], [25, 5, 0])
+
+
+def test_the_way_goes_over_the_stages_of_a_pipeline_and_back():
+    """Of two steps the second is bounded: what stage 1 still does when stage 0 has ended is not in its way."""
+    groups = {"next": ((0, 1),), "back": ((1, 0),)}
+    first = team("x 4 persistent, a 30, b 30", "f: x -> a, 10 ns", "give: a ->, send next 30",
+                 "take: -> b, recv back 30", "g: b -> x, 20 ns", groups=groups, steps=2)  # fmt: skip
+    second = team("y 4 persistent, a 30, b 30", "take: -> a, recv next 30", "f: a -> b, 40 ns",
+                  "give: b ->, send back 30", "g: -> y, 7 ns", groups=groups, steps=2)  # fmt: skip
+    hardware, job = cluster(2), job_of([first, second])
+    assert [found.ns for found in limits(job, hardware, {"x": HBM, "y": HBM})] == [130, 47]
+    plans = [(first, "compute f; compute give 1; compute take 2; compute g; detach a hbm; detach b hbm"),
+             (second, "compute take 1; compute f; compute give 2; compute g; detach a hbm; detach b hbm")]  # fmt: skip
+    trace = perform(hardware, plans, "x hbm, y hbm")
+    assert metrics.summarise(job, hardware, trace)["step_ns"] == 130
+
+
+def test_what_takes_room_comes_after_the_last_that_took_some_has_begun():
+    """Nothing else keeps a receive from the step before: its tensor is new, and it depends on no compute."""
+    whole = "x 4 persistent, a 30, b 8"
+    give = team(whole, "f: -> b, 10 ns", "give: x ->, send next 30", groups=NEXT, steps=2)
+    take = team(whole, "take: -> a, recv next 30", "f: a -> b, 40 ns", "g: b -> x, 9 ns", groups=NEXT, steps=2)
+    hardware = cluster(2)
+    assert limits(job_of([give, take]), hardware, {"x": HBM})[1].ns == 49
+    late = replace(take, ops=(*take.ops[:2], replace(take.ops[2], workspace_bytes=1)))
+    assert limits(job_of([give, late]), hardware, {"x": HBM})[1].ns == 30 + 40
+    bigger = replace(late, ops=(*late.ops[:2], replace(late.ops[2], duration_ns=35)))
+    assert limits(job_of([give, bigger]), hardware, {"x": HBM})[1].ns == 40 + 35
+
+
+STREAMED = team("w 30 persistent, x 4 persistent, n 4 persistent", "f: w x -> x, 7 ns",
+                "sum: x n -> n, all_reduce all 8", groups={"all": ((0, 1, 2, 3),)}, steps=2)  # fmt: skip
+
+
+def test_a_shared_bus_carries_what_all_that_are_alike_are_forced_to_move():
+    """Four ranks read 30 B each over a bus of 2 B/ns: 60 ns, and then f."""
+    supply = {"pool": {"links": ["h2d"], "bandwidth": "2 GB/s", "scope": "supernode"}}
+    homes = {"w": DDR, "x": HBM, "n": HBM}
+    (found,) = limits(job_of([STREAMED] * 4), cluster(4, 2, scope="supernode", buses=supply), homes)
+    assert (found.kind, found.ns) == ("bus pool", 67)
+    supply["pool"]["scope"] = "node"
+    (found,) = limits(job_of([STREAMED] * 4), cluster(4, 2, scope="supernode", buses=supply), homes)
+    assert (found.terms["bus pool"], found.terms["link h2d"]) == (37, 37)
+
+
+def test_copies_that_wait_for_a_collective_of_whenever_are_not_bounded():
+    """The last op is a sum that f does not come before: the next step's copies may begin with the step before."""
+    loose = replace(STREAMED, ops=(STREAMED.ops[0], replace(STREAMED.ops[1], reads=(2,))))
+    homes = {"w": DDR, "x": HBM, "n": HBM}
+    (found,) = limits(job_of([loose] * 4), cluster(4, 2, scope="supernode"), homes)
+    assert found.terms["link h2d"] == 0
+    (found,) = limits(job_of([replace(loose, steps=1)] * 4), cluster(4, 2, scope="supernode"), homes)
+    assert found.terms["link h2d"] == 30
+
+
+def test_where_shared_room_may_be_short_ranks_need_not_do_the_same_at_the_same_time():
+    supply = {"pool": {"links": ["h2d"], "bandwidth": "2 GB/s", "scope": "supernode"}}
+    hardware = cluster(4, 2, scope="supernode", buses=supply)
+    ddr = hardware.tiers["ddr"].model_copy(update={"capacity_bytes": 150, "scope": "supernode"})
+    tight = hardware.model_copy(update={"tiers": {**hardware.tiers, "ddr": ddr}})
+    assert team_of(job_of([STREAMED] * 4), hardware).sharers(0) == {"pool": 4}
+    assert team_of(job_of([STREAMED] * 4), tight).sharers(0) == {}
+
+
+def test_ranks_that_meet_otherwise_are_told_apart():
+    pairs = team("a 20", "f: -> a, 1 ns", "sum: a -> a, all_reduce some 20", groups={"some": ((0, 1), (2,), (3,))})
+    found = team_of(job_of([pairs] * 4), cluster(4))
+    assert found.first_alike == (0, 0, 2, 2)
+    assert found.orders()[0].path_ns == 21
+    halves = team("a 20", "f: -> a, 1 ns", "sum: a -> a, all_reduce some 20", groups={"some": ((0, 1), (2, 3))})
+    assert team_of(job_of([halves] * 4), cluster(4)).first_alike == (0, 0, 0, 0)
+    other = replace(halves, name="other")
+    assert team_of(job_of([halves, other, halves, halves]), cluster(4)).first_alike == (0, 1, 2, 2)
+
+
+SAVED = (
+    "f: -> a, 1 ns",
+    "g: -> b, 1 ns",
+    "sum: b -> b, all_reduce all 4",
+    "h: -> c, 9 ns",
+    "k: c b ->, 1 ns",
+    "m: a ->, 1 ns",
+)
+
+
+def room(graph: Graph, budget: int) -> dict[str, int]:
+    homes = {t.name: HBM for t in graph.tensors if t.persistent}
+    (found,) = limits(job_of([graph] * 2), cluster(2), homes, budget)
+    return {kind: ns for kind, ns in found.terms.items() if kind.startswith("room")}
+
+
+def test_a_value_counts_beside_a_collective_if_it_is_needed_for_certain():
+    """While h runs a, which m reads, and b, which the sum may be working on and k reads, are both needed."""
+    g = team("a 40, b 40, c 40", *SAVED, groups=ALL)
+    assert room(g, 120) == {}
+    assert room(g, 100) == {"room at h": 20 + 9 + 20 + 1}
+
+
+def test_a_value_that_only_a_collective_still_needs_does_not_count():
+    """The sum may be over before h starts, and nothing reads b then."""
+    ops = (*SAVED[:4], "k: c ->, 1 ns", SAVED[5])
+    g = team("a 40, b 40, c 40", *ops, groups=ALL)
+    assert room(g, 80) == {}
+    assert room(g, 70) == {"room at h": 10 + 9 + 10 + 1}
