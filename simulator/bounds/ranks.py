@@ -4,8 +4,8 @@ Ranks are *alike* if they run the same graph, have as many of each kind beside t
 each kind in each of their groups, spread over nodes in the same way. These kinds are found by refinement: ranks start
 as alike if their graphs are the same, and are told apart until nothing tells those of a kind apart any more. So what is
 true of one of a kind is true of each of them (`order`). They also run the same plan, as a policy decides once for each
-graph, and share bandwidth max-min: so they do the same at the same times, as long as no shared tier can run out of
-room, which is given in turn.
+graph, and share bandwidth max-min: so they do the same at the same times, as long as they begin together and no shared
+tier can run out of room, which is given in turn. Ranks that never meet may begin in turn, which lasts (see the design).
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ class Team:
             "node": Counter(first for rank, first in enumerate(first_alike) if rank // on_node == first // on_node),
             "supernode": Counter(first_alike),
         }
-        buses = self.hardware.buses.items() if self._is_ample else ()
+        may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
+        buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
         return {name: min(on[bus.scope][lead] for lead in leads) for name, bus in buses if bus.scope in on}
 
     @cached_property

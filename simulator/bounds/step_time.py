@@ -61,9 +61,10 @@ it is at home there. All else stands: every op runs at least once, before ``k`` 
 by some first run and has ended when the last of them starts; and the step ends no sooner than that last first run.
 
 *What ranks share.* Ranks that are alike (`ranks`) run the same plan and see the same, so that they do the same at the
-same times: bandwidth is shared max-min, and room of shared tiers is not short (else this is not used). So their windows
-are one, and a bus of a node or of the supernode carries in it what each of them is forced to move, as often as there
-are such ranks there.
+same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is not
+used). So their windows are one, and a bus of a node or of the supernode carries in it what each of them is forced to
+move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run of
+one step, which lies between time 0 and the last end of all.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
 """

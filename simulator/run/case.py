@@ -77,14 +77,18 @@ class Case:
             for task in self.tasks
         )
 
-    def bound(self, *, may_repeat: bool = False) -> bounds.Bound:
-        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
-        found = [task.bound(may_repeat=may_repeat) for task in self.tasks]
+    def bound(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Bound:
+        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step.
+
+        Without `in_turn`, no plan whose ranks begin together, if they meet.
+        """
+        found = [task.bound(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
         return max(found, key=lambda bound: bound.ns)
 
-    def least_peak_bytes(self, step_ns: int, *, may_repeat: bool = False) -> int:
+    def least_peak_bytes(self, step_ns: int, *, may_repeat: bool = False, in_turn: bool = False) -> int:
         """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
-        return max(task.limits(may_repeat=may_repeat).peak_bytes(step_ns) for task in self.tasks)
+        limits = [task.limits(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
+        return max(one.peak_bytes(step_ns) for one in limits)
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""

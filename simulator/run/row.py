@@ -38,11 +38,11 @@ def replayed(
     trace = execute(case, plans, progress)
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     findings = referee.check_trace(case.job, case.hardware, of_ranks, trace, budget, switches)
-    may_repeat = metrics.recomputes(case.job, trace)
-    bound = case.bound(may_repeat=may_repeat)
+    kind = {"may_repeat": metrics.recomputes(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
+    bound = case.bound(**kind)
     summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
     if trace.status == "ok":
-        summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], may_repeat=may_repeat)
+        summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     summary |= {"notes": "; ".join(notes), "remarks": "; ".join(findings.remarks)}
     named = tuple(replace(plan, policy=label) for plan in plans)

@@ -78,26 +78,33 @@ class Task:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
 
-    def bound(self, *, may_repeat: bool = False) -> bounds.Bound:
+    def bound(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Bound:
         """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
-        found = self._bounds.get(may_repeat)
+        found = self._bounds.get((may_repeat, in_turn))
         if found is None:
-            found = self._bounds[may_repeat] = self.limits(may_repeat=may_repeat).step(self.problem.budget_bytes)
+            limits = self.limits(may_repeat=may_repeat, in_turn=in_turn)
+            found = self._bounds[may_repeat, in_turn] = limits.step(self.problem.budget_bytes)
         return found
 
-    def limits(self, *, may_repeat: bool = False) -> bounds.Limits:
-        """All that no plan can beat, as far as it is asked for."""
-        if may_repeat not in self._limits:
-            order = self.team.orders(may_repeat=may_repeat)[self.number]
-            self._limits[may_repeat] = bounds.Limits(
-                order,
+    def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
+        """All that no plan can beat, as far as it is asked for; `in_turn`, also none whose ranks do not begin together.
+
+        Ranks that begin in turn need not do the same at the same time, and their steps that count may have different
+        numbers; so each is then bounded as if the others came in time.
+        """
+        if (may_repeat, in_turn) not in self._limits:
+            times_ns, streams = self.problem.durations_ns, self.problem.streams
+            self._limits[may_repeat, in_turn] = bounds.Limits(
+                bounds.Order.alone(bounds.Before.of(self.graph, streams), times_ns, may_repeat=may_repeat)
+                if in_turn
+                else self.team.orders(may_repeat=may_repeat)[self.number],
                 self.problem.hardware,
                 self.bound_facts[0],
                 relaxed=self.bound_kind == "relaxation",
                 may_repeat=may_repeat,
-                sharers=self.team.sharers(self.number),
+                sharers={} if in_turn else self.team.sharers(self.number),
             )
-        return self._limits[may_repeat]
+        return self._limits[may_repeat, in_turn]
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
@@ -107,11 +114,11 @@ class Task:
         return self._unfit[may_repeat]
 
     @cached_property
-    def _bounds(self) -> dict[bool, bounds.Bound]:
+    def _bounds(self) -> dict[tuple[bool, bool], bounds.Bound]:
         return {}
 
     @cached_property
-    def _limits(self) -> dict[bool, bounds.Limits]:
+    def _limits(self) -> dict[tuple[bool, bool], bounds.Limits]:
         return {}
 
     @cached_property

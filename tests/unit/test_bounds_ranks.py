@@ -111,6 +111,14 @@ def test_where_shared_room_may_be_short_ranks_need_not_do_the_same_at_the_same_t
     assert team_of(job_of([STREAMED] * 4), tight).sharers(0) == {}
 
 
+def test_ranks_that_never_meet_may_begin_in_turn_but_all_of_a_run_of_one_step_counts():
+    supply = {"pool": {"links": ["h2d"], "bandwidth": "2 GB/s", "scope": "supernode"}}
+    hardware = cluster(4, 2, scope="supernode", buses=supply)
+    lonely = replace(STREAMED, ops=STREAMED.ops[:1])
+    assert team_of(job_of([lonely] * 4), hardware).sharers(0) == {}
+    assert team_of(job_of([replace(lonely, steps=1)] * 4), hardware).sharers(0) == {"pool": 4}
+
+
 def test_ranks_that_meet_otherwise_are_told_apart():
     pairs = team("a 20", "f: -> a, 1 ns", "sum: a -> a, all_reduce some 20", groups={"some": ((0, 1), (2,), (3,))})
     found = team_of(job_of([pairs] * 4), cluster(4))
