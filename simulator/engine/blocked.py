@@ -73,11 +73,12 @@ class Explainer:
         return [f"{self._op(running)} {who}"]
 
     def _compute(self, stream: Stream) -> list[str]:
-        key, what = stream.queue[0][0], self._op(stream.queue[0])
-        other = behind(stream.queue[0][1].after, stream.queue[0][3])
+        key, step, _, lap = stream.queue[0]
+        what = self._op(stream.queue[0])
+        other = behind(step.after, lap)
         if other is not None:
             return self._meeting(other) if other.running is not None else []
-        tensor = stream.lacks()
+        tensor = stream.lacks(step, lap)
         if tensor < 0:
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
@@ -105,7 +106,7 @@ class Explainer:
         if link.is_gated(head):
             sentence = f"{what} waits for the compute issued before it"
             return [sentence] if self._once(sentence) else []
-        if link.lacks_tensor(head):
+        if link.lacks_tensor(head[1], head[2]):
             sentence = f"{what} waits for its source"
             return [sentence, *self._tensor(tensor, head[0])] if self._once(sentence) else []
         sentence = self._room(what, link.target, self._places.size_bytes[tensor])

@@ -17,12 +17,17 @@ needs to go on, although all fits in issue order.
 Such counts follow from the issue order alone. That makes a fixed plan cheap to replay: its steps are counted once,
 and in each repeat (*lap*) every count is larger by what one lap adds. A count that refers to the lap before is not
 positive; in the first lap it asks for nothing.
+
+What a compute has seen to, those behind it on the only stream need not look at again, until the tensor moves. A tensor
+that some compute of this lap uses, and that was not detached since, is in its turn and valid. If a compute wrote it,
+and it was not copied either since, no other copy is valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NoReturn
 
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import NEVER, Computes, Places
@@ -31,17 +36,12 @@ from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.plan import Code
+from simulator.trace import ISSUED, packer
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
 
-SEEN, WRITTEN = 1, 2
-"""What a compute has seen to for those behind it on the only stream, until the tensor moves again.
-
-SEEN: it is this compute's turn after earlier detaches, and the tensor is valid. WRITTEN: that, it is the turn of a
-write, the tensor has its place, and no other copy is valid.
-"""
-
+_row = packer(ISSUED)
 
 Routes = dict[tuple[int, int], LinkQueue]
 """By source and target tier: the rank's link between them."""
@@ -61,10 +61,10 @@ class Book:
 
     Attributes
     ----------
-    count
-        By kind of step, what counts the next one: takes its code and returns the step.
     host
         Who issues the steps, if they are not counted before.
+    noted
+        Takes the code of each step as a row of the trace, if it is written down.
     """
 
     __slots__ = (
@@ -72,8 +72,8 @@ class Book:
         "_at",
         "_columns",
         "_computes",
+        "_count",
         "_fence",
-        "_fresh",
         "_gate",
         "_held",
         "_last_taker",
@@ -86,11 +86,12 @@ class Book:
         "_reads",
         "_routes",
         "_seen_after",
+        "_sole",
         "_streams",
         "_tracked",
         "_writes",
-        "count",
         "host",
+        "noted",
     )
 
     def __init__(self, places: Places, columns: Columns, routes: Routes) -> None:
@@ -103,51 +104,76 @@ class Book:
         self._last_write = [[NEVER] * tensors for _ in self._streams]
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
-        self._fresh = bytearray(tensors)
+        self._sole = [False] * tensors
         self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
         self._tracked = columns.tracked
         self._gate, self._at = 0, -1
-        self._held = bytearray(columns.starts_here)
+        self._held = list(columns.starts_here)
         self._last_taker = (0, NEVER)
         self.host: Host | None = None
-        compute = self._compute_alone if self._alone else self._compute
-        self.count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
+        self.noted: bytearray | None = None
+        self._count: tuple[Callable[[Code], Step], ...] = (self._compute, self._copy, self._detach, self._sync)
 
     @property
     def _number(self) -> int:
         """Number of the step at hand."""
         return self._at if self.host is None else self.host.key & ISSUE_MASK
 
-    def _compute_alone(self, code: Code) -> ComputeStep:
-        """Count a compute of the only stream; it is plain if earlier ones have seen to all its tensors."""
-        op = code[1]
-        if code[2]:
-            raise self._unknown_stream(code[2])
-        computes, fresh, last_use = self._computes, self._fresh, self._last_use[0]
-        computes[0] = number = computes[0] + 1
-        is_plain = True
-        for tensor in self._reads[op]:
-            last_use[tensor] = number
-            if not fresh[tensor]:
-                is_plain = False
-        for tensor in self._writes[op]:
-            last_use[tensor] = self._last_write[0][tensor] = number
-            if fresh[tensor] < WRITTEN:
-                is_plain = False
-        return (self._plain[op] or self._plain_step(op)) if is_plain else self._look_up(op, 0)
+    def steps(self, codes: Iterable[Code]) -> Iterator[Step]:
+        """Count steps, each when it is asked for."""
+        return self._steps_alone(codes) if self._alone else self._steps(codes)
+
+    def _steps(self, codes: Iterable[Code]) -> Iterator[Step]:
+        """Count steps whose computes run on several streams."""
+        noted, count = self.noted, self._count
+        for code in codes:
+            if noted is not None:
+                noted += _row(*code)
+            yield count[code[0]](code)
+
+    def _steps_alone(self, codes: Iterable[Code]) -> Iterator[Step]:
+        """Count steps whose computes run on the only stream; those that have nothing to see to are plain."""
+        noted, count, computes, plain = self.noted, self._count, self._computes, self._plain
+        last_use, last_write, sole = self._last_use[0], self._last_write[0], self._sole
+        reads, writes = self._reads, self._writes
+        for code in codes:
+            kind, op, stream, target = code
+            if noted is not None:
+                noted += _row(kind, op, stream, target)
+            if kind or stream:
+                yield count[kind](code)
+                continue
+            computes[0] = number = computes[0] + 1
+            unseen: tuple[int, ...] = ()
+            unwritten: tuple[int, ...] = ()
+            for tensor in reads[op]:
+                if last_use[tensor] <= 0:
+                    unseen = (*unseen, tensor)
+                last_use[tensor] = number
+            for tensor in writes[op]:
+                if not sole[tensor]:
+                    unwritten = (*unwritten, tensor)
+                    sole[tensor] = True
+                last_use[tensor] = last_write[tensor] = number
+            if unseen or unwritten:
+                yield self._look_up(op, 0, unseen, unwritten)
+            else:
+                yield plain[op] or self._plain_step(op)
 
     def _compute(self, code: Code) -> ComputeStep:
         """Count a compute of one of several streams."""
         _, op, stream, _ = code
-        self._gate = stream
+        if not 0 <= stream < len(self._streams):
+            raise self._unknown_stream(stream)
+        self._gate, reads, writes = stream, self._reads[op], self._writes[op]
         self._computes[stream] = number = self._computes[stream] + 1
         after = self._after(op, stream)
         last_use, last_write = self._last_use[stream], self._last_write[stream]
-        for tensor in self._reads[op]:
+        for tensor in reads:
             last_use[tensor] = number
-        for tensor in self._writes[op]:
+        for tensor in writes:
             last_use[tensor] = last_write[tensor] = number
-        step = self._look_up(op, stream)
+        step = self._look_up(op, stream, reads, writes)
         step.after = after
         if self._takes_room(op):
             step.line = self._line(stream)
@@ -160,7 +186,7 @@ class Book:
         takes = self._columns.workspace_bytes[op] > 0
         for tensor in self._writes[op]:
             takes = takes or (not held[tensor] and size_bytes[tensor] > 0)
-            held[tensor] = 1
+            held[tensor] = True
         return takes
 
     def _line(self, stream: int) -> Computes:
@@ -173,11 +199,11 @@ class Book:
 
         What an earlier compute of this stream has waited for, a later one need not.
         """
-        found = []
+        found, reads, writes = [], self._reads[op], self._writes[op]
         for other, seen in enumerate(self._seen_after[stream]):
             if other != stream:
                 use, write = self._last_use[other], self._last_write[other]
-                number = max([NEVER, *(write[t] for t in self._reads[op]), *(use[t] for t in self._writes[op])])
+                number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
                 if number > seen:
                     self._seen_after[stream][other] = number
                     found.append((self._streams[other], number))
@@ -197,28 +223,16 @@ class Book:
         step.is_free = not self._columns.workspace_bytes[op]
         return step
 
-    def _look_up(self, op: int, stream: int) -> ComputeStep:
-        """A compute with what it must see to itself, because no earlier one does."""
-        step = ComputeStep(op, self._streams[stream])
-        fresh, fence, moves, per_lap, alone = self._fresh, self._fence, self._moves, self._moves_per_lap, self._alone
-        reads, writes, turns = [], [], []
-        for tensor in self._reads[op]:
-            if not fresh[tensor]:
-                reads.append(tensor)
-                if fence[tensor] > NEVER:
-                    turns.append((tensor, fence[tensor]))
-        for tensor in self._writes[op]:
-            if fresh[tensor] < WRITTEN:
-                writes.append(tensor)
-                if moves[tensor] or per_lap[tensor]:
-                    turns.append((tensor, moves[tensor]))
-        if alone:
-            for tensor in reads:
-                fresh[tensor] = SEEN
-            for tensor in writes:
-                fresh[tensor] = WRITTEN
-        step.reads, step.writes, step.turns = tuple(reads), tuple(writes), tuple(turns)
-        return step
+    def _look_up(self, op: int, stream: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> ComputeStep:
+        """A compute that must see to these tensors itself, because no earlier one does."""
+        fence, moves, per_lap, turns = self._fence, self._moves, self._moves_per_lap, []
+        for tensor in reads:
+            if fence[tensor] > NEVER:
+                turns.append((tensor, fence[tensor]))
+        for tensor in writes:
+            if moves[tensor] or per_lap[tensor]:
+                turns.append((tensor, moves[tensor]))
+        return ComputeStep(op, self._streams[stream], reads, writes, turns)
 
     def _sync(self, code: Code) -> SyncStep:
         tensor = code[1]
@@ -229,32 +243,34 @@ class Book:
         users = self._issued() if self._parts_with_output(tensor) else self._latest(self._last_use, tensor)
         step = DetachStep(tensor, tier, self._moves[tensor], users)
         self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
-        self._fresh[tensor] = 0
-        if tier == self._columns.compute_tier:
-            self._held[tensor] = 0
+        self._sole[tensor] = False
+        if self._alone:
+            self._last_use[0][tensor] = self._last_write[0][tensor] = NEVER
+        elif tier == self._columns.compute_tier:
+            self._held[tensor] = False
         return step
 
     def _copy(self, code: Code) -> CopyStep:
         _, tensor, source, target = code
-        link = self._routes.get((source, target))
-        if link is None:
-            names = [tier.name for tier in self._places.tiers]
-            raise PlanError(
-                f"step {self._number} (copy {names[source]} -> {names[target]})",
-                "a link joins the two tiers",
-                "none",
-                "copy along the links of the hardware profile, or add the link",
-            )
+        link = self._routes.get((source, target)) or self._no_link(source, target)
         self._moves[tensor] += 1
-        if self._fresh[tensor] == WRITTEN:
-            self._fresh[tensor] = SEEN
+        self._sole[tensor] = False
         writers = self._latest(self._last_write, tensor) if self._columns.written[tensor] else ()
         gate, number = self._streams[self._gate], self._computes[self._gate]
         step = CopyStep(link, tensor, gate, number, self._fence[tensor], writers)
-        if target == self._columns.compute_tier:
-            self._held[tensor] = 1
+        if not self._alone and target == self._columns.compute_tier:
+            self._held[tensor] = True
             step.line = self._line(self._gate)
         return step
+
+    def _no_link(self, source: int, target: int) -> NoReturn:
+        names = [tier.name for tier in self._places.tiers]
+        raise PlanError(
+            f"step {self._number} (copy {names[source]} -> {names[target]})",
+            "a link joins the two tiers",
+            "none",
+            "copy along the links of the hardware profile, or add the link",
+        )
 
     def _latest(self, last: list[list[int]], tensor: int) -> Computes:
         """The compute that a list by stream and tensor names, for each stream that has one."""
@@ -280,14 +296,15 @@ class Book:
 
     def laps(self, codes: Iterable[Code]) -> list[Step]:
         """Count the steps of a lap that is run many times."""
-        codes, count = list(codes), self.count
-        for self._at, code in enumerate(codes):
-            count[code[0]](code)
+        codes = list(codes)
+        deque(self.steps(self._numbered(codes)), maxlen=0)
         self._begin_lap()
-        steps = []
+        return list(self.steps(self._numbered(codes)))
+
+    def _numbered(self, codes: list[Code]) -> Iterator[Code]:
+        """Keep the number of the step at hand."""
         for self._at, code in enumerate(codes):
-            steps.append(count[code[0]](code))
-        return steps
+            yield code
 
     def _begin_lap(self) -> None:
         """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
@@ -302,4 +319,4 @@ class Book:
         self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
         taker, number = self._last_taker
         self._last_taker = (taker, number - self._streams[taker].per_lap if number > NEVER else NEVER)
-        self._fresh = bytearray(len(self._fresh))
+        self._sole = [False] * len(self._sole)

@@ -10,17 +10,17 @@ import simpy
 
 from simulator.cost import ceil_div
 from simulator.engine.book import Book
-from simulator.engine.issued import Issued
 from simulator.engine.rounds import RANK_SHIFT, recurring
 from simulator.engine.steps import Step
 from simulator.hardware import Host as HostCosts
-from simulator.plan import Code, Plan, Steps
+from simulator.plan import COMPUTE, Plan, Steps
 
 if TYPE_CHECKING:
+    from simulator.engine.issued import Issued
     from simulator.engine.rank import Rank
     from simulator.engine.stream import Stream
 
-_STEPS_PER_CHECKPOINT = 8192
+_STEPS_PER_CHECKPOINT = 1024
 """Steps between checkpoints, or a few more."""
 
 
@@ -51,6 +51,8 @@ class Host:
         Computes that may be issued before the queue is looked at again.
     is_full
         The queue was full; it is filled up again once half of it has started.
+    has_laps
+        Whether the plan is run several times.
     awaited, finished
         The tensor that it waits for at a sync, or -1; it has issued all steps.
     watchers
@@ -58,17 +60,14 @@ class Host:
     """
 
     __slots__ = (
-        "_begin_lap",
         "_book",
         "_caught_up",
         "_checkpoint",
-        "_codes",
         "_depth",
-        "_issue_lap",
+        "_lap_steps",
         "_laps",
         "_looks",
         "_next_checkpoint",
-        "_note",
         "_pending",
         "_prices",
         "_room",
@@ -78,6 +77,7 @@ class Host:
         "clock",
         "credit",
         "finished",
+        "has_laps",
         "is_full",
         "key",
         "lap",
@@ -99,12 +99,12 @@ class Host:
         self._room = QueueRoom(self)
         prices, self.now = _prices(plan, costs)
         self._prices = prices if any(prices) else None
-        self._book, self._note = book, book.note if isinstance(book, Issued) else None
+        self._book = book
         self._laps = plan.repeats if plan.fixed is not None else 1
+        self.has_laps = self._laps > 1
         self._looks = plan.fixed is None and plan.looks
-        self._codes: Iterator[Code] = iter(())
         self._steps: Iterator[Step] = iter(())
-        self._begin_lap, self._issue_lap = self._program(plan)
+        self._lap_steps = self._program(plan)
         self._pending: Step | None = None
         self._caught_up = recurring(self.clock, self._go_on)
 
@@ -137,15 +137,15 @@ class Host:
     look_again = begin = advance
     """Go on at the sync; begin, after the launch."""
 
-    def _program(self, plan: Plan) -> tuple[Callable[[], None], Callable[[], bool]]:
-        """What begins a lap, and what issues the steps of one: they are counted once if there are several laps."""
+    def _program(self, plan: Plan) -> Callable[[], Iterator[Step]]:
+        """What gives the steps of a lap: they are counted once if there are several laps."""
         book, steps = self._book, plan.steps
         if isinstance(steps, Steps) and plan.repeats > 1:
             counted = book.laps(steps.codes())
-            return lambda: setattr(self, "_steps", iter(counted)), self._issue_counted
+            return lambda: iter(counted)
         book.host = self
         codes = steps.codes if isinstance(steps, Steps) else partial(steps, cast("Issued", book))
-        return lambda: setattr(self, "_codes", codes()), self._count_and_issue
+        return lambda: book.steps(codes())
 
     def _pull(self) -> None:
         """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""
@@ -153,35 +153,23 @@ class Host:
             self.lap += 1
             self.finished = self.lap == self._laps
             if not self.finished:
-                self._begin_lap()
+                self._steps = self._lap_steps()
 
-    def _issue_counted(self) -> bool:
-        """Issue the rest of a lap whose steps were counted; False if one has to wait."""
-        prices = self._prices
+    def _issue_lap(self) -> bool:
+        """Issue the rest of a lap; False if a step has to wait."""
+        prices, looks = self._prices, self._looks
         for step in self._steps:
-            if prices is not None:
-                self.now += prices[step.kind]
-            if not step.issue(self):
-                self._pending = step
-                return False
-            self.key += 1
-        return True
-
-    def _count_and_issue(self) -> bool:
-        """Count and issue the rest of a lap; False if a step has to wait."""
-        prices, looks, note, count = self._prices, self._looks, self._note, self._book.count
-        for code in self._codes:
-            kind = code[0]
+            kind = step.kind
             if prices is not None:
                 self.now += prices[kind]
-            if note is not None:
-                note(code)
-            step = count[kind](code)
             if looks and self.is_ahead:
                 self._pending = step
                 self.wait_for_clock()
                 return False
-            if not step.issue(self):
+            if kind == COMPUTE and self.credit and step.queue:  # type: ignore[union-attr]
+                self.credit -= 1
+                step.queue.append((self.key, step, self.now, self.lap))  # type: ignore[union-attr, arg-type]
+            elif not step.issue(self):
                 self._pending = step
                 return False
             self.key += 1

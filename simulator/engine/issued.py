@@ -25,13 +25,8 @@ class Issued(Book):
         See `Book`; places also for what has happened on the device.
     program
         Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
-    codes
-        Takes the codes of the steps.
-
-    Attributes
-    ----------
-    note
-        Takes the code of the next step.
+    noted
+        Takes the codes of the steps as rows of the trace.
     """
 
     __slots__ = (
@@ -43,15 +38,14 @@ class Issued(Book):
         "_looks",
         "_outputs",
         "_state",
-        "note",
     )
 
-    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, codes: list[Code]) -> None:
+    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, noted: bytearray) -> None:
         self._look_up_step, self._count_copy, self._count_detach = super()._look_up, super()._copy, super()._detach
         super().__init__(places, columns, routes)
-        self._looks, home, self.note = program.plan.looks, program.plan.home, codes.append
+        self._looks, home, self.noted = program.plan.looks, program.plan.home, noted
         self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
-        self._state = [bytearray(len(home)) for _ in places.tiers]
+        self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
                 self._state[tier][tensor] = VALID
@@ -82,15 +76,15 @@ class Issued(Book):
             must = "only a plan that says so looks at the machine"
             raise PlanError(f"step {self._number}", must, f"a look at {what}", "make the plan with looks=True")
 
-    def _look_up(self, op: int, stream: int) -> ComputeStep:
+    def _look_up(self, op: int, stream: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> ComputeStep:
         """Check and note what no earlier compute has seen to."""
-        step = self._look_up_step(op, stream)
+        step = self._look_up_step(op, stream, reads, writes)
         here = self._state[self._compute_tier]
-        for tensor in step.reads:
+        for tensor in reads:
             if here[tensor] != VALID:
                 self._refuse(f"compute {self._graph.ops[op].name}", "what a compute reads is valid in the compute tier",
                              tensor, self._compute_tier, "copy it in first")  # fmt: skip
-        for tensor in step.writes:
+        for tensor in writes:
             for state in self._state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE

@@ -185,6 +185,6 @@ def _walk_head(stream: Stream, head: Transfer) -> Ending:
     link = head[1].link
     if link.is_gated(head):
         return ORDER, -1, -1
-    if link.lacks_tensor(head):
+    if link.lacks_tensor(head[1], head[2]):
         return _walk_tensor(stream, head[1].tensor, head[0])
     return CAPACITY, link.target, head[1].tensor

@@ -193,11 +193,8 @@ class LinkQueue:
 
     def append(self, transfer: Transfer) -> None:
         """Take an issued transfer into the queue."""
-        tensor, queue = transfer[1].tensor, self.queue
-        if tensor in self._transfers:
-            self._transfers[tensor].append(transfer)
-        else:
-            self._transfers[tensor] = [transfer]
+        queue = self.queue
+        self._transfers[transfer[1].tensor].append(transfer)
         queue.append(transfer)
         if self.free and len(queue) == 1:
             self.offer(transfer)
@@ -238,9 +235,8 @@ class LinkQueue:
             return True
         return any(stream.started < number + lap * stream.per_lap for stream, number in step.line)
 
-    def lacks_tensor(self, head: Transfer) -> bool:
+    def lacks_tensor(self, step: CopyStep, lap: int) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
-        _, step, lap, _ = head
         tensor = step.tensor
         if not self._source_valid[tensor]:
             return True
@@ -252,27 +248,27 @@ class LinkQueue:
         """Start the first transfer, which is eligible, or register with what it waits for."""
         if not self.queue or not self.free:
             return
-        head = self.queue[0]
-        if head[3] > self.clock.now:
-            self._alarm.set(head[3])
+        key, step, lap, issued_ns = head = self.queue[0]
+        now, tensor = self.clock.now, step.tensor
+        if issued_ns > now:
+            self._alarm.set(issued_ns)
             return
-        if self.lacks_tensor(head):
+        if self.lacks_tensor(step, lap):
             self._wait_for_tensor(head)
             return
-        step, tensor = head[1], head[1].tensor
         if not self._held[tensor]:
             size = self._size_bytes[tensor]
-            if size and not self._room.admit_copy(self, head[0], size):
+            if size and not self._room.admit_copy(self, key, size):
                 return
             self.places.hold(tensor, self.target)
+        self.queue.popleft()
         channel = self.channels[heappop(self.free)]
-        channel.transfer, channel.start_ns = self.queue.popleft(), self.clock.now
+        channel.transfer, channel.start_ns = head, now
         self.running.append(channel)
         if self.watchers:
             self._wake_watchers()
         if self.shared is None:
-            took = step.alone_ns if self.stretch is None else self._stretched_ns(head)
-            self.clock.at(channel.start_ns + took, channel)
+            self.clock.at(now + (step.alone_ns if self.stretch is None else self._stretched_ns(head)), channel)
         else:
             self.shared.begin(channel)
         if self.free:
@@ -305,12 +301,8 @@ class LinkQueue:
         now = self.clock.now
         issue, start = key & ISSUE_MASK, channel.start_ns
         self._spans += _row(places.rank, COPY, tensor, self.number, number, issue, issued_ns, start, now)
-        self._valid[tensor] = 1
-        transfers = self._transfers[tensor]
-        if len(transfers) == 1:
-            del self._transfers[tensor]
-        else:
-            transfers.remove(transfer)
+        self._valid[tensor] = True
+        self._transfers[tensor].remove(transfer)
         places.end_move(tensor)
         if self.watchers:
             self._wake_watchers()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
@@ -13,7 +13,6 @@ from simulator.trace import RESIDENCIES, packer
 
 if TYPE_CHECKING:
     from simulator.engine.link import Transfer
-    from simulator.engine.steps import DetachStep
     from simulator.engine.stream import Stream
 
 
@@ -56,7 +55,7 @@ class Places:
     moves_ended, moves_per_lap
         Per tensor: copies and detaches that have ended; those in one lap of a plan that runs many.
     transfers
-        Tensor -> its transfers that have not ended, in issue order; a tensor that has none is left out.
+        Tensor -> its transfers that have not ended, in issue order.
     """
 
     __slots__ = (
@@ -83,20 +82,30 @@ class Places:
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
         self._clock = rounds.clock
         self.streams: list[Stream] = []
-        self.held = [bytearray(tensors) for _ in tiers]
-        self.valid = [bytearray(tensors) for _ in tiers]
+        self.held = [[False] * tensors for _ in tiers]
+        self.valid = [[False] * tensors for _ in tiers]
         self.moves_ended = [0] * tensors
         self.moves_per_lap = [0] * tensors
         self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
-        self.transfers: dict[int, list[Transfer]] = {}
+        self.transfers: defaultdict[int, list[Transfer]] = defaultdict(list)
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
         """Mark a place as taken; its room was granted before."""
-        self.held[tier][tensor] = 1
+        self.held[tier][tensor] = True
         size = self.size_bytes[tensor]
         if size:
             self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
+
+    def free(self, tensor: int, tier: int) -> None:
+        """Free a place, if there is one."""
+        held = self.held[tier]
+        if held[tensor]:
+            held[tensor] = self.valid[tier][tensor] = False
+            size = self.size_bytes[tensor]
+            if size:
+                self._residencies += _row(self._clock.now, self.rank, tier, tensor, -size)
+                self.tiers[tier].release(size)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""
@@ -105,8 +114,8 @@ class Places:
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
-        if tensor in self._waiters:
-            waiters = self._waiters[tensor]
+        waiters = self._waiters.get(tensor)
+        if waiters is not None:
             while waiters and waiters[0][0] <= ended:
                 heappop(waiters)[2].look_again()
             if not waiters:
@@ -163,54 +172,3 @@ def wait_for_start(computes: Computes, lap: int, waiter: Waiter) -> bool:
             stream.wait_for_start(due, waiter)
             return True
     return False
-
-
-class Detaching:
-    """A detach that was issued: it acts once all earlier steps that name the tensor have ended.
-
-    As an event it is its time of issue, if it could act before that.
-    """
-
-    callbacks: ClassVar[tuple[Callable[[Detaching], None], ...]]
-    __slots__ = ("_issued_ns", "_key", "_lap", "_places", "_step", "_users")
-
-    def __init__(self, places: Places, step: DetachStep, key: int, lap: int, issued_ns: int) -> None:
-        self._places, self._step, self._key, self._lap = places, step, key, lap
-        self._issued_ns = issued_ns
-        self._users = iter(step.users)
-
-    def look_again(self) -> None:
-        """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
-        step, lap = self._step, self._lap
-        for stream, number in self._users:
-            due = number + lap * stream.per_lap
-            if stream.ended < due:
-                stream.wait_for_end(due, self)
-                return
-        places, tensor = self._places, step.tensor
-        moves = step.moves + lap * places.moves_per_lap[tensor]
-        if places.moves_ended[tensor] < moves:
-            places.wait_for_moves(tensor, moves, self._key, self)
-        elif self._issued_ns > places.rounds.clock.now:
-            places.rounds.clock.at(self._issued_ns, self)
-        else:
-            places.rounds.frees.append(self)
-
-    def join_round(self) -> None:
-        """Act in the present round: the time of issue has come."""
-        self._places.rounds.frees.append(self)
-        self._places.rounds.close()
-
-    def act(self) -> None:
-        """Free the place."""
-        places, tensor, tier = self._places, self._step.tensor, self._step.tier
-        if places.held[tier][tensor]:
-            places.held[tier][tensor] = places.valid[tier][tensor] = 0
-            size = places.size_bytes[tensor]
-            if size:
-                places.note(tier, tensor, -size)
-                places.tiers[tier].release(size)
-        places.end_move(tensor)
-
-
-Detaching.callbacks = (Detaching.join_round,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from simulator.graph import Graph, OpKind
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
@@ -76,24 +77,24 @@ class Columns:
         graph, plan = program.graph, program.plan
         self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
         self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
-        self.reads = [_those(op.reads, tracked) for op in graph.ops]
-        self.writes = [_those(op.writes, tracked) for op in graph.ops]
-        self.duration_ns = list(program.durations_ns)
+        self.reads = _those([op.reads for op in graph.ops], tracked)
+        self.writes = _those([op.writes for op in graph.ops], tracked)
+        once: dict[int, int] = {}
+        self.duration_ns = [once.setdefault(duration, duration) for duration in program.durations_ns]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
-        self.is_collective = bytearray(op.kind is OpKind.COLLECTIVE for op in graph.ops)
-        self.written = bytearray(len(graph.tensors))
-        for op in graph.ops:
-            for tensor in op.writes:
-                self.written[tensor] = 1
+        self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
+        written = frozenset(chain.from_iterable([op.writes for op in graph.ops]))
+        self.written = [tensor in written for tensor in range(len(graph.tensors))]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
-        self.starts_here = bytearray(home == compute_tier for home in plan.home)
+        self.starts_here = [home == compute_tier for home in plan.home]
         self.parting = _parting(graph, plan, compute_tier)
 
 
-def _those(tensors: tuple[int, ...], tracked: bytearray) -> tuple[int, ...]:
+def _those(tensors_by_op: list[tuple[int, ...]], tracked: list[bool]) -> list[tuple[int, ...]]:
     """Return those that are tracked; the very same tuple if all are, so that what the engine walks over stays small."""
-    found = tuple([t for t in tensors if tracked[t]])
-    return tensors if len(found) == len(tensors) else found
+    is_tracked = tracked.__getitem__
+    found = [tuple(filter(is_tracked, tensors)) for tensors in tensors_by_op]
+    return [those if len(those) < len(all_) else all_ for those, all_ in zip(found, tensors_by_op, strict=True)]
 
 
 def _streams(graph: Graph, plan: Plan) -> int:
@@ -104,17 +105,17 @@ def _streams(graph: Graph, plan: Plan) -> int:
     return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
 
 
-def _tracked(plan: Plan, compute_tier: int, streams: int) -> bytearray:
+def _tracked(plan: Plan, compute_tier: int, streams: int) -> list[bool]:
     """Flag the tensors whose place or order has to be watched."""
     steps = plan.fixed
     if streams > 1:
-        return bytearray(b"\1" * len(plan.home))
+        return [True] * len(plan.home)
     if steps is None:
-        return bytearray(home != compute_tier or tensor not in plan.untouched for tensor, home in enumerate(plan.home))
-    flags = bytearray(home != compute_tier for home in plan.home)
+        return [home != compute_tier or tensor not in plan.untouched for tensor, home in enumerate(plan.home)]
+    flags = [home != compute_tier for home in plan.home]
     for kind, tensor in zip(steps.kind, steps.a, strict=True):
         if kind != COMPUTE:
-            flags[tensor] = 1
+            flags[tensor] = True
     return flags
 
 

@@ -109,8 +109,8 @@ class Rank:
         if plan.fixed is not None:
             self._host = Host(self, plan, Book(self.places, columns, routes))
         else:
-            codes = recorder.codes(number)
-            self._host = Host(self, plan, Issued(self.places, columns, routes, program, codes))
+            noted = recorder.issued(number)
+            self._host = Host(self, plan, Issued(self.places, columns, routes, program, noted))
         self._host.now += program.starts_ns
         for stream in self.streams:
             stream.host = self._host
@@ -187,7 +187,7 @@ class Rank:
             tier, size = self._tiers[home], self.places.size_bytes[tensor]
             if not self.machine.is_stored(self.number, home, tensor):
                 tier.used += size
-            self.places.valid[home][tensor] = 1
+            self.places.valid[home][tensor] = True
             self.places.hold(tensor, home)
             if tier.used > tier.capacity:
                 raise CapacityError(

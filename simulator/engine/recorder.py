@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from itertools import chain
-
-from simulator.plan import Code
 from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
 
-_BLOCK_ROWS = 8192
+_BLOCK_ROWS = 1024
+"""Small enough that a block is still in the cache when it is closed."""
 _NUMBER_BYTES = 8
 
 
@@ -21,22 +18,21 @@ class Recorder:
         How many ranks issue steps.
     """
 
-    __slots__ = ("_codes", "_issued", "_tables", "residencies", "spans", "waits")
+    __slots__ = ("_issued", "_tables", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
-        self._issued = [Table(ISSUED) for _ in range(ranks)]
-        self._codes: list[tuple[Table, list[Code]]] = []
         columns, rows = (SPANS, WAITS, RESIDENCIES), (self.spans, self.waits, self.residencies)
         self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
+        self._issued = [Table(ISSUED) for _ in range(ranks)]
 
-    def codes(self, rank: int) -> list[Code]:
+    def issued(self, rank: int) -> bytearray:
         """Where a rank's runtime writes down what it issues."""
-        found: list[Code] = []
-        self._codes.append((self._issued[rank], found))
-        return found
+        rows = bytearray()
+        self._tables.append((self._issued[rank], rows))
+        return rows
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Turn each list of at least so many rows into a block."""
@@ -44,14 +40,10 @@ class Recorder:
             if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
                 table.append(bytes(rows))
                 rows.clear()
-        for table, codes in self._codes:
-            if len(codes) >= least_rows:
-                table.append(array("q", chain.from_iterable(codes)).tobytes())
-                codes.clear()
 
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies = (table for table, _ in self._tables)
+        spans, waits, residencies = (table for table, _ in self._tables[:3])
         status = "blocked" if blocked else "ok"
         return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in)

@@ -16,8 +16,8 @@ import simpy
 from simpy.events import NORMAL
 
 if TYPE_CHECKING:
-    from simulator.engine.places import Detaching
     from simulator.engine.sharing import Network
+    from simulator.engine.steps import DetachStep
     from simulator.engine.stream import Stream
 
 RANK_SHIFT = 40
@@ -119,7 +119,7 @@ class Rounds:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
-        self.frees: deque[Detaching] = deque()
+        self.frees: deque[DetachStep] = deque()
         self.touched: list[Network] = []
         self.restless: list[Stream] = []
         self._events = clock.events

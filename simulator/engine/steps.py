@@ -5,9 +5,10 @@ See `simulator.engine.book`, which finds these counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from simulator.engine.places import Computes, Detaching, wait_for
+from simulator.engine.places import Computes, Places, wait_for
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ class ComputeStep:
 
     Attributes
     ----------
-    op, stream
-        What runs where.
+    kind
+        ``COMPUTE``.
+    op, stream, queue
+        What runs where; computes that were issued there and have not started.
     after
         Computes of other streams that must have ended.
     turns
@@ -35,16 +38,19 @@ class ComputeStep:
         Whether there is nothing to wait for, to take or to make valid.
     """
 
-    __slots__ = ("after", "is_free", "line", "op", "reads", "stream", "turns", "writes")
-    kind: ClassVar[int] = COMPUTE
+    __slots__ = ("after", "is_free", "kind", "line", "op", "queue", "reads", "stream", "turns", "writes")
 
-    def __init__(self, op: int, stream: Stream) -> None:
-        self.op, self.stream = op, stream
-        self.after: Computes = ()
-        self.line: Computes = ()
-        self.turns: tuple[tuple[int, int], ...] = ()
-        self.reads: tuple[int, ...] = ()
-        self.writes: tuple[int, ...] = ()
+    def __init__(
+        self,
+        op: int,
+        stream: Stream,
+        reads: Sequence[int] = (),
+        writes: Sequence[int] = (),
+        turns: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.kind, self.op, self.stream, self.queue = COMPUTE, op, stream, stream.queue
+        self.reads, self.writes, self.turns = reads, writes, turns
+        self.after = self.line = ()  # type: Computes
         self.is_free = False
 
     def issue(self, host: Host) -> bool:
@@ -52,10 +58,9 @@ class ComputeStep:
         if not host.credit and not host.has_credit():
             return False
         host.credit -= 1
-        stream = self.stream
-        stream.queue.append((host.key, self, host.now, host.lap))
-        if stream.running is None and len(stream.queue) == 1:
-            host.rounds.consider(stream, host.key)
+        self.queue.append((host.key, self, host.now, host.lap))
+        if self.stream.running is None and len(self.queue) == 1:
+            host.rounds.consider(self.stream, host.key)
         return True
 
 
@@ -76,13 +81,12 @@ class CopyStep:
         Computes issued before that write the tensor.
     """
 
-    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
-    kind: ClassVar[int] = COPY
+    __slots__ = ("alone_ns", "gate", "gate_number", "kind", "line", "link", "moves", "tensor", "writers")
 
     def __init__(
         self, link: LinkQueue, tensor: int, gate: Stream, gate_number: int, moves: int, writers: Computes
     ) -> None:
-        self.link, self.tensor, self.moves, self.writers = link, tensor, moves, writers
+        self.kind, self.link, self.tensor, self.moves, self.writers = COPY, link, tensor, moves, writers
         self.gate, self.gate_number = gate, gate_number
         self.line: Computes = ()
         self.alone_ns = link.alone_ns[tensor]
@@ -94,7 +98,9 @@ class CopyStep:
 
 
 class DetachStep:
-    """A detach.
+    """A detach; once issued, it acts when all earlier steps that name the tensor have ended.
+
+    As an event it is its time of issue, if it could act before that.
 
     Attributes
     ----------
@@ -106,26 +112,64 @@ class DetachStep:
         Computes issued before that use the tensor; all, where an output's only valid copy is given up.
     """
 
-    __slots__ = ("moves", "tensor", "tier", "users")
-    kind: ClassVar[int] = DETACH
+    callbacks: ClassVar[tuple[Callable[[DetachStep], None], ...]]
+    _places: Places
+    _key: int
+    _lap: int
+    _issued_ns: int
+    _left: Iterator[tuple[Stream, int]]
+    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "_places", "kind", "moves", "tensor", "tier", "users")
 
     def __init__(self, tensor: int, tier: int, moves: int, users: Computes) -> None:
-        self.tensor, self.tier, self.moves, self.users = tensor, tier, moves, users
+        self.kind, self.tensor, self.tier, self.moves, self.users = DETACH, tensor, tier, moves, users
 
     def issue(self, host: Host) -> bool:
-        """Issue it."""
-        Detaching(host.places, self, host.key, host.lap, host.now).look_again()
+        """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
+        issued = DetachStep(self.tensor, self.tier, self.moves, self.users) if host.has_laps else self
+        issued._key, issued._lap, issued._issued_ns, issued._places = host.key, host.lap, host.now, host.places
+        issued._left = iter(self.users)
+        issued.look_again()
         return True
+
+    def look_again(self) -> None:
+        """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
+        lap = self._lap
+        for stream, number in self._left:
+            due = number + lap * stream.per_lap
+            if stream.ended < due:
+                stream.wait_for_end(due, self)
+                return
+        places, tensor = self._places, self.tensor
+        moves = self.moves + lap * places.moves_per_lap[tensor]
+        if places.moves_ended[tensor] < moves:
+            places.wait_for_moves(tensor, moves, self._key, self)
+        elif self._issued_ns > places.rounds.clock.now:
+            places.rounds.clock.at(self._issued_ns, self)
+        else:
+            places.rounds.frees.append(self)
+
+    def join_round(self) -> None:
+        """Act in the present round: the time of issue has come."""
+        rounds = self._places.rounds
+        rounds.frees.append(self)
+        rounds.close()
+
+    def act(self) -> None:
+        """Free the place."""
+        self._places.free(self.tensor, self.tier)
+        self._places.end_move(self.tensor)
+
+
+DetachStep.callbacks = (DetachStep.join_round,)
 
 
 class SyncStep:
     """A sync; attributes as those of a detach."""
 
-    __slots__ = ("moves", "tensor", "users")
-    kind: ClassVar[int] = SYNC
+    __slots__ = ("kind", "moves", "tensor", "users")
 
     def __init__(self, tensor: int, moves: int, users: Computes) -> None:
-        self.tensor, self.moves, self.users = tensor, moves, users
+        self.kind, self.tensor, self.moves, self.users = SYNC, tensor, moves, users
 
     def issue(self, host: Host) -> bool:
         """Go past it, or let the host look again when the next step that names the tensor ends."""

@@ -217,21 +217,22 @@ class Stream:
             if not step.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
                 break
             queue.popleft()
-            self.started = self.ended = count
+            self.started = count
             spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
+        self.ended = self.started
         clock.leap(start)
 
-    def lacks(self) -> int:
+    def lacks(self, step: ComputeStep, lap: int) -> int:
         """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
-        _, step, _, lap = self.queue[0]
         if step.turns:
             moves_ended, per_lap = self._moves_ended, self._moves_per_lap
             for tensor, count in step.turns:
                 if moves_ended[tensor] < count + lap * per_lap[tensor]:
                     return tensor
+        valid = self._valid
         for tensor in step.reads:
-            if not self._valid[tensor]:
+            if not valid[tensor]:
                 return tensor
         return -1
 
@@ -248,16 +249,17 @@ class Stream:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, step, issued_ns, _ = self.queue[0]
-        if issued_ns > self._clock.now:
+        key, step, issued_ns, lap = head = self.queue[0]
+        now = self._clock.now
+        if issued_ns > now:
             self._alarm.set(issued_ns)
             self._rounds.restless.append(self)
             return
-        if not step.is_free and not self._may_start(step):
+        if not step.is_free and not self._may_start(step, key, lap):
             self._rounds.restless.append(self)
             return
-        self.running = self.queue.popleft()
-        self.start_ns = now = self._clock.now
+        self.queue.popleft()
+        self.running, self.start_ns = head, now
         self.started = started = self.started + 1
         if self.waiting.is_open:
             self.waiting.end(key & ISSUE_MASK, step.op)
@@ -273,38 +275,33 @@ class Stream:
             for waiter in self._at_start.pop(started):
                 waiter.look_again()
 
-    def _may_start(self, step: ComputeStep) -> bool:
+    def _may_start(self, step: ComputeStep, key: int, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
-        if step.after and self._wait_for_other_stream(step):
+        if step.after and self._wait_for_other_stream(step, lap):
             return False
-        self.lacking = tensor = self.lacks()
+        self.lacking = tensor = self.lacks(step, lap)
         if tensor >= 0:
-            self._wait_for(tensor)
+            count = dict(step.turns).get(tensor, NEVER)
+            self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], key, self)
             return False
         workspace = self._workspace_bytes[step.op]
         if step.writes or workspace:
             room = self.room_bytes()
-            if room and step.line and wait_for_start(step.line, self.queue[0][3], self):
+            if room and step.line and wait_for_start(step.line, lap, self):
                 return False
-            if room and not self._room.admit_compute(self, self.queue[0][0], room):
+            if room and not self._room.admit_compute(self, key, room):
                 return False
             self._take_places(step, workspace)
         return True
 
-    def _wait_for_other_stream(self, step: ComputeStep) -> bool:
+    def _wait_for_other_stream(self, step: ComputeStep, lap: int) -> bool:
         """Whether a compute of another stream must end first; if so, look again then."""
-        lap = self.queue[0][3]
         self.behind = behind(step.after, lap)
         return self.behind is not None and wait_for(step.after, lap, self)
 
     def _wake_watchers(self) -> None:
         self._rounds.restless += self.watchers
         self.watchers.clear()
-
-    def _wait_for(self, tensor: int) -> None:
-        issue, step, _, lap = self.queue[0]
-        count = dict(step.turns).get(tensor, NEVER)
-        self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], issue, self)
 
     def _take_places(self, step: ComputeStep, workspace: int) -> None:
         for tensor in step.writes:
@@ -320,6 +317,6 @@ class Stream:
             self.places.note(self.columns.compute_tier, -1 - step.op, -workspace)
             self._room.release(workspace)
         for tensor in step.writes:
-            self._valid[tensor] = 1
+            self._valid[tensor] = True
             for other in self._others:
-                other[tensor] = 0
+                other[tensor] = False

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
 
 from simulator.errors import CapacityError, Shortfall
-from simulator.plan import COPY, DETACH, SYNC, Code, View
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, View
 from simulator.policies.reactive.tables import Tables
 from simulator.policies.reactive.victims import Victims
 
 NONE = -1
 """The tier of a copy that does not exist."""
+
+_AT_ONCE = 64
+"""Ops that it decides for at a time."""
 
 
 class Runtime:
@@ -34,8 +37,8 @@ class Runtime:
         "_codes",
         "_copy_at",
         "_copy_valid",
+        "_direct",
         "_here",
-        "_hops",
         "_needed_until",
         "_room",
         "_sizes",
@@ -49,23 +52,23 @@ class Runtime:
         problem = tables.problem
         self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
         self._sizes, self._tier = problem.sizes, problem.compute_tier
-        self._hops: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._direct: set[tuple[int, int]] = set()
         n = len(self._sizes)
         self._codes: list[Code] = []
-        self._here = bytearray(n)
+        self._here = [False] * n
         self._copy_at = [NONE] * n
-        self._copy_valid = bytearray(n)
+        self._copy_valid = [False] * n
         self._needed_until = [NONE] * n
         self._room = list(problem.capacities)
         for tensor, tier in enumerate(tables.homes):
             if tier == self._tier:
                 self._room[tier] -= self._sizes[tensor]
                 if not tables.pinned[tensor]:
-                    self._here[tensor] = 1
+                    self._here[tensor] = True
                     victims.add(tensor)
             elif tier >= 0:
                 self._room[tier] -= self._sizes[tensor]
-                self._copy_at[tensor], self._copy_valid[tensor] = tier, 1
+                self._copy_at[tensor], self._copy_valid[tensor] = tier, True
 
     def run(self, view: View) -> Iterator[Code]:
         """Issue all steps of the run.
@@ -75,13 +78,27 @@ class Runtime:
         view
             The state of the machine; this runtime keeps its own books and does not look.
         """
-        ops, steps = len(self._tables.moves), self._tables.problem.graph.steps
-        return chain.from_iterable(map(self._step, range(0, steps * ops, ops)))
+        return chain.from_iterable(self._parts())
 
-    def _step(self, base: int) -> Iterator[Code]:
-        tables, here, codes = self._tables, self._here, self._codes
+    def _parts(self) -> Iterator[list[Code]]:
+        """Decide for some ops at a time: nothing that is decided depends on the machine."""
+        tables, codes = self._tables, self._codes
+        ops = len(tables.moves)
+        for base in range(0, tables.problem.graph.steps * ops, ops):
+            left = enumerate(zip(tables.moves, tables.problem.streams, tables.busy, strict=True))
+            for _ in range(0, ops, _AT_ONCE):
+                self._decide(base, islice(left, _AT_ONCE))
+                yield codes
+                codes.clear()
+            self._go_home()
+            yield codes
+            codes.clear()
+
+    def _decide(self, base: int, ops: Iterable[tuple[int, tuple[tuple[int, ...], int, bool]]]) -> None:
+        """Issue some ops of the step that begins at op `base` of the run, and what they need."""
+        tables, here, append, ahead = self._tables, self._here, self._codes.append, self._ahead
         victims, touch = self._victims, self._victims.touch
-        for op, (moves, compute, busy) in enumerate(zip(tables.moves, tables.computes, tables.busy, strict=True)):
+        for op, (moves, stream, busy) in ops:
             victims.now = base + op
             absent: tuple[int, ...] = ()
             for tensor in moves:
@@ -93,24 +110,18 @@ class Runtime:
                 self._admit(op, absent)
             elif busy and self._room[self._tier] < tables.born_bytes[op]:
                 self._make_room(tables.born_bytes[op], moves)
-            if self._ahead:
+            if ahead:
                 self._look_ahead(op, base)
-            if codes:
-                yield from codes
-                codes.clear()
-            yield compute
+            append((COMPUTE, op, stream, 0))
             if busy:
                 self._conclude(op)
-        self._go_home()
-        yield from codes
-        codes.clear()
 
     def _conclude(self, op: int) -> None:
         """Note what the op has taken and written, and free what is dead after it."""
         tables = self._tables
         self._room[self._tier] -= tables.held_bytes[op]
         for tensor in tables.writes[op]:
-            self._copy_valid[tensor] = 0
+            self._copy_valid[tensor] = False
         for tensor in tables.problem.lifetimes.dead_after[op]:
             self._codes.append(tables.detaches[tensor])
             self._leave(tensor)
@@ -130,7 +141,7 @@ class Runtime:
             self._arrive(tensor)
 
     def _arrive(self, tensor: int) -> None:
-        self._here[tensor] = 1
+        self._here[tensor] = True
         self._room[self._tier] -= self._sizes[tensor]
         self._victims.add(tensor)
 
@@ -165,27 +176,30 @@ class Runtime:
                 self._copy_at[tensor] = tier = self._room_away(tensor)
                 self._room[tier] -= self._sizes[tensor]
             self._copy(tensor, self._tier, self._copy_at[tensor])
-            self._copy_valid[tensor] = 1
+            self._copy_valid[tensor] = True
         self._codes.append(self._tables.detaches[tensor])
         self._leave(tensor)
 
     def _leave(self, tensor: int) -> None:
-        self._here[tensor] = 0
         self._room[self._tier] += self._sizes[tensor]
-        self._victims.discard(tensor)
+        if self._here[tensor]:
+            self._here[tensor] = False
+            self._victims.discard(tensor)
 
     def _drop_copy(self, tensor: int) -> None:
         tier = self._copy_at[tensor]
         if tier != NONE:
             self._codes.append((DETACH, tensor, tier, 0))
             self._room[tier] += self._sizes[tensor]
-            self._copy_at[tensor], self._copy_valid[tensor] = NONE, 0
+            self._copy_at[tensor], self._copy_valid[tensor] = NONE, False
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        hops = self._hops.get((source, target))
-        if hops is None:
-            path = self._tables.problem.path(source, target)
-            hops = self._hops[source, target] = tuple(pairwise(path))
+        if (source, target) in self._direct:
+            self._codes.append((COPY, tensor, source, target))
+            return
+        hops = tuple(pairwise(self._tables.problem.path(source, target)))
+        if len(hops) == 1 and not self._synchronous:
+            self._direct.add((source, target))
         for start, end in hops:
             if end != target and self._room[end] < self._sizes[tensor]:
                 raise self._too_small(tensor, end)

@@ -33,7 +33,7 @@ class Victims(Protocol):
         """Note that the running op uses a tensor that is held."""
 
     def discard(self, tensor: int) -> None:
-        """Leave out a tensor that has left or died."""
+        """Leave out a tensor that is held: it has left or died."""
 
     def first(self, needed: Sequence[int]) -> int:
         """The tensor to evict first, none of `needed`; -1 if there is none."""
@@ -42,24 +42,14 @@ class Victims(Protocol):
 class LeastRecent:
     """``lru``: the one whose last use is longest ago."""
 
-    __slots__ = (
-        "_held",
-        "now",
-        "touch",
-    )
+    __slots__ = ("_held", "add", "discard", "now", "touch")
 
     def __init__(self, problem: Problem) -> None:
         self.now = -1
         self._held: OrderedDict[int, None] = OrderedDict()
+        self.add: Callable[[int], None] = self._held.setdefault
         self.touch: Callable[[int], None] = self._held.move_to_end
-
-    def add(self, tensor: int) -> None:
-        """Take in a tensor as the most recent."""
-        self._held[tensor] = None
-
-    def discard(self, tensor: int) -> None:
-        """Leave it out."""
-        self._held.pop(tensor, None)
+        self.discard: Callable[[int], None] = self._held.__delitem__
 
     def first(self, needed: Sequence[int]) -> int:
         """Return the least recent; what the op needs has just been touched, so it comes last."""
