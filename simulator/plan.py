@@ -150,7 +150,7 @@ class Plan:
     Attributes
     ----------
     policy
-        Name of the policy that made it.
+        Name of the policy, or of the row, that made it.
     tiers
         Tier names; tier ids in `home` and `steps` index them.
     home
@@ -169,6 +169,8 @@ class Plan:
     starts_ns
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
+    file
+        Where it was read, as people wrote it; empty if it was made here.
     """
 
     policy: str
@@ -180,6 +182,12 @@ class Plan:
     looks: bool = True
     untouched: frozenset[int] = frozenset()
     starts_ns: tuple[int, ...] = (0,)
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: its file, if it was read from one."""
+        return self.file or self.policy
 
     @property
     def fixed(self) -> Steps | None:

@@ -247,7 +247,7 @@ def _levels(context: click.Context, parameter: click.Parameter, text: str | None
         return None
     levels = [] if text == "none" else [level.strip() for level in text.split(",")]
     try:
-        return [parse(one, "ns") if one.endswith("s") else float(one.removesuffix("%")) / 100 for one in levels]
+        return [float(one.removesuffix("%")) / 100 if one.endswith("%") else parse(one, "ns") for one in levels]
     except (ValueError, FieldError):
         raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10% (of times, 100ns,5us)") from None
 

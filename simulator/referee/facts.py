@@ -311,7 +311,7 @@ class Facts:
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""
         return InvariantError(
-            f"trace of plan {self.plan.policy!r}, rank {self.rank}, {where}",
+            f"trace of plan {self.plan.name!r}, rank {self.rank}, {where}",
             law,
             found,
             "report this: it is a bug of hosim",

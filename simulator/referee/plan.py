@@ -54,7 +54,7 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[
         return
     if plan.repeats < 1 or graph.steps % plan.repeats:
         raise PlanError(
-            f"plan {plan.policy!r}",
+            f"plan {plan.name!r}",
             f"its repeats divide the {graph.steps} training steps of the graph",
             f"{plan.repeats} repeats",
             "make a plan of one training step and repeat it for each",
@@ -65,7 +65,7 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[
 def _check_tiers(hardware: Hardware, plan: Plan) -> None:
     if plan.tiers != hardware.tier_names:
         raise PlanError(
-            f"plan {plan.policy!r}",
+            f"plan {plan.name!r}",
             f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})",
             ", ".join(plan.tiers) or "none",
             "make the plan for this machine",
@@ -73,7 +73,7 @@ def _check_tiers(hardware: Hardware, plan: Plan) -> None:
 
 
 def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
-    where = f"plan {plan.policy!r}, homes"
+    where = f"plan {plan.name!r}, homes"
     if len(plan.home) != len(graph.tensors):
         found = f"{len(plan.home):,} homes for {len(graph.tensors):,} tensors"
         raise PlanError(where, "every tensor has an entry", found, "make the plan for this graph")
@@ -92,7 +92,7 @@ def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
 
 def _check_home(graph: Graph, plan: Plan, tensor: int, exists: bool) -> None:
     name, home = graph.tensors[tensor].name, plan.home[tensor]
-    where = f"plan {plan.policy!r}, home of {name!r}"
+    where = f"plan {plan.name!r}, home of {name!r}"
     if not NOWHERE <= home < len(plan.tiers):
         must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
         raise PlanError(where, must, str(home), "give it one of the tiers")
@@ -339,7 +339,7 @@ class _Walk:
 
     def _error(self, must: str, found: str, do: str, at: int | None = None) -> PlanError:
         where = self._step(self._at if at is None else at)
-        return PlanError(f"plan {self._plan.policy!r}, {where}", must, found, do)
+        return PlanError(f"plan {self._plan.name!r}, {where}", must, found, do)
 
     def _end_error(self, must: str, found: str, do: str) -> PlanError:
-        return PlanError(f"plan {self._plan.policy!r}, end of the plan", must, found, do)
+        return PlanError(f"plan {self._plan.name!r}, end of the plan", must, found, do)

@@ -103,7 +103,7 @@ class _Walk:
             seen[rank] = f"rank {rank} at op {name!r} (group {call.group!r}) for rank {other}"
             rank = other if other in stuck else rank
         return PlanError(
-            f"plan {self._plans[rank].policy!r}, collectives of job {self._job.name!r}",
+            f"plan {self._plans[rank].name!r}, collectives of job {self._job.name!r}",
             "ranks come to their collectives in an order in which they meet",
             f"that they wait for one another: {', '.join(seen.values())}",
             "run them in the same order on all ranks, or on streams of their own",

@@ -170,10 +170,10 @@ class Case:
         return partial(decided, choice, lambda problem: entry.plan(problem, options))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
-        """Read the plan of a graph and call it by its file, which is how people know it; ``*`` is the graph's name."""
+        """Read the plan of a graph, known by its file; ``*`` is the graph's name."""
         number = next(number for number, graph in enumerate(self.job.graphs) if graph is problem.graph)
         file = path.replace("*", list(folder_names(self.job.labels).values())[number])
-        return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), policy=name)
+        return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
 def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:

@@ -69,17 +69,16 @@ def _machine(hardware: Hardware) -> str:
 
 
 def _steps_or_graph(path: Path, scenario: str | None) -> str:
-    said = formats.check(path)
     schema = formats.sniff(path)
     if schema == formats.graph_jsonl.SCHEMA or (scenario is None and schema != formats.plan_jsonl.SCHEMA):
-        return f"{said}: ok"
+        return f"{formats.check(path)}: ok"
     if scenario is None:
-        return f"{said}: ok by itself; name its --scenario to check it against the graph and the machine"
+        return f"{formats.check(path)}: ok by itself; name its --scenario to check it against the graph and the machine"
     case = prepare(catalog.resolve(scenario))
     task = _whose(path, case)
     plan = formats.read_plan(path, task.graph, task.problem.tiers)
-    referee.check_plan(task.graph, case.hardware, replace(plan, policy=path.name), task.pinned)
-    return f"{said}: ok for {case.loaded.scenario.name}"
+    referee.check_plan(task.graph, case.hardware, replace(plan, file=path.name), task.pinned)
+    return f"{formats.check(path)}: ok for {case.loaded.scenario.name}"
 
 
 def _whose(path: Path, case: Case) -> Task:

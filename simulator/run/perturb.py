@@ -205,7 +205,7 @@ def _renumbered(plan: Plan, what: str, names: Sequence[str], others: Sequence[st
     odd = set(names).symmetric_difference(others)
     if odd:
         must = f"a plan is carried over to a graph with the same {what}s"
-        raise PlanError(f"plan {plan.policy!r}", must, f"{min(odd)!r} on one side only", "make a plan for that graph")
+        raise PlanError(f"plan {plan.name!r}", must, f"{min(odd)!r} on one side only", "make a plan for that graph")
     return [number[name] for name in names]
 
 

@@ -45,7 +45,7 @@ def replayed(
         summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     summary |= {"notes": "; ".join(notes), "remarks": "; ".join(findings.remarks)}
-    named = tuple(replace(plan, policy=label) for plan in plans)
+    named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     result = Result(case, label, summary, plans=named, trace=trace, remarks=findings.remarks)
     if trace.status == "ok":
         for task, plan, recorded in zip(case.tasks, plans, result.recordings, strict=True):

@@ -52,8 +52,15 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
     for table in ("spans.csv", "waits.csv", "memory.csv"):
         one, other = ((tmp_path / "ran" / row / table).read_bytes() for row in ("static", "plan"))
         assert one == other
-    one, other = ((tmp_path / "ran" / row / "plan.jsonl").read_text().splitlines()[1:] for row in ("static", "plan"))
+    one, other = ((tmp_path / "ran" / row / "plan.jsonl").read_bytes() for row in ("static", "plan"))
     assert one == other
+    plan = tmp_path / "planned" / "plan.jsonl"
+    (tmp_path / "wrong.jsonl").write_text(
+        plan.read_text().replace('{"copy":"a0"', '{"copy":"nope"', 1), encoding="utf-8"
+    )
+    wrong = hosim("check", tmp_path / "wrong.jsonl", "--scenario", scenario)
+    assert wrong.code == 1
+    assert "a plan names tensors of its run, found 'nope'" in wrong.err
 
 
 def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):

@@ -128,6 +128,7 @@ def test_one_that_does_not_fit_is_a_row_where_it_is_the_other(scenario):
         (("--slower-links", "100%"), 1, "a level is above 0 % and at most 99 %"),
         (("--jitter", "1e300%"), 1, "a level is above 0 % and at most 100 %"),
         (("--draws", "100000000000"), 1, "there are at most 10,000 draws at a level"),
+        (("--jitter", "5"), 2, "'5' is no list of levels such as 5%,10%"),
         (("--jitter", "much"), 2, "'much' is no list of levels such as 5%,10%"),
         (("--policy", "reactive"), 1, "two different ones are compared"),
         (("--against", "statik"), 1, "a policy is a row of the scenario or one that hosim has"),
