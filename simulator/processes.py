@@ -6,33 +6,36 @@ print where it was. So it waits until all have been started; those inherit that 
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context
-from threading import current_thread, main_thread
-from typing import Any, Literal, TypeVar
+from multiprocessing import active_children, get_all_start_methods, get_context
+from multiprocessing.connection import Connection
+from threading import active_count, current_thread, main_thread
+from typing import Any, TypeVar
 
 Outcome = TypeVar("Outcome")
+Call = Callable[[], None]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def working(
-    method: Literal["spawn", "fork"],
     workers: int,
     do: Callable[[Any], Outcome],
     tasks: Sequence[Any],
     begin: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Future[Outcome]]]:
-    """Start processes on tasks; whatever ends the block ends them, too.
+    """Start processes afresh on tasks; whatever ends the block ends them, too.
 
     Parameters
     ----------
-    method
-        How they start: ``spawn`` afresh, ``fork`` with all that this process has.
     workers
         How many.
     do, tasks
@@ -45,18 +48,112 @@ def working(
     list of Future
         The outcomes that are to come, in the order of the tasks.
     """
-    others = set(active_children())
-    pool = ProcessPoolExecutor(workers, get_context(method), _begin, (begin,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (begin,))
     try:
-        with _interrupts_wait():
-            futures = [pool.submit(do, task) for task in tasks]
-        yield futures
-    except BaseException:
-        for process in set(active_children()) - others:
-            process.kill()
-        raise
+        with _ended_on_error():
+            with _interrupts_wait():
+                futures = [pool.submit(do, task) for task in tasks]
+            yield futures
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class Aside:
+    """Calls that run in forks of this process, with all that it has, while it goes on.
+
+    At most as many run as there are cores. Where a process cannot be forked safely, as while it has other threads, a
+    call waits; what waits to the end runs in this process if need be.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Call] = []
+        self._running: list[Connection] = []
+        self._most = os.cpu_count() or 1
+
+    def call(self, do: Call) -> None:
+        """Run a call aside, now or later.
+
+        Parameters
+        ----------
+        do
+            What it leaves is in files; of what it raises all that can be pickled comes back, now or later.
+        """
+        self._waiting.append(do)
+        while self._waiting and self._can_fork:
+            if len(self._running) == self._most:
+                _ended(self._running.pop(0))
+            self._running.append(_forked(self._waiting.pop(0)))
+
+    def finish(self) -> None:
+        """Return when all calls have ended."""
+        waiting, self._waiting = self._waiting, []
+        for do in waiting:
+            self.call(do)
+        for do in self._waiting:
+            do()
+        while self._running:
+            _ended(self._running.pop(0))
+
+    @property
+    def _can_fork(self) -> bool:
+        return self._most > 1 and "fork" in get_all_start_methods() and active_count() == 1
+
+
+@contextmanager
+def aside() -> Iterator[Aside]:
+    """Give what runs calls in forks; whatever ends the block before its end ends them, too."""
+    with _ended_on_error():
+        calls = Aside()
+        yield calls
+        calls.finish()
+
+
+def _forked(do: Call) -> Connection:
+    """Start a call; what it raises will come through the connection, or else None."""
+    context = get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    with _interrupts_wait():
+        context.Process(target=_tell, args=(do, there)).start()
+    there.close()
+    return here
+
+
+def _tell(do: Call, there: Connection) -> None:
+    """In a fork: do it, without going through all that was inherited in search of garbage, and tell how it ended."""
+    gc.freeze()
+    error = None
+    try:
+        _begin(do)
+    except Exception as raised:
+        error = raised
+        error.add_note(traceback.format_exc())
+    there.send(error)
+
+
+def _ended(running: Connection) -> None:
+    """Wait for a call, and raise what it raised."""
+    try:
+        with running:
+            error = running.recv()
+    except EOFError:
+        raise BrokenProcessPool("a process ended before it had told how its call went") from None
+    if error is not None:
+        raise error
+
+
+@contextmanager
+def _ended_on_error() -> Iterator[None]:
+    """End all processes that were started within the block if it fails."""
+    others = set(active_children())
+    try:
+        yield
+    except BaseException:
+        started = set(active_children()) - others
+        for process in started:
+            process.kill()
+        for process in started:
+            process.join()
+        raise
 
 
 @contextmanager

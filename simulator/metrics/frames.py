@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +65,7 @@ class Frames:
             link); ``channel``; ``phase``; ``source`` and ``target`` tier; ``issue``; ``issued_ns``, ``start_ns``,
             ``end_ns``; ``size_bytes`` of a transfer.
         """
-        return self._table(_spans, ("issue", "rank", "start_ns"))
+        return _frame(self.columns("spans"))
 
     def waits(self) -> pd.DataFrame:
         """Make a table of the waits of the compute streams, by start, then rank and stream.
@@ -76,7 +78,7 @@ class Frames:
             the tensor, or the collective, under way; ``issue``, ``start_ns``, ``end_ns``. Empty names where there is
             none.
         """
-        return self._table(_waits, ("stream", "rank", "start_ns"))
+        return _frame(self.columns("waits"))
 
     def residencies(self) -> pd.DataFrame:
         """Make a table of the stays of tensors (and workspaces) in tiers, by start.
@@ -87,8 +89,7 @@ class Frames:
             ``rank``, ``tensor``, ``kind``, ``tier``, ``start_ns``, ``end_ns``, ``size_bytes``. What is still held ends
             with the run.
         """
-        end_ns = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
-        return self._table(partial(_residencies, end_ns), ("rank", "start_ns"))
+        return _frame(self.columns("residencies"))
 
     def ranks(self) -> pd.DataFrame:
         """Make a table of the ranks, one line each; times are of the measured step.
@@ -100,30 +101,67 @@ class Frames:
             ``program``, what it runs; and the columns of `by_rank`, for which of a shared tier only what the rank
             itself holds counts.
         """
-        import pandas as pd  # noqa: PLC0415
-
-        job = self.job
-        rows = by_rank(job, self.hardware, self.trace)
-        frame = pd.DataFrame(
-            {"rank": rank, "stands_in": by, "program": job.labels[number], **row}
-            for rank, (by, number, row) in enumerate(zip(self.trace.stands_in, job.graph_of, rows, strict=True))
-        )
+        frame = _frame(self.columns("ranks"))
         whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
         return frame.astype(dict.fromkeys(whole, "Int64"))
 
-    def _table(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> pd.DataFrame:
-        """Join the tables of all ranks that were simulated, ordered by some columns, the last of them first."""
-        import pandas as pd  # noqa: PLC0415 - slow to import, and not needed for the summary
+    def write(self, table: str, path: Path) -> None:
+        """Write a table as CSV, which needs no pandas.
 
+        Parameters
+        ----------
+        table
+            Name of the method that makes it.
+        path
+            The file.
+        """
+        found = self.columns(table)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(found)
+            lines.writerows(zip(*(np.asarray(column, object) for column in found.values()), strict=True))
+
+    def columns(self, table: str) -> Columns:
+        """Make a table as columns by name, which needs no pandas.
+
+        Parameters
+        ----------
+        table
+            Name of the method that makes it.
+        """
+        end_ns = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
+        make: dict[str, Callable[[], Columns]] = {
+            "spans": partial(self._joined, _spans, ("issue", "rank", "start_ns")),
+            "waits": partial(self._joined, _waits, ("stream", "rank", "start_ns")),
+            "residencies": partial(self._joined, partial(_residencies, end_ns), ("rank", "start_ns")),
+            "memory": self._memory,
+            "ranks": self._ranks,
+        }
+        return make[table]()
+
+    def _ranks(self) -> Columns:
+        job = self.job
+        rows = [
+            {"rank": rank, "stands_in": by, "program": job.labels[number], **row}
+            for rank, (by, number, row) in enumerate(
+                zip(self.trace.stands_in, job.graph_of, by_rank(job, self.hardware, self.trace), strict=True)
+            )
+        ]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def _joined(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> Columns:
+        """Join the tables of all ranks that were simulated, ordered by some columns, the last of them first."""
         parts = []
         for rank, (alone, by) in enumerate(zip(self.trace.by_rank(), self.trace.stands_in, strict=True)):
             if by == rank:
                 parts.append(make(self.job.graph(rank), self.hardware, alone))
                 parts[-1]["rank"] = np.full(len(parts[-1]["rank"]), rank)
         if len(parts) == 1:
-            return pd.DataFrame(parts[0])
-        frame = pd.DataFrame({name: list(chain.from_iterable(part[name] for part in parts)) for name in parts[0]})
-        return frame.iloc[np.lexsort([frame[key] for key in keys])].reset_index(drop=True)
+            return parts[0]
+        joined = {name: list(chain.from_iterable(part[name] for part in parts)) for name in parts[0]}
+        order = np.lexsort([joined[key] for key in keys]).tolist()
+        return {name: [values[i] for i in order] for name, values in joined.items()}
 
     def memory(self) -> pd.DataFrame:
         """Make a table of what each tier holds, one line a change, in the order of the changes.
@@ -135,22 +173,21 @@ class Frames:
             and ``used_bytes`` held in all after the change, in the rank's instance of the tier. A peak lies between
             changes of one instant: keep them all.
         """
-        import pandas as pd  # noqa: PLC0415
+        return _frame(self.columns("memory"))
 
+    def _memory(self) -> Columns:
         rows, instances = self.trace.residencies.whole(), Instances(self.hardware, self.trace)
         kinds = [kind.value for kind in TensorKind]
         kind = self._kinds(kinds)[rows["rank"], np.maximum(rows["tensor"], -1)]
         instance, delta = instances.of(rows), instances.delta_bytes(rows)
-        return pd.DataFrame(
-            {
-                "time_ns": rows["time_ns"],
-                "rank": rows["rank"],
-                "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
-                "kind": [kinds[i] for i in kind.tolist()],
-                "kind_bytes": _running(instance * len(kinds) + kind, delta),
-                "used_bytes": _running(instance, delta),
-            }
-        )
+        return {
+            "time_ns": rows["time_ns"],
+            "rank": rows["rank"],
+            "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
+            "kind": [kinds[i] for i in kind.tolist()],
+            "kind_bytes": _running(instance * len(kinds) + kind, delta),
+            "used_bytes": _running(instance, delta),
+        }
 
     def _kinds(self, kinds: list[str]) -> Ints:
         """Kind of each tensor (column) of each rank; the last column is the kind of workspaces."""
@@ -160,6 +197,12 @@ class Frames:
             found[number, : len(graph.tensors)] = [kinds.index(t.kind.value) for t in graph.tensors]
         by_rank: Ints = found[np.array(job.graph_of)]
         return by_rank
+
+
+def _frame(columns: Columns) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415 - slow to import, and needed for nothing else
+
+    return pd.DataFrame(columns)
 
 
 def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:

@@ -7,15 +7,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_all_start_methods
+from functools import partial
 from pathlib import Path
-from threading import active_count
 from typing import Any
 
 import orjson
 
 from simulator.errors import ConfigError
-from simulator.processes import working
+from simulator.processes import Aside
 from simulator.report import figures, html, perfetto, ranks_figure
 from simulator.report.names import folder_names
 from simulator.report.ranks import is_job
@@ -91,21 +90,21 @@ def replaced(out: Path) -> Iterator[Path]:
     """
     check_target(out)
     out = out.resolve()
-    partial, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
+    half, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
     made = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
     try:
-        partial.mkdir(parents=True)
-        yield partial
+        half.mkdir(parents=True)
+        yield half
         if out.exists():
             out.rename(old)
-        partial.rename(out)
+        half.rename(out)
     except OSError as error:
         found = f"{error.strerror}: {error.filename}"
         raise ConfigError(f"--out {out}", "the results can be written", found, "choose another folder") from error
     finally:
         if old.exists() and not out.exists():
             old.rename(out)
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(half, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
         for parent in made:
             with suppress(OSError):
@@ -114,60 +113,61 @@ def replaced(out: Path) -> Iterator[Path]:
 
 RowWriter = Callable[[Any, Path], None]
 """Writes more about a row into its folder."""
+_TIMELINE, _RANKS = "timeline.png", "ranks.png"
 
 
-def write_rows(folder: Path, rows: Sequence[Row], story: html.Story, more: RowWriter) -> None:
-    """Write what concerns each row (timeline picture, Perfetto trace, and more), and the report of all.
+class Pages:
+    """The folders of rows that ran, each written aside: timeline picture, Perfetto trace, and more.
 
     Parameters
     ----------
     folder
         An existing folder.
-    rows
-        The rows of the table.
-    story
-        What the report says besides them.
+    calls
+        Runs what writes them.
     more
-        Called for each row that ran, with its folder.
+        Called for each row, with its folder.
     """
-    names = folder_names([row.label for row in rows])
-    pages = [(row, folder / names[row.label], more) for row in rows if row.trace is not None]
-    pictures = dict(zip((row.label for row, *_ in pages), _written(pages), strict=True))
-    (folder / "report.html").write_text(html.page(story, rows, pictures), encoding="utf-8")
+
+    def __init__(self, folder: Path, calls: Aside, more: RowWriter) -> None:
+        self._folder, self._calls, self._more = folder, calls, more
+        self._labels: list[str] = []
+
+    def add(self, row: Row) -> None:
+        """Begin to write the next row; nothing if it did not run."""
+        self._labels.append(row.label)
+        if row.trace is not None:
+            self._calls.call(partial(_write_row, row, self._of(row), self._more))
+
+    def report(self, story: html.Story, rows: Sequence[Row]) -> None:
+        """Write the report of all rows, and with it wait until all are written.
+
+        Parameters
+        ----------
+        story
+            What it says besides them.
+        rows
+            The rows of the table.
+        """
+        (self._folder / "report.html").write_text(html.page(story, rows, self._pictures), encoding="utf-8")
+
+    def _pictures(self, row: Row) -> list[bytes]:
+        """The pictures of a row, once all rows are written."""
+        self._calls.finish()
+        files = (self._of(row) / name for name in (_TIMELINE, _RANKS))
+        return [file.read_bytes() for file in files if file.exists()]
+
+    def _of(self, row: Row) -> Path:
+        return self._folder / folder_names(self._labels)[row.label]
 
 
-_Page = tuple[Row, Path, RowWriter]
-_inherited: list[_Page] = []
-"""What forked workers write: they inherit the rows, which are too large to send."""
-
-
-def _written(pages: list[_Page]) -> list[list[bytes]]:
-    """Write each row's files and return their pictures, on all cores where the process can be forked safely."""
-    workers = min(len(pages), os.cpu_count() or 1)
-    if workers < 2 or "fork" not in get_all_start_methods() or active_count() > 1:
-        return [_write_row(*page) for page in pages]
-    _inherited[:] = pages
-    try:
-        with working("fork", workers, _write_inherited, range(len(pages))) as futures:
-            return [future.result() for future in futures]
-    finally:
-        _inherited.clear()
-
-
-def _write_inherited(number: int) -> list[bytes]:
-    return _write_row(*_inherited[number])
-
-
-def _write_row(row: Row, folder: Path, more: RowWriter) -> list[bytes]:
+def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
     folder.mkdir()
     more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
-    pictures = {"timeline.png": figures.timeline(row).png()}
+    (folder / _TIMELINE).write_bytes(figures.timeline(row).png())
     if is_job(row) and is_ok(row):
-        pictures["ranks.png"] = ranks_figure.spent(row).png()
-    for name, picture in pictures.items():
-        (folder / name).write_bytes(picture)
-    return list(pictures.values())
+        (folder / _RANKS).write_bytes(ranks_figure.spent(row).png())
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,6 @@ class _Section:
 
     row: Row
     ok: bool
-    pictures: list[tuple[str, str]]
     whose: str
     ranks: list[Column]
     omitted: str
@@ -70,7 +69,7 @@ class _Section:
     peaks: list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]
 
 
-def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, Sequence[bytes]]) -> str:
+def page(story: Story, rows: Sequence[Row], pictures: Callable[[Row], Sequence[bytes]]) -> str:
     """Write the page.
 
     Parameters
@@ -80,8 +79,8 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, Sequence[byte
     rows
         The rows of the table.
     pictures
-        Row label -> PNGs: its timeline, and of several ranks what they spend their time on; rows without a trace have
-        none.
+        The PNGs of a row: its timeline, and of several ranks what they spend their time on; rows without a trace have
+        none. Asked for last, when all else is known.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -95,7 +94,8 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, Sequence[byte
         bars=_bars(rows),
         used_causes=used_causes(rows),
         recomputes=any(map(recomputed_ns, rows)),
-        sections=[_section(row, pictures.get(row.label, ())) for row in rows],
+        sections=[_section(row) for row in rows],
+        pictures=lambda row: _encoded(row, pictures(row)),
         colours={
             "cause": colours.CAUSE,
             "kind": colours.KIND,
@@ -105,14 +105,17 @@ def page(story: Story, rows: Sequence[Row], pictures: Mapping[str, Sequence[byte
     )
 
 
-def _section(row: Row, pictures: Sequence[bytes]) -> _Section:
-    told, shown = _told(row), chosen(row, _MOST_RANKS) if is_job(row) else []
+def _encoded(row: Row, pictures: Sequence[bytes]) -> list[tuple[str, str]]:
+    """What a picture shows, and the picture as text, for each of a row."""
     alts = (f"Timeline of {row.label}", f"What each rank of {row.label} spends a step on")
-    encoded = (base64.b64encode(picture).decode() for picture in pictures)
+    return [(alt, base64.b64encode(picture).decode()) for alt, picture in zip(alts, pictures, strict=False)]
+
+
+def _section(row: Row) -> _Section:
+    told, shown = _told(row), chosen(row, _MOST_RANKS) if is_job(row) else []
     return _Section(
         row=row,
         ok=is_ok(row),
-        pictures=list(zip(alts, encoded, strict=False)),
         whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if isinstance(told, OfRank) else "",
         ranks=rank_columns(of_ranks(row, shown)) if shown else [],
         omitted=omitted(row, shown) if shown else "",

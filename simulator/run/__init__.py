@@ -20,7 +20,7 @@ from simulator.run.results import Result, Results
 from simulator.run.row import replayed
 from simulator.scenario import BoundKind, Scenario
 
-__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "run", "run_case"]
+__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the row at work, the computes that are done, and those that there are in all."""
@@ -66,14 +66,36 @@ def run(
         If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
         know how to plan are rows, not errors.
     """
+    return run_case(read(scenario, set=set, bound=bound, job=job), policies, progress)
+
+
+def read(
+    scenario: str | Path | Scenario,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+    bound: BoundKind | None = None,
+    job: Job | None = None,
+) -> Case:
+    """Read and build what all rows share; nothing is decided yet.
+
+    Parameters
+    ----------
+    scenario, set, bound, job
+        As for `run`.
+    """
     loaded = catalog.resolve(scenario, set)
     if bound is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
     prepared = prepare if job is None else partial(prepare_job, job=job)
-    return run_case(prepared(loaded, is_changed=bool(set)), policies, progress)
+    return prepared(loaded, is_changed=bool(set))
 
 
-def run_case(case: Case, policies: Policies | None = None, progress: Progress | None = None) -> Results:
+def run_case(
+    case: Case,
+    policies: Policies | None = None,
+    progress: Progress | None = None,
+    each: Callable[[Result], None] | None = None,
+) -> Results:
     """Replay a case under some policies.
 
     Parameters
@@ -82,9 +104,14 @@ def run_case(case: Case, policies: Policies | None = None, progress: Progress | 
         What runs, and where.
     policies, progress
         As for `run`.
+    each
+        Called with each row when it is there; only how it compares with others is added to it later.
     """
-    rows = case.rows(policies)
-    results = [_row(case, label, decide, progress or _silent) for label, decide in rows.items()]
+    results = []
+    for label, decide in case.rows(policies).items():
+        results.append(_row(case, label, decide, progress or _silent))
+        if each is not None:
+            each(results[-1])
     return Results(case, _compared(results, case.compute_ns))
 
 

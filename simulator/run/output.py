@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import catalog, formats
+from simulator.processes import Aside, aside
 from simulator.report import files
 from simulator.report.html import Story
 from simulator.report.names import folder_names, plan_names
@@ -17,32 +19,57 @@ if TYPE_CHECKING:
     from simulator.run.results import Result, Results
 
 
-def write(results: Results, out: Path) -> None:
-    """Write all results of a run.
+class Output:
+    """The folder of a run that is being filled: each row when it is there, and at the end what is about all.
 
     Parameters
     ----------
-    results
-        The results.
+    folder
+        An existing folder.
+    calls
+        Runs what writes the rows.
+    """
+
+    def __init__(self, folder: Path, calls: Aside) -> None:
+        self._folder = folder
+        self._pages = files.Pages(folder, calls, _write_tables)
+
+    def add(self, row: Result) -> None:
+        """Begin to write the next row."""
+        self._pages.add(row)
+
+    def finish(self, results: Results) -> None:
+        """Write what is about all rows, which were added before.
+
+        Parameters
+        ----------
+        results
+            All of them, in the same order.
+        """
+        folder = self._folder
+        files.write_texts(folder, _documents(results, folder_names(list(results))))
+        graph = results.case.loaded.paths.get("graph")
+        if graph is not None:
+            (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
+        scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
+        claim = scenario.claim.model_dump() if scenario.claim else None
+        told = (tuple(results.sentences), results.provenance, tuple(verdicts), claim)
+        self._pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
+        more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
+        files.write_summary(folder, [row.summary for row in results.values()], more)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[Output]:
+    """Give the output folder of a run, which is complete when the block ends, and absent if it fails.
+
+    Parameters
+    ----------
     out
         The folder, which is replaced as a whole.
     """
-    with files.replaced(out) as folder:
-        _fill(results, folder)
-
-
-def _fill(results: Results, folder: Path) -> None:
-    names = folder_names(list(results))
-    files.write_texts(folder, _documents(results, names))
-    graph = results.case.loaded.paths.get("graph")
-    if graph is not None:
-        (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
-    scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
-    claim = scenario.claim.model_dump() if scenario.claim else None
-    story = Story(scenario.name, scenario.title, tuple(results.sentences), results.provenance, tuple(verdicts), claim)
-    files.write_rows(folder, list(results.values()), story, _write_tables)
-    more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
-    files.write_summary(folder, [row.summary for row in results.values()], more)
+    with files.replaced(out) as folder, aside() as calls:
+        yield Output(folder, calls)
 
 
 def _write_tables(row: Result, folder: Path) -> None:
@@ -50,7 +77,7 @@ def _write_tables(row: Result, folder: Path) -> None:
     for name, graph, plan in zip(names, row.job.graphs, row.recordings, strict=True):
         formats.plan_jsonl.write(plan, graph, folder / name)
     for table in ("spans", "waits", "memory", *(["ranks"] if row.job.ranks > 1 else [])):
-        getattr(row, table).to_csv(folder / f"{table}.csv", index=False, lineterminator="\n")
+        row.tables.write(table, folder / f"{table}.csv")
 
 
 def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:

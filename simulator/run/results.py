@@ -94,22 +94,22 @@ class Result:
     @cached_property
     def spans(self) -> pd.DataFrame:
         """Computes and transfers, one a line, with names and times [ns]."""
-        return self._frames.spans()
+        return self.tables.spans()
 
     @cached_property
     def waits(self) -> pd.DataFrame:
         """Stalls of the compute streams, one a line, with their causes and times [ns]."""
-        return self._frames.waits()
+        return self.tables.waits()
 
     @cached_property
     def memory(self) -> pd.DataFrame:
         """What each tier holds after each change, by tensor kind [B]."""
-        return self._frames.memory()
+        return self.tables.memory()
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
         """What each rank did, one a line: its times [ns], its shares, and its peaks [B]."""
-        return self._frames.ranks()
+        return self.tables.ranks()
 
     @property
     def recorded(self) -> Plan:
@@ -141,7 +141,8 @@ class Result:
         return figures.timeline(self, window_ns=window_ns)
 
     @property
-    def _frames(self) -> metrics.Frames:
+    def tables(self) -> metrics.Frames:
+        """All tables, for those who write them."""
         return metrics.Frames(self.job, self.hardware, self._trace)
 
     @property
@@ -232,6 +233,9 @@ class Results(Mapping[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        from simulator.run.output import write  # noqa: PLC0415 - draws pictures, which takes time to import
+        from simulator.run.output import writing  # noqa: PLC0415 - draws pictures, which takes time to import
 
-        write(self, Path(out))
+        with writing(Path(out)) as output:
+            for row in self.values():
+                output.add(row)
+            output.finish(self)

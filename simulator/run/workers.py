@@ -82,7 +82,7 @@ def _in_pool(
     """Do tasks until all are done or a worker dies."""
     chosen = range(len(tasks)) if numbers is None else numbers
     try:
-        with working("spawn", workers, _one, [tasks[number] for number in chosen], partial(_begin, make)) as futures:
+        with working(workers, _one, [tasks[number] for number in chosen], partial(_begin, make)) as futures:
             number_of = dict(zip(futures, chosen, strict=True))
             for future in as_completed(futures):
                 done[number_of[future]] = future.result()
