@@ -33,6 +33,8 @@ INK, FAINT = "#222222", "#8a8a8a"
 TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 _FEW = 120
 """Spans of a lane that can still be told apart."""
+_LEAST_PIXELS = 1.25
+"""Width of the narrowest bar: edges are drawn at whole pixels, where less may come to nothing."""
 _FEW_STEPS = 40
 """Steps whose ends can still be told apart."""
 
@@ -107,9 +109,10 @@ def bars(
     colour_of: dict[int, str],
     size: int,
 ) -> None:
-    """Draw one lane; where there are many spans, those of one colour that touch become one bar."""
+    """Draw one lane, no bar too narrow to be seen; where there are many, those of one colour that touch become one."""
     few, shown = len(group) <= _FEW, ax.get_xlim()
     hair = (shown[1] - shown[0]) / 300
+    least = (shown[1] - shown[0]) * _LEAST_PIXELS / ax.bbox.width
     for key, colour in colour_of.items():
         mine = group == key
         start, end = ends[0][mine], ends[1][mine]
@@ -121,6 +124,8 @@ def bars(
         left = start[apart] / size
         right = end[np.concatenate([apart[1:], [True]])] / size
         wide = (right - left > hair) & few
+        lacking = np.maximum(least - (right - left), 0) / 2
+        left, right = left - lacking, right + lacking
         for chosen, edge in ((wide, 0.6), (~wide, 0.0)):
             if chosen.any():
                 path = _rectangles(left[chosen], right[chosen], *band)
