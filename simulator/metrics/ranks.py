@@ -43,6 +43,9 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
             Of all ranks together.
         ``ranks``, ``slowest_rank``
             How many there are, and which one the times are of.
+        ``least_step_ns``
+            The shortest step of those ranks that the slowest one meets, directly or over others, and that run as many
+            steps: where ranks that meet have settled, they take as long as one another, and it is ``step_ns``.
         ``collective_ns``
             Time of the measured step in which a collective of the slowest rank is under way.
         ``masked_fraction``
@@ -71,6 +74,7 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
+        "least_step_ns": min(rows[rank]["step_ns"] for rank in _in_step_with(job, slowest)),
         "collective_ns": mine.pop("collective_ns"),
         "masked_fraction": _sum(rows, "masked_ns") / collectives if collectives else None,
         "utilisation": _sum(rows, "compute_ns") / step if step else None,
@@ -80,6 +84,24 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
     shares |= {f"pulling_{name}": one.transfers for name, one in crowd.items()}
     shares |= {f"demand_{name}": one.demand for name, one in crowd.items()}
     return {**mine, **whole, **against(mine["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
+
+
+def _in_step_with(job: Job, rank: int) -> list[int]:
+    """Ranks that this one meets, directly or over others, and that run as many steps; itself among them."""
+    met: dict[int, list[tuple[int, ...]]] = {}
+    for graph in job.graphs:
+        used = {op.collective.group for op in graph.ops if op.collective is not None}
+        for members in (members for group in graph.groups if group.name in used for members in group.members):
+            for member in members:
+                met.setdefault(member, []).append(members)
+    found, frontier, known = {rank}, [rank], set[int]()
+    while frontier:
+        for members in met.get(frontier.pop(), ()):
+            if id(members) not in known:
+                known.add(id(members))
+                frontier += [member for member in members if member not in found]
+                found.update(members)
+    return sorted(one for one in found if job.graph(one).steps == job.graph(rank).steps)
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:

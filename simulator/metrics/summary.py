@@ -20,7 +20,15 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-OF_RANKS = ("ranks", "slowest_rank", "collective_ns", "masked_fraction", "utilisation", "bubble_fraction")
+OF_RANKS = (
+    "ranks",
+    "slowest_rank",
+    "least_step_ns",
+    "collective_ns",
+    "masked_fraction",
+    "utilisation",
+    "bubble_fraction",
+)
 """Columns that only a run of several ranks has."""
 
 

@@ -48,9 +48,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     -------
     list of str
         At most one sentence on what does not fit or blocks, one on the fastest row, one on why nothing moved, one on
-        its ranks, two on what ranks crowd, one on what the others lose.
+        its ranks, one on each row whose ranks have not settled, two on what ranks crowd, one on what the others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), *crowded(rows), _losing(rows)]
+    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), *map(_unsettled, rows)]
+    said += [*crowded(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
 
@@ -136,6 +137,21 @@ def _of_ranks(rows: Sequence[Row]) -> str:
     if present(found["masked_fraction"]):
         text += f"; {percent(found['masked_fraction'])} of their communication lies under compute"
     return text + _longest_wait(row)
+
+
+def _unsettled(row: Row) -> str:
+    """That ranks which meet differ in their steps, so that shares of all ranks are not those of a long run."""
+    least = row.summary.get("least_step_ns")
+    if not is_ok(row) or not present(least) or row.summary["step_ns"] <= int(least or 0) * _TIE:
+        return ""
+    steps = row.job.graph(row.summary["slowest_rank"]).steps
+    if steps == 1:
+        return ""
+    times = f"from {quantity(least, 'ns')} to {quantity(row.summary['step_ns'], 'ns')}"
+    text = (
+        f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted, so that"
+    )
+    return f"{text} what is said of its ranks does not last; set steps of the workload to more than {steps}"
 
 
 def _longest_wait(row: Row) -> str:

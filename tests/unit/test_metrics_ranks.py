@@ -98,3 +98,29 @@ def test_a_run_that_blocks_counts_its_ranks_and_nothing_else():
     row = metrics.summarise(g, MACHINE, run)
     assert (row["status"], row["ranks"], row["step_ns"], row["peak_hbm_bytes"]) == ("blocked", 2, None, 40)
     assert all(row[f"wait_{cause}_ns"] is None for cause in CAUSES)
+
+
+def pools(steps):
+    """One rank hands over what it makes in 10 ns to one that takes 30 ns for it, over 1 ns."""
+    pair = {"next": ((0, 1),)}
+    gives = team("a 1", "f: -> a, 10 ns", "give: a ->, send next 1", groups=pair, steps=steps)
+    takes = team("b 1", "take: -> b, recv next 1", "g: b ->, 30 ns", groups=pair, steps=steps)
+    texts = "compute f; compute give 1; detach a hbm", "compute take 1; compute g; detach b hbm"
+    run = perform(cluster(2), list(zip((gives, takes), texts, strict=True)))
+    return metrics.summarise(Job("pools", (gives, takes), (0, 1), ("gives", "takes")), cluster(2), run)
+
+
+def test_ranks_that_meet_have_settled_when_their_steps_are_alike():
+    settled = pools(6)
+    assert settled["least_step_ns"] == settled["step_ns"] == 31
+    early = pools(2)
+    assert early["step_ns"] == 31
+    assert early["least_step_ns"] < 31
+
+
+def test_ranks_that_never_meet_need_not_be_alike():
+    quick = team("a 1", "f: -> a, 10 ns", groups={}, steps=2)
+    slow = team("a 1", "f: -> a, 30 ns", groups={}, steps=2)
+    run = perform(cluster(2), [(quick, "compute f; detach a hbm"), (slow, "compute f; detach a hbm")])
+    row = metrics.summarise(Job("two", (quick, slow), (0, 1), ("quick", "slow")), cluster(2), run)
+    assert row["least_step_ns"] == row["step_ns"] == 30
