@@ -6,7 +6,7 @@ Whoever reads a trace folds over its blocks; nothing in it is computed from some
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from struct import Struct
 
 import numpy as np
@@ -33,6 +33,12 @@ RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
 """Places taken (positive) and freed (negative) in the order in which it happened, the homes at time 0 first.
 
 ``tensor`` is ``-1 - op`` for the workspace of an op.
+"""
+
+RATES = ("time_ns", "bus", "instance", "bytes_per_s")
+"""What goes over an instance of a bus that ranks share from a time on, after each change, in the order of time.
+
+``instance``: the node, or 0 for the supernode. The last row of an instant holds.
 """
 
 ISSUED = ("kind", "a", "b", "c")
@@ -121,6 +127,8 @@ class Trace:
         for several of them, so many bytes of the rank's residencies are those of another rank, too [B].
     until_ns
         If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
+    rates
+        A table with the columns `RATES`, of all ranks together.
     """
 
     status: str
@@ -132,6 +140,7 @@ class Trace:
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
     stored_once: tuple[tuple[int, int, int, int], ...] = ()
+    rates: Table = field(default_factory=lambda: Table(RATES))
 
     def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
         """Count, for each row of residencies, bytes that another rank's rows count, too (see `stored_once`) [B].

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Table, Trace
+from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Trace
 
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
@@ -18,13 +18,15 @@ class Recorder:
         How many ranks issue steps.
     """
 
-    __slots__ = ("_issued", "_tables", "residencies", "spans", "waits")
+    __slots__ = ("_issued", "_tables", "rates", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
-        columns, rows = (SPANS, WAITS, RESIDENCIES), (self.spans, self.waits, self.residencies)
+        self.rates = bytearray()
+        columns = (SPANS, WAITS, RESIDENCIES, RATES)
+        rows = (self.spans, self.waits, self.residencies, self.rates)
         self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
         self._issued = [Table(ISSUED) for _ in range(ranks)]
 
@@ -44,6 +46,6 @@ class Recorder:
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies = (table for table, _ in self._tables[:3])
+        spans, waits, residencies, rates = (table for table, _ in self._tables[:4])
         status = "blocked" if blocked else "ok"
-        return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in)
+        return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in, rates=rates)

@@ -29,13 +29,24 @@ class Resource:
         What there is to share [B/s].
     pipes
         Those with flows at present.
+    watch
+        Called with the time [ns] and the rate of all flows together [B/s] whenever flows come, go or change theirs.
     """
 
-    __slots__ = ("bandwidth", "pipes")
+    __slots__ = ("bandwidth", "pipes", "watch")
 
-    def __init__(self, bandwidth: int | float) -> None:
-        self.bandwidth = bandwidth
+    def __init__(self, bandwidth: int | float, watch: Callable[[int, int], None] | None = None) -> None:
+        self.bandwidth, self.watch = bandwidth, watch
         self.pipes: list[Pipe] = []
+
+    def rate(self) -> int:
+        """What all flows get together [B/s], rounded down: never more than there is to share."""
+        total = 0
+        for pipe in self.pipes:
+            path = pipe.path
+            flows = len(pipe.tags) * path.counts[path.shared.index(self)]
+            total += flows * pipe.rate * _finite(path.unit)
+        return total // FULL_RATE
 
 
 class Owner(Protocol):
@@ -62,9 +73,11 @@ class Path:
         For each resource that is not endless, the share of the unit that it is, in fixed point, and its count.
     pipes
         Those with flows at present, by cap.
+    watched
+        Those of the resources that are watched.
     """
 
-    __slots__ = ("counts", "even", "limits", "pipes", "shared", "unit")
+    __slots__ = ("counts", "even", "limits", "pipes", "shared", "unit", "watched")
 
     def __init__(
         self, unit: int | float, shared: tuple[Resource, ...], counts: tuple[int, ...] = (), *, even: bool
@@ -76,6 +89,7 @@ class Path:
             if r.bandwidth != math.inf
         ]
         self.pipes: dict[int, Pipe] = {}
+        self.watched = tuple(resource for resource in shared if resource.watch is not None)
 
 
 class Pipe:
@@ -266,17 +280,23 @@ class Network:
         """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
         touched, now = self._touched, self._clock.now
         seen: set[Pipe] = set()
+        watched: dict[Resource, None] = {}
         for pipe in touched:
             pipe.is_touched = False
+            watched.update(dict.fromkeys(pipe.path.watched))
             if pipe.is_alone():
                 if pipe.set_rate(now, _lone_rate(pipe)):
                     self._clock.at(pipe.due_ns, pipe)
                 continue
             connected = _connected(pipe, seen)
             for other, rate in zip(connected, max_min_rates(connected) if connected else (), strict=True):
+                watched.update(dict.fromkeys(other.path.watched))
                 if other.set_rate(now, rate):
                     self._clock.at(other.due_ns, other)
         touched.clear()
+        for resource in watched:
+            if resource.watch is not None:
+                resource.watch(now, resource.rate())
 
 
 def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:

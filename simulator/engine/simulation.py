@@ -23,7 +23,7 @@ from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
 from simulator.stored import repeated
-from simulator.trace import Trace
+from simulator.trace import RATES, Trace, packer
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
@@ -182,8 +182,21 @@ class Simulation(Machine):
 
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
-        resource: Resource = self.instance(kind, name, scope, rank, lambda: Resource(bandwidth))
+        make = lambda: Resource(bandwidth, self._watch(name, scope, rank) if kind == "bus" else None)  # noqa: E731
+        resource: Resource = self.instance(kind, name, scope, rank, make)
         return resource, self._counts.get((scope, rank), 1)
+
+    def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
+        """Write down what goes over the rank's instance of a bus, if ranks share it."""
+        if scope == "device" or not self.has_ranks:
+            return None
+        number, instance = [*self.hardware.buses].index(bus), max(0, self._member(scope, rank))
+        rows, pack = self.recorder.rates, packer(RATES)
+
+        def write(time_ns: int, bytes_per_s: int) -> None:
+            rows.extend(pack(time_ns, number, instance, bytes_per_s))
+
+        return write
 
     def tier(self, number: int, rank: int) -> TierInstance:
         """The rank's instance of a tier."""

@@ -15,6 +15,7 @@ from simulator.graph import PAIRED, Collective, CollectiveKind
 from simulator.plan import COMPUTE, COPY
 from simulator.report.ranks import OfRank
 from simulator.report.rows import Row
+from simulator.trace import Block
 
 Ints = NDArray[np.int64]
 
@@ -82,13 +83,12 @@ class Load:
         Which one: of the ``supernode``, or of the ``node`` with this number.
     bandwidth_bytes_per_s
         Its cap [B/s].
-    time_ns
-        Instants of change, ascending, each once [ns].
-    flows
-        Transfers and collectives under way from then on.
-    mean_bytes_per_s
-        What they take if each goes evenly from its start to its end [B/s]. The integral is exact; at an instant the
-        true rate may differ, and is never above the cap.
+    time_ns, flows
+        Instants of change, ascending, each once [ns]; transfers and collectives under way from then on, also those
+        that wait out a latency.
+    rate_ns, bytes_per_s
+        Instants of change, ascending, each once [ns]; what goes over the bus from then on [B/s], rounded down: never
+        more than the cap.
     """
 
     bus: str
@@ -97,16 +97,16 @@ class Load:
     bandwidth_bytes_per_s: int | float
     time_ns: Ints
     flows: Ints
-    mean_bytes_per_s: Ints
+    rate_ns: Ints
+    bytes_per_s: Ints
 
 
 class _Flows(NamedTuple):
-    """What went over something, one row a flow: whose, from when to when, how much, counted how often."""
+    """What went over something, one row a flow: whose, from when to when."""
 
     rank: Ints
     start_ns: Ints
     end_ns: Ints
-    size_bytes: Ints
 
 
 def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
@@ -126,8 +126,11 @@ def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
     for view in views:
         _add_copies(view, over)
         _add_collectives(view, over)
+    rates = row.trace.rates.whole()
     each, stands_in = row.hardware.topology.devices_per_node, row.trace.stands_in
-    for name, bus in shared.items():
+    for position, (name, bus) in enumerate(row.hardware.buses.items()):
+        if name not in shared:
+            continue
         parts = [flows for capped in bus.links for flows in over.get(capped, [])]
         if not parts:
             continue
@@ -139,20 +142,20 @@ def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
         for number in np.unique(instance).tolist():
             mine = instance == number
             flows = _Flows(*(column[mine] for column in whole))
-            yield Load(name, bus.scope, number, bus.bandwidth_bytes_per_s, *_over_time(flows, times[flows.rank]))
+            under_way = _under_way(flows, times[flows.rank])
+            rate = _last_of_instant(rates, (rates["bus"] == position) & (rates["instance"] == number))
+            yield Load(name, bus.scope, number, bus.bandwidth_bytes_per_s, *under_way, *rate)
 
 
 def _add_copies(view: OfRank, over: dict[str, list[_Flows]]) -> None:
     if view.trace is None:
         return
     spans = view.trace.spans.whole()
-    size = np.array([tensor.size_bytes for tensor in view.graph.tensors] or [0], np.int64)
     for number, name in enumerate(view.hardware.link_names):
         mine = np.flatnonzero((spans["kind"] == COPY) & (spans["track"] == number))
         if len(mine):
             rank = np.full(len(mine), view.rank)
-            flows = _Flows(rank, spans["start_ns"][mine], spans["end_ns"][mine], size[spans["item"][mine]])
-            over.setdefault(name, []).append(flows)
+            over.setdefault(name, []).append(_Flows(rank, spans["start_ns"][mine], spans["end_ns"][mine]))
 
 
 def _add_collectives(view: OfRank, over: dict[str, list[_Flows]]) -> None:
@@ -160,38 +163,39 @@ def _add_collectives(view: OfRank, over: dict[str, list[_Flows]]) -> None:
     if view.trace is None or not met:
         return
     spans = view.trace.spans.whole()
-    ports: dict[str, list[tuple[int, int]]] = {}
-    known: dict[tuple[Collective, tuple[int, ...]], list[tuple[str, int]]] = {}
+    ports: dict[str, list[int]] = {}
+    known: dict[tuple[Collective, tuple[int, ...]], list[str]] = {}
     for one in met:
         key = one.what, one.members
         if key not in known:
             known[key] = _ports(one, view)
-        for port, size in known[key]:
-            ports.setdefault(port, []).append((one.span, size))
-    for port, found in ports.items():
-        at, sizes = (np.array(column, np.int64) for column in zip(*found, strict=True))
-        flows = _Flows(np.full(len(at), view.rank), spans["start_ns"][at], spans["end_ns"][at], sizes)
+        for port in known[key]:
+            ports.setdefault(port, []).append(one.span)
+    for port, at in ports.items():
+        flows = _Flows(np.full(len(at), view.rank), spans["start_ns"][at], spans["end_ns"][at])
         over.setdefault(port, []).append(flows)
 
 
-def _ports(one: Met, view: OfRank) -> list[tuple[str, int]]:
-    """What a member's part of a collective takes through which port, by phase."""
+def _ports(one: Met, view: OfRank) -> list[str]:
+    """Through which ports a member's part of a collective goes."""
     ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(one.what.kind, ("out", "in"))
-    return [(f"{p.fabric}.{way}", p.port_bytes) for p in phases(one.what, one.members, view.hardware) for way in ways]
+    fabrics = dict.fromkeys(phase.fabric for phase in phases(one.what, one.members, view.hardware))
+    return [f"{fabric}.{way}" for fabric in fabrics for way in ways]
 
 
-def _over_time(flows: _Flows, times: Ints) -> tuple[Ints, Ints, Ints]:
-    """Instants of change, and from then on how many flows there are and how much they take [B/s]."""
-    took = np.maximum(flows.end_ns - flows.start_ns, 1)
-    rate = np.round(flows.size_bytes * times * (1e9 / took)).astype(np.int64)
-    moment = np.concatenate((flows.start_ns, flows.end_ns))
-    time_ns, at = np.unique(moment, return_inverse=True)
-    change = np.zeros((2, len(time_ns)), np.int64)
-    for sign, part in ((1, at[: len(rate)]), (-1, at[len(rate) :])):
-        np.add.at(change[0], part, sign * times)
-        np.add.at(change[1], part, sign * rate)
-    flow, mean = np.cumsum(change, axis=1)
-    return time_ns, flow, mean
+def _under_way(flows: _Flows, times: Ints) -> tuple[Ints, Ints]:
+    """Instants of change, and how many flows there are from then on; one of a rank counts so many times."""
+    time_ns, at = np.unique(np.concatenate((flows.start_ns, flows.end_ns)), return_inverse=True)
+    change = np.zeros(len(time_ns), np.int64)
+    np.add.at(change, at, np.concatenate((times, -times)))
+    return time_ns, np.cumsum(change)
+
+
+def _last_of_instant(rates: Block, mine: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Instants, each once, and the last rate written at each."""
+    time_ns, rate = rates["time_ns"][mine], rates["bytes_per_s"][mine]
+    last = np.append(time_ns[1:] != time_ns[:-1], [True] * bool(len(time_ns)))
+    return time_ns[last], rate[last]
 
 
 def is_message(what: Collective) -> bool:

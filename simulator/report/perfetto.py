@@ -256,7 +256,7 @@ def _shared(row: Row, everybody: list[OfRank]) -> Iterator[Event]:
         if (scope, instance) not in known:
             known[scope, instance] = pid = row.job.ranks + len(known)
             whose = f"node {instance}" if scope == "node" else "supernode"
-            yield _meta("process_name", pid, 0, name=f"{row.label}, shared in {whose}, process")
+            yield _meta("process_name", pid, 0, name=f"shared in {whose}, id")
             yield _meta("process_sort_index", pid, 0, sort_index=pid)
 
     for scope, instance, usage in shared_usages(row, everybody):
@@ -265,9 +265,9 @@ def _shared(row: Row, everybody: list[OfRank]) -> Iterator[Event]:
     for load in meetings.loads(row, everybody):
         yield from process(load.scope, load.instance)
         pid, cap = known[load.scope, load.instance], quantity(load.bandwidth_bytes_per_s, "B/s")
-        flows, mean = f"{load.bus}: under way", f"{load.bus}: mean (cap {cap})"
+        flows, rate = f"{load.bus}: under way", f"{load.bus}: rate (cap {cap})"
         yield from _counter(flows, pid, load.time_ns, load.flows, "flows")
-        yield from _counter(mean, pid, load.time_ns, load.mean_bytes_per_s, "B/s")
+        yield from _counter(rate, pid, load.rate_ns, load.bytes_per_s, "B/s")
 
 
 def _wait_slices(row: OfRank, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:

@@ -201,3 +201,17 @@ def test_a_copy_in_waits_in_line_for_room_too():
     t = perform(h, programs, "w ddr")
     assert t.status == "ok", t.blocked
     assert spans(t, programs, h)[2:6] == ["0: 20-60 s2", "0: 60-65 h", "0: 65-95 h2d w", "0: 95-100 m"]
+
+
+def test_what_goes_over_a_shared_bus_is_written_down_at_each_change():
+    """The second copy begins at 40 and leaves the first one half of the bus; alone each takes 1 byte a ns."""
+    h = cluster(2, buses={"pool": {"links": ["h2d"], "bandwidth": "1 GB/s", "scope": "node"}})
+    early = team("w 80 persistent", "f: w ->, 1 ns", groups={})
+    late = team("w 60 persistent", "g: ->, 40 ns", "h: ->, 1 ns", "f: w ->, 1 ns", groups={})
+    programs = [(early, "copy w ddr hbm; compute f; detach w hbm"),
+                (late, "compute g; compute h; copy w ddr hbm; compute f; detach w hbm")]  # fmt: skip
+    t = perform(h, programs, "w ddr")
+    assert spans(t, programs, h)[0] == "0: 0-120 h2d w"
+    rates = t.rates.whole()
+    found = zip(*(rates[name].tolist() for name in ("time_ns", "bus", "instance", "bytes_per_s")), strict=True)
+    assert list(found) == [(0, 0, 0, 10**9), (40, 0, 0, 10**9), (120, 0, 0, 10**9), (140, 0, 0, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from matplotlib import rc_context
+from rank_stories import cluster, perform, team
 
 import simulator as hosim
+from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.report import figures, html, meetings, perfetto, ranks, ranks_figure
+from simulator.report import drawing, figures, html, meetings, perfetto, ranks, ranks_figure
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -121,7 +123,7 @@ def test_members_of_a_meeting_are_listed_alike(whole):
 
 @pytest.mark.parametrize("fold", ["whole", "folded"])
 def test_the_load_of_a_bus_holds_all_that_went_over_it(fold, request):
-    """The integral of the mean rate is what was copied, and what collectives sent through the ports."""
+    """The integral of the rate is what was copied."""
     row = request.getfixturevalue(fold)
     views = ranks.of_ranks(row)
     loads = {load.bus: load for load in meetings.loads(row, views)}
@@ -129,7 +131,9 @@ def test_the_load_of_a_bus_holds_all_that_went_over_it(fold, request):
     for load in loads.values():
         assert load.flows[-1] == 0
         assert load.flows.max() >= 4
-        area = (load.mean_bytes_per_s[:-1] * np.diff(load.time_ns)).sum() / 1e9
+        assert load.bytes_per_s[-1] == 0
+        assert load.bytes_per_s.max() <= load.bandwidth_bytes_per_s
+        area = (load.bytes_per_s[:-1] * np.diff(load.rate_ns)).sum() / 1e9
         link = row.hardware.buses[load.bus].links[0]
         moved = 0
         for view in views:
@@ -138,6 +142,49 @@ def test_the_load_of_a_bus_holds_all_that_went_over_it(fold, request):
             moved += view.stands_for * sum(view.graph.tensors[t].size_bytes for t in spans["item"][mine].tolist())
         assert moved > 0
         assert area == pytest.approx(moved, rel=1e-4)
+
+
+def crowd():
+    """Two copies of a node share a bus of 10 GB/s: the first goes at all of it until the second comes at 4 ns."""
+    pool = {"pool": {"links": ["h2d"], "bandwidth": "10 GB/s", "scope": "node"}}
+    machine = cluster(2, buses=pool, hbm="1 kB", h2d={"bandwidth": "10 GB/s"})
+    early = team("w 80 persistent", "f: w ->, 1 ns", groups={})
+    late = team("w 60 persistent", "g: ->, 4 ns", "h: ->, 1 ns", "f: w ->, 1 ns", groups={})
+    plans = [(early, "copy w ddr hbm; compute f; detach w hbm")]
+    plans += [(late, "compute g; compute h; copy w ddr hbm; compute f; detach w hbm")]
+    trace = perform(machine, plans, "w ddr")
+    job = Job("story", (early, late), (0, 1), ("early", "late"))
+    known = {"label": "story", "policy": "story", "plans": (), "blocked": (), "budget_bytes": 1000}
+    summary = metrics.summarise(job, machine, trace)
+    return SimpleNamespace(job=job, hardware=machine, trace=trace, summary=summary, **known)
+
+
+@pytest.mark.parametrize("which", ["whole", "folded", "crowd"])
+def test_no_counter_with_a_cap_ever_exceeds_it(which, request):
+    row = crowd() if which == "crowd" else request.getfixturevalue(which)
+    tiers = {t: row.budget_bytes if t == row.hardware.compute_tier else row.hardware.tiers[t].usable_bytes
+             for t in row.hardware.tiers}  # fmt: skip
+    caps = tiers | {name: bus.bandwidth_bytes_per_s for name, bus in row.hardware.buses.items()}
+    found = Counter()
+    for e in perfetto.events(row):
+        if e["ph"] == "C" and re.search(r"\((cap|capacity|budget) ", e["name"]):
+            what = re.split("[: ]", e["name"])[0]
+            found[what] += 1
+            assert max(e["args"].values()) <= caps[what], e
+    assert {name for name, bus in row.hardware.buses.items() if bus.scope != "device"} <= set(found)
+    assert min(found.values()) > 1
+
+
+def test_a_counter_draws_the_true_rate():
+    row = crowd()
+    (load,) = meetings.loads(row, ranks.of_ranks(row))
+    assert list(zip(load.rate_ns.tolist(), load.bytes_per_s.tolist(), strict=True)) == [
+        (0, 10**10),
+        (4, 10**10),
+        (12, 10**10),
+        (14, 0),
+    ]
+    assert list(zip(load.time_ns.tolist(), load.flows.tolist(), strict=True)) == [(0, 1), (4, 2), (12, 1), (14, 0)]
 
 
 def test_shared_tiers_are_counted_over_all_ranks(whole, folded):
@@ -163,7 +210,7 @@ def test_a_trace_has_a_process_for_each_rank_and_one_for_what_they_share(whole):
     assert names == {
         **dict.fromkeys(range(4), "static, stage 0, rank"),
         **dict.fromkeys(range(4, 8), "static, stage 1, rank"),
-        8: "static, shared in node 0, process",
+        8: "shared in node 0, id",
     }
     threads = threads_of(events)
     assert {"compute", "stalls", "collectives: tensor", "collectives: data", "h2d"} <= set(threads.values())
@@ -177,7 +224,7 @@ def test_a_trace_has_a_process_for_each_rank_and_one_for_what_they_share(whole):
         assert all(start + took <= later for (start, took), (later, _) in pairwise(found))
     counters = {(e["pid"], e["name"]) for e in events if e["ph"] == "C"}
     assert (8, "ddr_in: under way") in counters
-    assert any(pid == 8 and name.startswith("ddr_in: mean (cap ") for pid, name in counters)
+    assert any(pid == 8 and name.startswith("ddr_in: rate (cap ") for pid, name in counters)
     assert {pid for pid, name in counters if name.startswith("ddr")} == {8}
     assert {pid for pid, name in counters if name.startswith("hbm")} == set(range(8))
 
@@ -267,6 +314,38 @@ def test_the_page_has_a_table_of_ranks(whole, folded):
     assert "2 of 8 ranks are shown" in text
     assert "What a step waits for (rank 0, the slowest)" in text
     assert '<td class="left">stage 1</td>' in text
+
+
+def test_a_row_that_has_not_settled_says_so(whole):
+    """Only where ranks that meet differ, in a run that has warmed up."""
+    step = whole.summary["step_ns"]
+
+    def said(least, row=whole):
+        return [text for text in sentences([replace(row, summary={**whole.summary, "least_step_ns": least})])
+                if "settled" in text]  # fmt: skip
+
+    assert said(step) == said(int(step / 1.004)) == []
+    (warning,) = said(step // 2)
+    assert warning.startswith("warning: static has not settled, as ranks that meet take from ")
+    assert warning.endswith("set steps of the workload to more than 2.")
+    graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
+    once = replace(whole, case=replace(whole.case, job=replace(whole.job, graphs=graphs)))
+    assert said(step // 2, row=once) == []
+
+
+def test_no_bar_is_too_narrow_to_be_seen():
+    """Bars of a thousandth of a pixel, some pixels apart: each colours a column where it lies."""
+    for count in (100, 200):
+        picture, (ax,) = drawing.stacked([1.0], ["lane"])
+        ax.set_xlim(0, 1000)
+        ax.set_ylim(1, 0)
+        ax.axis("off")
+        start = np.linspace(10_000, 990_000, count).astype(np.int64)
+        drawing.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), {0: "#0000ff"}, 1000)
+        picture.canvas.draw()
+        row = np.asarray(picture.canvas.buffer_rgba())[int(picture.bbox.height - ax.bbox.y0) - 50, :, 0]
+        at = ax.transData.transform([(x / 1000, 0) for x in start.tolist()])[:, 0]
+        assert all((row[int(x) - 1 : int(x) + 2] < 128).any() for x in at.tolist())
 
 
 def test_a_blocked_job_is_told_without_figures(whole):
