@@ -119,7 +119,8 @@ class Trace:
     issued
         For each rank a table with the columns `ISSUED`: what its host issued, step by step.
     blocked
-        If blocked: who waits for what, one sentence a line, as a cycle where there is one.
+        If blocked: who waits for what, one sentence a line, as a cycle where there is one; of several ranks first what
+        they lack themselves, then for which others they wait.
     stands_in
         For each rank, the one whose rows are its own, too: itself unless ranks were folded.
     stored_once

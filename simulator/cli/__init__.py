@@ -88,14 +88,14 @@ def _not_raised(what: sys.UnraisableHookArgs) -> None:
 
 
 def _explained(error: Exception) -> int:
-    """Say in one message what is wrong; a bug is raised again, for its traceback."""
-    from simulator.errors import HosimError, InvariantError
+    """Say in one message what is wrong; what hosim did not foresee is raised again, for its traceback."""
+    from simulator.errors import HosimError
 
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
         click.echo(f"hosim: {what}the system lets hosim read and write, found {error.strerror or error}", err=True)
         return _FAILED
-    if isinstance(error, InvariantError) or not isinstance(error, HosimError):
+    if not isinstance(error, HosimError):
         raise error
     click.echo(f"hosim: {error}", err=True)
     return _FAILED

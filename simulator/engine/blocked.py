@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.engine.host import Host
+from simulator.engine.ledger import ahead_in_line
 from simulator.engine.link import LinkQueue, Transfer
 from simulator.engine.places import Places, behind
 from simulator.engine.rounds import ISSUE_MASK
@@ -14,7 +15,7 @@ _LARGEST = 3
 
 
 class Explainer:
-    """Follows the waits of one rank.
+    """Follows the waits of one rank: first what it lacks itself, then for whom it waits.
 
     Parameters
     ----------
@@ -28,14 +29,16 @@ class Explainer:
         self._graph, self._places, self._streams, self._links = graph, places, streams, links
         self._told: set[str] = set()
 
-    def sentences(self, host: Host) -> list[str]:
-        """Tell the chain of waits; nothing if the host has issued everything and all of it has ended."""
+    def sentences(self, host: Host) -> tuple[list[str], list[str]]:
+        """Tell the chain of waits: what the rank lacks itself, and for which ranks it waits.
+
+        Nothing if the host has issued everything and all of it has ended.
+        """
         told: list[str] = []
-        for stream in self._streams:
-            if stream.running is not None:
-                told += self._meeting(stream)
-            elif stream.queue:
-                told += self._compute(stream)
+        peers = [self._meeting(stream) for stream in self._streams if stream.running is not None]
+        stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
+        for stream in sorted(stuck, key=lambda stream: stream.queue[0][0]):
+            told += self._compute(stream)
         if host.awaited >= 0:
             told += [
                 f"the host waits at a sync for {self._name(host.awaited)}",
@@ -44,12 +47,12 @@ class Explainer:
         for link in self._links:
             if link.queue:
                 told += self._head(link.queue[0])
-        if not told:
+        if not told and not peers:
             unsettled = [t for t in range(len(self._graph.tensors)) if self._places.is_awaited(t)]
             told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
-        if not told and not host.finished:
+        if not told and not peers and not host.finished:
             told = ["the host could not issue its next step"]
-        return told
+        return told, peers
 
     def _once(self, sentence: str) -> bool:
         """Whether the sentence is new; a chain that comes back to one is a cycle."""
@@ -64,22 +67,24 @@ class Explainer:
     def _op(self, queued: Queued) -> str:
         return f"op {self._graph.ops[queued[1].op].name!r} (step {queued[0] & ISSUE_MASK})"
 
-    def _meeting(self, stream: Stream) -> list[str]:
+    def _meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
         collective = self._graph.ops[running[1].op].collective if running is not None else None
         if meeting is None or running is None or collective is None:
-            return []
+            return ""
         who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"
-        return [f"{self._op(running)} {who}"]
+        return f"{self._op(running)} {who}"
 
     def _compute(self, stream: Stream) -> list[str]:
+        """Why the head cannot start; nothing if that is for a compute of another stream, which tells on its own."""
         key, step, _, lap = stream.queue[0]
         what = self._op(stream.queue[0])
-        other = behind(step.after, lap)
-        if other is not None:
-            return self._meeting(other) if other.running is not None else []
+        if behind(step.after, lap) is not None:
+            return []
         tensor = stream.lacks(step, lap)
         if tensor < 0:
+            if ahead_in_line(stream) is not None:
+                return []
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
         return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []

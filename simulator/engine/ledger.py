@@ -91,13 +91,13 @@ def _walk(stream: Stream) -> Reason | None:
         return _walk_stream(stream, stream.behind)
     tensor = stream.lacking
     if tensor < 0:
-        ahead = _ahead_in_line(stream)
+        ahead = ahead_in_line(stream)
         return (CAPACITY, -1, stream.columns.compute_tier, -1) if ahead is None else _walk_stream(stream, ahead)
     cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
     return cause, tensor, on, blocker
 
 
-def _ahead_in_line(stream: Stream) -> Stream | None:
+def ahead_in_line(stream: Stream) -> Stream | None:
     """The stream of a compute that takes room before the head and has not started; None if the head lacks room."""
     _, step, _, lap = stream.queue[0]
     if step.line and stream.room_bytes():
@@ -133,7 +133,7 @@ def _follow(stream: Stream) -> Stream | None:
     """The stream that the head waits for, if it is a compute of another stream that must end, or start, first."""
     if not stream.queue or not stream.is_issued or stream.behind is not None:
         return stream.behind if stream.queue else None
-    return _ahead_in_line(stream) if stream.lacking < 0 else None
+    return ahead_in_line(stream) if stream.lacking < 0 else None
 
 
 def _walk_idle(stream: Stream, other: Stream) -> Reason:

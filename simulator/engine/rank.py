@@ -209,10 +209,11 @@ class Rank:
         """Computes that are done."""
         return sum(stream.ended for stream in self.streams)
 
-    def blocked(self) -> list[str]:
-        """Who waits for what, if anything is not done."""
+    def blocked(self) -> tuple[list[str], list[str]]:
+        """What this rank lacks, and for which ranks it waits, if anything is not done."""
         told = Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
-        return [f"rank {self.number}: {sentence}" for sentence in told] if self.machine.has_ranks else told
+        own, peers = ([f"rank {self.number}: {sentence}" for sentence in part] for part in told)
+        return (own, peers) if self.machine.has_ranks else told
 
 
 def _collective_streams(program: Program, collectives: Collection[int]) -> list[int]:

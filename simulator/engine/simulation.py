@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 from simulator.engine import folding
@@ -279,8 +280,9 @@ class Simulation(Machine):
         self.rounds.settle()
         self._clock.run()
         self.checkpoint()
-        blocked = tuple(s for rank in self._ranks for s in rank.blocked())
-        trace = self.recorder.trace(blocked, self._stands_in)
+        told = [rank.blocked() for rank in self._ranks]
+        blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
+        trace = self.recorder.trace(tuple(blocked), self._stands_in)
         until_ns = _until_ns(trace) if len(self._starts_ns) > 1 else None
         once = tuple((*place, size) for place, size in self._stored_once.items())
         return replace(trace, until_ns=until_ns, stored_once=once)

@@ -181,8 +181,8 @@ class Facts:
     arrived, arrived_ns
         When a collective had come to its meeting, at the earliest: from then on it waited for peers. For other steps
         the start.
-    is_unmet
-        By issue, whether it is a collective that never began: it may have come, and hold its room.
+    unmet
+        Collectives that never began, each the next on its stream: they may have come, and hold their room.
     spans, residencies
         The rank's rows; ``*_row`` holds their numbers in the trace's table.
     """
@@ -216,7 +216,8 @@ class Facts:
 
     def _lay_out(self) -> None:
         spans, n = self.spans, len(self.kind)
-        arrived_ns = self._arrivals_ns()
+        self.unmet = self._unmet()
+        arrived_ns = np.concatenate((self._arrivals_ns(), self._arrivals_in_vain_ns()))
         named = [spans["issued_ns"], spans["start_ns"], spans["end_ns"], arrived_ns, self.residencies["time_ns"]]
         self.clock, at = np.unique(np.concatenate(named), return_inverse=True)
         self.never = len(self.clock)
@@ -231,15 +232,30 @@ class Facts:
         )
         self.arrived, self.arrived_ns = self.start, self.start_ns
         if len(arrived_ns):
-            self.arrived = _scatter(n, issue, at[3 * count : 4 * count], self.never)
-            self.arrived_ns = _scatter(n, issue, arrived_ns, 0)
-        self.is_unmet = np.zeros(n, bool)
-        if self.program.meets.any():
-            computes = np.flatnonzero((self.kind == COMPUTE) & (self.row == NONE))
-            self.is_unmet[computes] = self.program.meets[self.a[computes]]
+            came = np.concatenate((issue, self.unmet))
+            self.arrived = _scatter(n, came, at[3 * count : 3 * count + len(came)], self.never)
+            self.arrived_ns = _scatter(n, came, arrived_ns, 0)
         self.residency_time = at[3 * count + len(arrived_ns) :]
         self.channel = _scatter(n, issue, spans["channel"], NONE)
         self.track = _scatter(n, issue, spans["track"], NONE)
+
+    def _unmet(self) -> Ints:
+        """The first compute of each stream that never began, where it is a collective."""
+        if self.complete or not self.program.meets.any():
+            return np.empty(0, np.int64)
+        left = np.setdiff1d(self.steps(COMPUTE), self.spans["issue"])
+        next_ones = left[np.unique(self.b[left], return_index=True)[1]]
+        return np.asarray(next_ones[self.program.meets[self.a[next_ones]]])
+
+    def _arrivals_in_vain_ns(self) -> Ints:
+        """Of each unmet collective, when the last wait or compute before it on its stream had ended."""
+        spans, waits = self.spans, self.waits
+        found = np.zeros(len(self.unmet), np.int64)
+        for number, issue in enumerate(self.unmet.tolist()):
+            mine = (spans["kind"] == COMPUTE) & (spans["track"] == self.b[issue])
+            waited = waits["end_ns"][waits["issue"] == issue]
+            found[number] = max(spans["end_ns"][mine].max(initial=0), waited.max(initial=0))
+        return found
 
     def _arrivals_ns(self) -> Ints:
         """Of each span, when its wait for peers before its start began; nothing if there are no collectives."""

@@ -278,7 +278,6 @@ def check_taken_at_start(facts: Facts, held: Held) -> None:
     shown = {"tensor": held.place // facts.tiers, "tier": held.place % facts.tiers, "time_ns": facts.times(held.taken)}
     law = "room is taken when a compute that writes, or a copy into the place, starts"
     holds = np.isin(taken, begun) | np.isin(held.taken_row, first) | waiting.cover(held.place, held.taken, held.taken)
-    holds |= np.isin(held.place, place[facts.is_unmet[issue]])
     facts.check(holds, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
 
 
@@ -289,7 +288,7 @@ def check_workspace(facts: Facts) -> None:
     """
     size = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
     ran, rows = facts.ran(COMPUTE), facts.residencies
-    unmet = np.unique(facts.a[facts.is_unmet])
+    unmet = np.unique(facts.a[facts.unmet])
     ran = ran[(size[facts.a[ran]] > 0) & ~np.isin(facts.a[ran], unmet)]
     for sign, moment, from_, to in (
         (1, "start", facts.arrived[ran], facts.start[ran]),

@@ -150,18 +150,22 @@ def _issue_costs(facts: Facts) -> Ints:
 
 
 def check_waits(facts: Facts) -> None:
-    """Check that computes and waits of a stream fill it from 0 to its last end, each wait with one cause."""
+    """Check that computes and waits of a stream fill it from 0 to its last end, each wait with one cause.
+
+    A collective that never began is where its stream ends: it may have come, and then tells how it waited before.
+    """
     waits, rows = facts.waits, facts.wait_row
     real = waits["end_ns"] > waits["start_ns"]
     facts.check(real, "a wait takes time", "waits", rows, waits, "start_ns", "end_ns")
     known = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
     facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", rows, waits, "cause")
-    computes = facts.ran(COMPUTE)
-    stream = np.concatenate((facts.track[computes], waits["stream"]))
-    start = np.concatenate((facts.start_ns[computes], waits["start_ns"]))
-    end = np.concatenate((facts.end_ns[computes], waits["end_ns"]))
-    issue = np.concatenate((computes, waits["issue"]))
-    is_wait = np.arange(len(stream)) >= len(computes)
+    computes, unmet = facts.ran(COMPUTE), facts.unmet
+    came_ns = facts.arrived_ns[unmet]
+    stream = np.concatenate((facts.track[computes], facts.b[unmet], waits["stream"]))
+    start = np.concatenate((facts.start_ns[computes], came_ns, waits["start_ns"]))
+    end = np.concatenate((facts.end_ns[computes], came_ns, waits["end_ns"]))
+    issue = np.concatenate((computes, unmet, waits["issue"]))
+    is_wait = np.arange(len(stream)) >= len(computes) + len(unmet)
     order = np.lexsort((issue, end, start, stream))
     stream, start, end, issue = (x[order] for x in (stream, start, end, issue))
     is_wait = is_wait[order]

@@ -21,9 +21,13 @@ from simulator.report.rows import (
 )
 from simulator.report.stalls import place, waits_for_peers
 from simulator.trace import CAUSES
+from simulator.units import counted
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
+
+_BLOCKED = 3
+"""Of so many blocked ranks it is told what they wait for."""
 
 _BECAUSE = {
     "capacity": "waiting for room in {on}",
@@ -76,8 +80,20 @@ def _not_running(rows: Sequence[Row]) -> str:
     if len(unfit) == len(rows):
         parts += _way_out(unfit, is_common=len(groups) == 1)
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
-    parts += [f"{row.label} blocks itself: {row.blocked[0]}" for row in rows if row.blocked]
+    parts += [f"{row.label} blocks itself: {_blocked(row)}" for row in rows if row.blocked]
     return "; ".join(parts)
+
+
+def _blocked(row: Row) -> str:
+    """What blocks a row; of several ranks, the first wait of each of some, what they lack themselves first."""
+    if row.job.ranks == 1:
+        return row.blocked[0]
+    first: dict[str, str] = {}
+    for sentence in row.blocked:
+        first.setdefault(sentence.split(":")[0], sentence)
+    others = len(first) - _BLOCKED
+    more = [f"and {counted(others, 'other rank')} as well"] if others > 0 else []
+    return "; ".join([*list(first.values())[:_BLOCKED], *more])
 
 
 def _way_out(unfit: Sequence[Row], *, is_common: bool) -> list[str]:

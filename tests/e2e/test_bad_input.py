@@ -3,6 +3,8 @@
 import chain
 import pytest
 
+from simulator.engine.ledger import Waiting
+
 DOCUMENTS = {
     "a missing scenario": (None, "lama", ["'lama'", "llama3_8b_train_910c"]),
     "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
@@ -165,6 +167,17 @@ def test_wrong_usage_is_exit_code_2(arguments, hosim):
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith("Usage: hosim")
+
+
+def test_a_broken_law_is_one_message_too(hosim, scenario, monkeypatch):
+    """A stream that tells of longer waits than it had: the referee finds it, whatever the plan."""
+    own = Waiting.end
+    monkeypatch.setattr(Waiting, "end", lambda self, issue, op: own(self, issue + 1, op))
+    done = hosim("run", scenario, "--policy", "reactive")
+    assert done.code == 1
+    assert done.err.count("hosim: ") == 1
+    assert done.err.endswith("; report this: it is a bug of hosim\n")
+    assert "Traceback" not in done.err
 
 
 def _refused(done, fragments, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -125,6 +126,43 @@ def test_a_job_made_in_python(tmp_path):
     row = hosim.run(story(tmp_path), job=job, policies=["resident"])["resident"]
     chosen = ("step_ns", "compute_ns", "wait_peer_ns", "wait_collective_ns")
     assert [row.summary[column] for column in chosen] == [70, 10, 20, 40]
+
+
+def test_a_circle_of_ranks_is_a_row_that_names_who_waits_for_whom(tmp_path):
+    """Each sums in a group of its own with the next rank first, over a tensor that its second sum needs, too."""
+    groups = {"a": ((0, 1),), "b": ((1, 2),), "c": ((0, 2),)}
+    sums = [
+        [f"p: x -> x, all_reduce {first} 40", f"q: x -> x, all_reduce {then} 40"] for first, then in ("ac", "ba", "cb")
+    ]
+    graphs = tuple(team("x 40 persistent", "f: -> x, 5 ns", *ops, groups=groups) for ops in sums)
+    results = hosim.run(written(tmp_path, "data: 2"), job=Job("circle", graphs, (0, 1, 2), ("A", "B", "C")))
+    assert {row.status for row in results.values()} == {"blocked"}
+    circle = "; ".join(
+        f"rank {rank}: op 'p' (step 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
+        for rank, group in enumerate("abc")
+    )
+    assert f"resident blocks itself: {circle}" in results.sentences[0]
+    results.write(tmp_path / "out")
+    assert circle.split("; ")[2] in (tmp_path / "out" / "report.html").read_text().replace("&#39;", "'")
+    assert pd.read_csv(tmp_path / "out" / "summary.csv")["status"].tolist() == ["blocked"] * 3
+
+
+def test_plans_of_ranks_that_lack_room_block_and_say_which_rank(tmp_path, capsys):
+    """What the second stage receives has a stream of its own; the first stage has no room to send it."""
+    scenario = SCENARIO.split("expect:", maxsplit=1)[0]
+    first = hosim.run(written(tmp_path, "pipeline: 2, micro_batches: 4", scenario), policies=["resident"])
+    first.write(tmp_path / "first")
+    peak = first["resident"].summary["peak_hbm_bytes"]
+    again = scenario.replace("resident, reactive, static", "{policy: first/resident/plan-*.jsonl, label: again}")
+    path = written(tmp_path, "pipeline: 2, micro_batches: 4", f"{again}budget: {peak - 1} B\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(path)])
+    told = capsys.readouterr()
+    assert ended.value.code == 1
+    assert told.err == "hosim: no row ran to its end, all are blocked\n"
+    assert re.search(
+        r"again blocks itself: rank \d: op .* of room in hbm: .*; rank \d: op .* waits for rank \d to come", told.out
+    )
 
 
 def test_more_ranks_than_devices_are_refused(tmp_path):

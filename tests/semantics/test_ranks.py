@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rank_stories import cluster, perform, spans, stalls, team
 
 from simulator.hardware import Hardware
@@ -145,6 +146,71 @@ def test_ranks_that_never_meet_are_blocked_and_told_who_waits_for_whom():
         "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'",
         "rank 1: op 'add' (step 0) waits for rank 0 to come to the collective of group 'two'",
     )
+
+
+def test_a_circle_of_sums_over_what_both_ranks_hold_is_told_with_all_that_happened_before():
+    """Each sum has a stream of its own, so that nothing but the tensor that both add to keeps them apart."""
+    h = cluster(2)
+    groups = {"one": ((0, 1),), "two": ((0, 1),)}
+    ops = ("f: -> a, 5 ns", "sum: a -> a, all_reduce one 40", "add: a -> a, all_reduce two 40")
+    a, b = team("a 40", *ops, groups=groups), team("a 40", ops[0], ops[2], ops[1], groups=groups)
+    programs = [(a, "compute f; compute sum 1; compute add 2"), (b, "compute f; compute add 2; compute sum 1")]
+    t = perform(h, programs)
+    assert t.blocked == (
+        "rank 0: op 'sum' (step 1) waits for rank 1 to come to the collective of group 'one'",
+        "rank 1: op 'add' (step 1) waits for rank 0 to come to the collective of group 'two'",
+    )
+    assert spans(t, programs, h) == ["0: 0-5 f", "1: 0-5 f"]
+    assert stalls(t, programs) == ["0.1: 0-5 sum order", "1.2: 0-5 add order"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("give", "take"), ("take", "give")])
+def test_two_that_both_send_first_or_both_receive_first_wait_for_each_other(first, second):
+    h = cluster(2)
+    groups = {"there": ((0, 1),), "back": ((1, 0),)}
+    programs = []
+    for out, back in (("there", "back"), ("back", "there")):
+        ops = {"give": f"give: x -> x, send {out} 20", "take": f"take: x -> x, recv {back} 20"}
+        g = team("x 20", "f: -> x, 7 ns", ops[first], ops[second], groups=groups)
+        programs.append((g, f"compute f; compute {first} 1; compute {second} 2"))
+    t = perform(h, programs)
+    met = ("there", "back") if first == "give" else ("back", "there")
+    assert t.blocked == tuple(
+        f"rank {rank}: op '{first}' (step 1) waits for rank {1 - rank} to come to the collective of group '{met[rank]}'"
+        for rank in (0, 1)
+    )
+    assert stalls(t, programs) == [f"{rank}.1: 0-7 {first} order" for rank in (0, 1)]
+
+
+def test_three_that_wait_in_a_triangle_are_all_told():
+    h = cluster(3)
+    groups = {"a": ((0, 1),), "b": ((1, 2),), "c": ((0, 2),)}
+    programs = []
+    for first, second in ("ac", "ba", "cb"):
+        ops = (f"p: x -> x, all_reduce {first} 20", f"q: x -> x, all_reduce {second} 20")
+        g = team("x 20", "f: -> x, 7 ns", *ops, groups=groups)
+        programs.append((g, f"compute f; compute p {'abc'.index(first)}; compute q {'abc'.index(second)}"))
+    t = perform(h, programs)
+    assert t.blocked == tuple(
+        f"rank {rank}: op 'p' (step 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
+        for rank, group in enumerate("abc")
+    )
+
+
+def test_what_a_rank_lacks_itself_is_told_before_who_waits_for_it():
+    """Rank 1 has no room for `sum`, so that rank 0 waits for it; the copy behind `sum` of rank 0 goes on."""
+    h = cluster(2, hbm="60 B")
+    groups = {"one": ((0, 1),)}
+    a = team("a 20, w 10 persistent", "sum: -> a, all_reduce one 40", "g: w ->, 5 ns", groups=groups)
+    b = team("a 20, b 50, w 10 persistent", "f: -> b, 5 ns", "sum: -> a, all_reduce one 40", "g: b w ->, 5 ns",
+             groups=groups)  # fmt: skip
+    programs = [(a, "compute sum 1; copy w ddr hbm; compute g; detach w hbm"),
+                (b, "compute f; compute sum 1; copy w ddr hbm; compute g; detach w hbm")]  # fmt: skip
+    t = perform(h, programs, "w ddr")
+    assert t.blocked[0].startswith("rank 1: op 'sum' (step 1) waits for 20 B of room in hbm: 50 B of 60 B are held")
+    assert t.blocked[-1] == "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'"
+    assert spans(t, programs, h) == ["0: 0-10 h2d w", "0: 10-15 g", "1: 0-5 f"]
+    assert stalls(t, programs) == ["0.0: 0-10 g transfer 1"]
 
 
 def test_room_is_given_in_issue_order_between_streams():

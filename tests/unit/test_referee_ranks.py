@@ -354,3 +354,47 @@ def test_room_is_taken_when_a_member_comes_and_not_before():
     wrong = spoilt(trace, "residencies", shift({"time_ns": 5, "rank": 0, "tensor": 0}, time_ns=-1))
     with pytest.raises(InvariantError, match=r"room is taken when a compute that writes.* time_ns 4, tier 0, tensor 0"):
         check_trace(job_of([a, b]), h, plans, wrong)
+
+
+# a trace that ends in a circle, spoilt
+
+IN_CIRCLE = ("f: -> x, 5 ns", "p: x -> x a, all_reduce one 40", "q: x -> x, all_reduce two 40")
+CIRCLE = [
+    team("x 20, a 20, w 10 persistent", *ops, groups=TWO) for ops in (IN_CIRCLE, IN_CIRCLE[:1] + IN_CIRCLE[:0:-1])
+]
+CIRCLE_TEXTS = ("compute f; compute p 1; copy w ddr hbm; compute q 2", "compute f; compute q 2; compute p 1")
+CIRCLE_ENDS = ("; detach w hbm; detach x hbm; detach a hbm", "; detach x hbm; detach a hbm")
+
+
+def in_circle(*spoils):
+    h = cluster(2)
+    texts = [text + end for text, end in zip(CIRCLE_TEXTS, CIRCLE_ENDS, strict=True)]
+    trace = perform(h, list(zip(CIRCLE, texts, strict=True)), "w ddr")
+    assert trace.status == "blocked"
+    for name, change in spoils:
+        trace = spoilt(trace, name, change)
+    homes = (NOWHERE, NOWHERE, 1)
+    plans = [Plan("story", h.tier_names, homes, steps(g, h, text)) for g, text in zip(CIRCLE, texts, strict=True)]
+    check_trace(job_of(CIRCLE), h, plans, trace)
+
+
+@pytest.mark.parametrize(
+    ("spoils", "law"),
+    [
+        ([("waits", shift({"rank": 0, "op": 1}, issue=-1))], "a wait is of the compute that follows it"),
+        ([("waits", shift({"rank": 0, "op": 1}, start_ns=2))], "every nanosecond of a stream"),
+        (
+            [("spans", shift({"rank": 0, "item": 2}, start_ns=-1, end_ns=-1))],
+            "a copy waits until the last compute issued before it has started, found starts at ns 4, that compute at",
+        ),
+        (
+            [("residencies", shift({"rank": 0, "tensor": 1}, time_ns=-1))],
+            "room is taken when a compute that writes, or a copy into the place, starts, found time_ns 4",
+        ),
+    ],
+)
+def test_laws_hold_up_to_where_a_blocked_rank_stands(spoils, law):
+    in_circle()
+    with pytest.raises(InvariantError) as error:
+        in_circle(*spoils)
+    assert law in str(error.value)
