@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.graph import LARGEST_RUN, Graph, OpKind, TensorKind
+from simulator.graph import LARGEST_RUN, Graph, Job, OpKind, TensorKind
 from simulator.graph_builder import GraphBuilder
 
 
@@ -198,3 +198,29 @@ def test_messages_name_the_line_of_the_file() -> None:
 def test_a_phase_is_one_that_policies_know():
     with pytest.raises(ConfigError, match=r"phase is one of forward, backward, .* found 'fwd'"):
         GraphBuilder("g").op("f", phase="fwd")
+
+
+ONE, TWO = Graph("one", (), ()), Graph("two", (), ())
+
+
+@pytest.mark.parametrize(
+    ("graphs", "graph_of", "labels", "message"),
+    [
+        ((ONE,), (0, 1), ("a",), "graph_of: each rank runs one of the graphs (0 to 0), found 1 for rank 1; correct"),
+        ((ONE, TWO), (0, -1), ("a", "b"), "graph_of: each rank runs one of the graphs (0 to 1), found -1 for rank 1;"),
+        ((), (0,), (), "graph_of: a job has graphs, found 0 for rank 0; correct the number, or add the graph"),
+        ((ONE,), (), ("a",), "graph_of: a job has at least one rank, found none; say for each rank which graph"),
+        ((ONE, TWO), (0, 0), ("a", "b"), "graph_of: each graph is run by some rank, found none for graph 1; name it"),
+        ((ONE, TWO), (0, 1), ("a",), "labels: each graph has a label, found 1 label for 2 graphs; say what the ranks"),
+        ((ONE,), (0,), ("a", "b"), "labels: each graph has a label, found 2 labels for 1 graph; say what the ranks"),
+        ((ONE,), (0,), "a", "labels: a list is needed, found one str; correct it"),
+        (ONE, (0,), ("a",), "graphs: a list is needed, found one Graph; correct it"),
+        ((ONE,), (0.0,), ("a",), "graph_of: each entry is a whole number, found one float at 0; correct it"),
+        ((ONE,), (0, True), ("a",), "graph_of: each entry is a whole number, found one bool at 1; correct it"),
+        (("one",), (0,), ("a",), "graphs: each entry is a graph, found one str at 0; correct it"),
+    ],
+)
+def test_a_malformed_job_is_one_message(graphs, graph_of, labels, message) -> None:
+    with pytest.raises(ConfigError) as error:
+        Job("mine", graphs, graph_of, labels)
+    assert str(error.value).startswith(f"job 'mine', {message}")
