@@ -154,7 +154,9 @@ def _rule(kind: str, context: Mapping[str, Any], item: Mapping[str, Any]) -> tup
     must, do = _RULES.get(kind, (str(item["msg"])[:1].lower() + str(item["msg"])[1:], "correct it"))
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        return f"one of {', '.join(expected)} is needed", nearest(str(item["input"]), tuple(expected))
+        said = ", ".join(expected)
+        is_name = isinstance(item["input"], str) and not expected[0].isdigit()
+        return f"one of {said} is needed", nearest(item["input"], tuple(expected)) if is_name else f"use one of {said}"
     if kind == "string_pattern_mismatch" and "." in context["pattern"]:
         return "a name of letters, digits, '_', '.' and '-' is needed", do
     return must.format_map(dict(context)), do

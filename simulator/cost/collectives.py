@@ -282,7 +282,7 @@ def _phases(collective: Collective, spread: _Spread, hardware: Hardware) -> tupl
     if algorithm not in known:
         raise ConfigError(
             f"group {collective.group!r}",
-            f"the algorithm of a collective applies to its kind and members (a {kind} of {_said(spread)})",
+            f"the algorithm of a collective applies to its kind and members ({kind} of {_said(spread)})",
             repr(algorithm),
             f"choose one of {', '.join(known)} or {AUTO}",
         )

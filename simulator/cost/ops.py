@@ -115,6 +115,6 @@ def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardwar
         return group_ns(collective, group, hardware)
     members = group.of(rank, collective.kind)
     if members is None:
-        must = f"who runs a {collective.kind} is one of the ranks that the group names for it"
+        must = f"who runs {collective.kind} is one of the ranks that the group names for it"
         raise ConfigError(f"group {group.name!r}", must, f"rank {rank} in op {op!r}", "name it among the members")
     return collective_ns(collective, members, hardware)

@@ -133,11 +133,12 @@ class _Check:
         """Refuse a collective to which nobody comes: say who would wait for whom."""
         (few, answer, fewer), (rank, call, roles) = sorted(sides, key=lambda side: len(side[2].ops.get(side[1], [])))
         comes = len(fewer.ops.get(answer, []))
+        often = f"comes {counted(comes, 'time')}" if comes else "never comes"
         raise ConfigError(
             self._where(call),
             "members meet as often as one another",
             f"{self._op(rank, roles, roles.ops[call][comes])} as the {_ordinal(comes + 1)} there of rank {rank}, which "
-            f"would wait for rank {few} for ever: that one comes {'never' if not comes else counted(comes, 'time')}",
+            f"would wait for rank {few} for ever: that one {often}",
             f"add the {answer.role or 'collective'} to rank {few}, or remove the op",
         )
 

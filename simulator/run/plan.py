@@ -76,10 +76,18 @@ class Planned:
         lines = [
             f"{self.result.label} on {case.loaded.scenario.name}: {step} a step, {above}",
             f"peak in {tier} {peak} of a budget of {human(case.problem.budget_bytes, 'B')}",
-            *dict.fromkeys(note for plan in self.result.recordings for note in plan.notes),
+            *self._notes(),
             *crowded([self.result]),
         ]
         return "\n".join(lines)
+
+    def _notes(self) -> list[str]:
+        """What the plans say of themselves, with whose it is where not all of them do."""
+        tasks, who = self.result.case.tasks, dict[str, list[str]]()
+        for task, plan in zip(tasks, self.result.recordings, strict=True):
+            for note in plan.notes:
+                who.setdefault(note, []).append(task.said)
+        return [note if len(said) == len(tasks) else f"{'; '.join(said)}: {note}" for note, said in who.items()]
 
     @property
     def file(self) -> str:

@@ -105,6 +105,10 @@ def test_hosim_plan_tells_each_graph(tmp_path, capsys):
     assert ended.value.code == 0
     assert "stage 0, ranks 0 to 1" in told
     assert "stage 1, ranks 2 to 3" in told
+    notes = [line for line in told.splitlines() if "nothing moves" in line]
+    assert [note.split(": nothing moves: at most ")[0] for note in notes] == [
+        "stage 0, ranks 0 to 1", "stage 1, ranks 2 to 3",
+    ]  # fmt: skip
     assert {path.parent.name for path in out.rglob("plan.jsonl")} == {"stage-0", "stage-1"}
 
 

@@ -159,3 +159,12 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
 def test_keys_of_a_model_are_those_of_its_family(folder, family, message):
     Path("toy.yaml").write_text(MODEL % family)
     assert refusal(catalog.load, "toy.yaml", "workload") == message
+
+
+@pytest.mark.parametrize("found", ["-1", "4", "'1'"])
+def test_a_number_is_never_suggested(folder, found):
+    model = (MODEL % "llama").replace("hiden: 8", "hidden: 8, kv_heads: 2")
+    Path("toy.yaml").write_text(model.replace("assumed", f"parallel: {{zero_stage: {found}}}\nassumed"))
+    assert refusal(catalog.load, "toy.yaml", "workload").splitlines()[-1].strip() == (
+        f"toy.yaml:4, parallel.zero_stage: one of 0, 1, 2, 3 is needed, found {found}; use one of 0, 1, 2, 3"
+    )

@@ -73,7 +73,7 @@ def test_whoever_never_comes_is_named_with_who_would_wait():
     assert "op 'more' of rank 0 (all_reduce of 40 B, auto) as the second there of rank 0, which would wait for" in said
     assert "rank 1 for ever: that one comes 1 time" in said
     said = refused(summing("f: -> a, 5 ns"), one)
-    assert "would wait for rank 0 for ever: that one comes never" in said
+    assert "would wait for rank 0 for ever: that one never comes" in said
     groups = {"next": ((0, 1),)}
     said = refused(summing("give: ->, send next 40", groups=groups), summing("f: -> a, 5 ns", groups=groups))
     assert "add the recv to rank 1" in said
