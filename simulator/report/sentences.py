@@ -29,6 +29,12 @@ _TIE = 1.005
 _BLOCKED = 3
 """Of so many blocked ranks it is told what they wait for."""
 
+_WIDE = 0.1
+"""A gap from which on it is said what the bound leaves out."""
+
+_FULL = 0.95
+"""A tier is called full from this share of its room on."""
+
 _BECAUSE = {
     "capacity": "waiting for room in {on}",
     "transfer": "waiting for transfers{over}",
@@ -119,6 +125,7 @@ def _fastest(rows: Sequence[Row]) -> str:
     if present(gap):
         others = any(map(recomputed_ns, rows)) and not recomputed_ns(row)
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
+        text += _unseen(row, float(gap or 0))
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
 
@@ -209,6 +216,17 @@ def _above_bound(gap: float, kind: str, *, others: bool) -> str:
     if gap < 0.0005:
         return f", and {plan} can be faster ({kind})"
     return f", {percent(gap)} above the bound that {plan} can beat ({kind})"
+
+
+def _unseen(row: Row, gap: float) -> str:
+    """Which tiers below are full, where the gap is wide: no bound counts what they force further away."""
+    if gap < _WIDE:
+        return ""
+    below = ((name, tier) for name, tier in row.hardware.tiers.items() if name != row.hardware.compute_tier)
+    peaks = {name: (row.summary[f"peak_{name}_bytes"] or 0, tier.usable_bytes) for name, tier in below}
+    full = [name for name, (peak, room) in peaks.items() if peak and peak >= _FULL * room]
+    verb = "is" if len(full) == 1 else "are"
+    return f"; the bound does not know that {listed(full)} {verb} full" if full else ""
 
 
 def _losing(rows: Sequence[Row]) -> str:

@@ -200,7 +200,7 @@ def test_the_timeline_of_many_steps_shows_the_last_two(tmp_path):
 
 def _row(label, step=None, shortfall=None, **more):
     summary = {"status": "ok" if step else "infeasible", "step_ns": step, **more}
-    hardware = SimpleNamespace(links={"d2h": None}, compute_tier="hbm")
+    hardware = SimpleNamespace(links={"d2h": None}, compute_tier="hbm", tiers={})
     about = {"moved_d2h_bytes": 1, **summary}
     return SimpleNamespace(
         label=label, policy=label, summary=about, shortfall=shortfall, blocked=(), trace=None, hardware=hardware,
@@ -283,6 +283,14 @@ def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():
     first, second = sentences([fast, slow])
     assert "the bound that no plan without recompute can beat (link d2h)" in first
     assert second == "recompute is 1.30 times as slow: it spends 300 ns on recompute (30 % of compute)."
+
+
+@pytest.mark.parametrize(("gap", "peak", "is_said"), [(0.5, 97, True), (0.5, 90, False), (0.05, 100, False)])
+def test_a_wide_gap_is_said_to_leave_out_that_a_tier_below_is_full(gap, peak, is_said):
+    row = _row("static", 200, gap_fraction=gap, bound_kind="compute", peak_ddr_bytes=peak, peak_hbm_bytes=100)
+    tiers = {name: SimpleNamespace(usable_bytes=100) for name in ("hbm", "ddr")}
+    row.hardware = SimpleNamespace(links={"d2h": None}, compute_tier="hbm", tiers=tiers)
+    assert ("; the bound does not know that ddr is full;" in sentences([row])[0]) is is_said
 
 
 def test_a_sentence_names_every_link_behind_a_tenth_of_a_wait():
