@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.bounds.before import Before
+from simulator.bounds.rings import rings_of
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
@@ -42,12 +43,14 @@ class Idle:
 
     Attributes
     ----------
-    made_here
-        Of tensors that were in the compute tier before, in the same step (an op made or used them there), and of those
-        that stay there because it is their home.
-    read_later
-        Of tensors that no op has to fetch from another home, if an op of the step reads them later; and of those that
-        stay in the compute tier.
+    rings
+        The compute tier, and with it the tiers around it that may be too small for what it has no room for.
+    made_in
+        For each ring, of tensors that were in it before, in the same step (an op made or used them there, or their home
+        is in it), and of those that stay in the compute tier because it is their home.
+    read_in
+        For each ring, of tensors that no op has to fetch from a home outside it, if an op of the step reads them later;
+        and of those that stay in the compute tier.
     stays
         Of tensors that stay in the compute tier because it is their home.
     all
@@ -75,8 +78,10 @@ class Idle:
         self.before = before = before or Before.of(graph)
         self.work = working_set_bytes(graph)
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), before.inputs
-        change, put_out = np.zeros((5, len(graph.ops) + 1), np.int64), np.zeros(len(graph.ops) + 1, np.int64)
-        made_here, read_later, stays, everything, always = range(5)
+        self.rings = rings_of(hardware, sum(tensor.size_bytes for tensor in graph.tensors))
+        change = np.zeros((3 + 2 * len(self.rings), len(graph.ops) + 1), np.int64)
+        put_out = np.zeros(len(graph.ops) + 1, np.int64)
+        always, stays, everything, first = range(4)
         pinned = {t for t in inputs if homes[t] == compute_tier and graph.tensors[t].persistent}
         for stretch in idle_stretches(graph, found, before, pinned, may_repeat=may_repeat):
             t = stretch.tensor
@@ -87,12 +92,13 @@ class Idle:
                 put_out[before.no_sooner(found.first_use[t])] += size
             kinds = [everything]
             is_new = not stretch.from_start and before.no_sooner(found.first_use[t]) >= 0
-            if home == compute_tier or (home == NOWHERE and (graph.steps == 1 or is_new)):
-                kinds.append(made_here)
-            if home == compute_tier or (
-                stretch.is_read and home in {NOWHERE, FREE} and before.leads_on(stretch.before)
-            ):
-                kinds.append(read_later)
+            is_made = home == compute_tier or (home == NOWHERE and (graph.steps == 1 or is_new))
+            comes_back = stretch.is_read and before.leads_on(stretch.before)
+            for kind, ring in enumerate(self.rings):
+                if is_made or (graph.steps == 1 and home in ring.tiers):
+                    kinds.append(first + 2 * kind)
+                if home == compute_tier or (comes_back and (home in {NOWHERE, FREE} or home in ring.tiers)):
+                    kinds.append(first + 2 * kind + 1)
             if home == compute_tier:
                 kinds.append(stays)
             for kind in (always,) if t in pinned else kinds:
@@ -100,7 +106,8 @@ class Idle:
                 change[kind, stretch.last + 1] -= size
         sums = np.cumsum(change, axis=1)[:, :-1]
         in_line = np.array(before.streams, np.int64) == 0
-        self.made_here, self.read_later, self.stays, self.all = sums[:always] * in_line + sums[always]
+        self.stays, self.all, *by_ring = sums[stays:] * in_line + sums[always]
+        self.made_in, self.read_in = by_ring[::2], by_ring[1::2]
         self.put_out = np.cumsum(put_out[-2::-1])[::-1]
 
 

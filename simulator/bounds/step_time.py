@@ -42,6 +42,10 @@ k + max(in / w_in + the last op, tail of k)``, for every ``k``: a budget that is
 of its copies hidden elsewhere would. Where paths over several ranks give head or tail, that of ``k`` on one rank and
 its copies meet the ends of steps of ranks that are alike, each once, so that the mean of their steps is at least this.
 
+*A full tier.* What neither the compute tier nor the tiers next to it have room for while ``k`` runs is further away. So
+both arguments hold of these tiers together as well, with the room of all and the links behind them, and so on outwards;
+`rings` has the proof.
+
 *Several streams.* Program order then does not say what is there when ``k`` runs. A value counts while ``k`` runs only
 if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
 it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
@@ -71,22 +75,19 @@ A copy that is forced between a home and the compute tier passes every link (or 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.bounds.before import Before
-from simulator.bounds.idle import Idle, reached
+from simulator.bounds.forced import NS_PER_S, Forced, forced, time_ns
+from simulator.bounds.idle import Idle
 from simulator.bounds.order import Order
-from simulator.cost import ceil_div, transfer_ns
 from simulator.graph import Graph
-from simulator.hardware import Hardware, Link
-from simulator.plan import FREE, NOWHERE
-
-_NS_PER_S = 10**9
+from simulator.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Bound:
         The bound [ns].
     kind
         What sets it: ``compute``, ``critical path``, ``room at OP``, ``link NAME``, ``queue NAME``,
-        ``bus NAME``, ``links into TIER`` or ``links out of TIER``.
+        ``bus NAME``, ``links into TIERS`` or ``links out of TIERS``.
     terms
         Kind -> what it alone would take [ns].
     """
@@ -165,211 +166,119 @@ def combinatorial(
     compute_ns = sum(0 if op.collective else ns for op, ns in timed)
 
     def at(budget_bytes: int | float) -> Bound:
-        forced = _forced(order, hardware, homes, idle, budget_bytes)
+        found = forced(order, hardware, homes, idle, budget_bytes)
         terms = {"compute": compute_ns}
         if order.path_ns > compute_ns:
             terms["critical path"] = order.path_ns
-        op, room_ns = _room(idle, forced, hardware, order, budget_bytes)
+        op, room_ns = _room(idle, found, hardware, order, budget_bytes)
         if room_ns > max(terms.values()):
             terms[f"room at {graph.ops[op].name}"] = room_ns
-        terms |= _terms(forced, hardware, sharers or {})
+        terms |= _terms(found, hardware, sharers or {})
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)
 
     return at
 
 
-def _terms(forced: _Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
+def _terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
     """What the forced bytes take on each bus, link and queue, and what comes after them."""
     terms = {}
     for name, bus in hardware.buses.items():
-        size_bytes = sharers.get(name, 1) * forced.over(bus.links)
-        terms[f"bus {name}"] = _time_ns(size_bytes, bus.bandwidth_bytes_per_s)
+        size_bytes = sharers.get(name, 1) * found.over(bus.links)
+        terms[f"bus {name}"] = time_ns(size_bytes, bus.bandwidth_bytes_per_s)
     for name, link in hardware.links.items():
-        terms[f"link {name}"] = max(forced.bytes_ns(name, link), forced.channels_ns(name, link))
+        terms[f"link {name}"] = max(found.bytes_ns(name, link), found.channels_ns(name, link))
     for name, links in hardware.copy_queues.items():
-        terms[f"queue {name}"] = forced.queue_ns({link: hardware.links[link] for link in links})
-    for what, names in (("into", forced.into), ("out of", forced.out_of)):
-        total = sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
-        if len(names) > 1:
-            terms[f"links {what} {hardware.compute_tier}"] = _time_ns(forced.over(names), total)
-    return {term: ns + forced.rest_ns if ns else 0 for term, ns in terms.items()}
+        terms[f"queue {name}"] = found.queue_ns({link: hardware.links[link] for link in links})
+    for ring in (one.ring for one in found.beyond):
+        for what, names in (("into", ring.into), ("out of", ring.out_of)):
+            if len(names) > 1:
+                terms[f"links {what} {ring.name}"] = time_ns(found.over(names), _rate(names, hardware))
+    return {term: ns + found.rest_ns if ns else 0 for term, ns in terms.items()}
 
 
-def _room(idle: Idle, forced: _Forced, hardware: Hardware, order: Order, budget_bytes: int | float) -> tuple[int, int]:
+def _rate(names: Sequence[str], hardware: Hardware) -> int | float:
+    """Bandwidth of these links together [B/s]."""
+    return sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
+
+
+class _Border(NamedTuple):
+    """A ring's room with the budget [B], the bandwidths out of it and into it [B/s], and who asks for room, by op."""
+
+    room_bytes: int | float
+    out_of: int | float
+    into: int | float
+    made_here: NDArray[np.int64]
+    read_later: NDArray[np.int64]
+
+
+def _borders(idle: Idle, hardware: Hardware, budget_bytes: int | float) -> list[_Border]:
+    return [
+        _Border(
+            budget_bytes + ring.room_bytes,
+            _rate(ring.out_of, hardware),
+            _rate(ring.into, hardware),
+            idle.work + made_here,
+            idle.work + read_later,
+        )
+        for ring, made_here, read_later in zip(idle.rings, idle.made_in, idle.read_in, strict=True)
+    ]
+
+
+def _room(idle: Idle, found: Forced, hardware: Hardware, order: Order, budget_bytes: int | float) -> tuple[int, int]:
     """Find the op whose lack of room costs most, and what a step takes at least because of it [ns]."""
-    out_of, into = (
-        sum(hardware.links[name].bandwidth_bytes_per_s for name in names) for names in (forced.out_of, forced.into)
-    )
+    borders = _borders(idle, hardware, budget_bytes)
     best, last = (0, order.path_ns), order.before.last
-    together = _in_turn(forced, hardware)
-    for k in _promising(idle, order, budget_bytes, (out_of, into), together):
-        left_ns = _time_ns(_beyond(idle.work[k] + idle.made_here[k], budget_bytes), out_of)
-        back_ns = _time_ns(_beyond(idle.work[k] + idle.read_later[k], budget_bytes), into)
-        stored_ns = _time_ns(_beyond(idle.work[last] + idle.put_out[k], budget_bytes), out_of)
-        copies_ns = max(back_ns, stored_ns, (back_ns + stored_ns) // together if together else 0)
+    together = _in_turn(found, hardware)
+    for k in _promising(idle, order, borders, together):
+        left_ns = max(time_ns(_beyond(b.made_here[k], b.room_bytes), b.out_of) for b in borders)
+        back_ns, *further_ns = (time_ns(_beyond(b.read_later[k], b.room_bytes), b.into) for b in borders)
+        stored_ns = time_ns(_beyond(idle.work[last] + idle.put_out[k], budget_bytes), borders[0].out_of)
+        in_turn_ns = (back_ns + stored_ns) // together if together else 0
+        copies_ns = max(back_ns, stored_ns, in_turn_ns, *further_ns)
         behind_ns = max(copies_ns + order.last_ns if copies_ns else 0, order.tails_ns[k])
-        found = max(left_ns, order.heads_ns[k]) + order.durations_ns[k] + behind_ns
-        if found > best[1]:
-            best = (k, found)
+        cost_ns = max(left_ns, order.heads_ns[k]) + order.durations_ns[k] + behind_ns
+        if cost_ns > best[1]:
+            best = (k, cost_ns)
     return best
 
 
-def _in_turn(forced: _Forced, hardware: Hardware) -> int:
+def _in_turn(found: Forced, hardware: Hardware) -> int:
     """How many channels serve the one link out of the compute tier and the one into it; 0 if they don't share any."""
-    if len(forced.into) != 1 or len(forced.out_of) != 1:
+    if len(found.into) != 1 or len(found.out_of) != 1:
         return 0
-    both = {*forced.into, *forced.out_of}
+    both = {*found.into, *found.out_of}
     shared = any(both <= set(queue) for queue in hardware.copy_queues.values())
-    return hardware.links[forced.into[0]].channels if shared else 0
+    return hardware.links[found.into[0]].channels if shared else 0
 
 
-def _promising(
-    idle: Idle,
-    order: Order,
-    budget_bytes: int | float,
-    rates: tuple[int | float, int | float],
-    together: int,
-) -> list[int]:
+def _promising(idle: Idle, order: Order, borders: Sequence[_Border], together: int) -> list[int]:
     """Ops of the line that may cost most: floating point is good enough to leave out those that are far from it."""
     durations, heads, tails = (np.array(x, float) for x in (order.durations_ns, order.heads_ns, order.tails_ns))
-    out_of, into = (_NS_PER_S / rate if rate else 0.0 for rate in rates)
-    left, back, stored = (
-        np.maximum(demand - float(budget_bytes), 0.0) * ns_per_byte
-        for demand, ns_per_byte in (
-            (idle.work + idle.made_here, out_of),
-            (idle.work + idle.read_later, into),
-            (idle.work[order.before.last] + idle.put_out, out_of),
-        )
-    )
+    inner = borders[0]
+    stored = _about_ns(idle.work[order.before.last] + idle.put_out, inner.room_bytes, inner.out_of)
+    back = _about_ns(inner.read_later, inner.room_bytes, inner.into)
     copies = np.maximum(np.maximum(back, stored), (back + stored) / together if together else 0.0)
+    left = _about_ns(inner.made_here, inner.room_bytes, inner.out_of)
+    for border in borders[1:]:
+        copies = np.maximum(copies, _about_ns(border.read_later, border.room_bytes, border.into))
+        left = np.maximum(left, _about_ns(border.made_here, border.room_bytes, border.out_of))
     later = np.where(copies > 0, copies + order.last_ns, 0.0)
     cost = np.maximum(left, heads) + durations + np.maximum(later, tails)
-    is_tight = idle.work + np.maximum(idle.made_here, idle.read_later) > budget_bytes
+    is_tight = np.zeros(len(cost), bool)
+    for border in borders:
+        is_tight |= np.maximum(border.made_here, border.read_later) > border.room_bytes
     is_tight &= np.array(order.before.streams) == 0
     limit = cost[is_tight].max(initial=0.0) * (1 - 1e-9) - 4
     found: list[int] = np.flatnonzero(is_tight & (cost >= limit)).tolist()
     return found
 
 
-def _beyond(demand: np.int64, budget_bytes: int | float) -> int:
-    return int(max(0, demand - budget_bytes))
+def _about_ns(demand: NDArray[np.int64], room_bytes: int | float, rate: int | float) -> NDArray[np.float64]:
+    """Time for what is beyond the room, in floating point [ns]."""
+    found: NDArray[np.float64] = np.maximum(demand - float(room_bytes), 0.0) * (NS_PER_S / rate if rate else 0.0)
+    return found
 
 
-def _time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    if bandwidth_bytes_per_s in {0, math.inf}:
-        return 0  # where no link leads, `infeasible` knows more
-    return ceil_div(size_bytes * _NS_PER_S, int(bandwidth_bytes_per_s))
-
-
-@dataclass(frozen=True, slots=True)
-class _Forced:
-    """What must be copied in each step.
-
-    Attributes
-    ----------
-    edges
-        Link name -> (source, target), as tier ids.
-    compute_tier
-        Its id.
-    moves
-        ``(from, to, sizes)``: whole tensors that must get from one tier to another.
-    excess_in, excess_out
-        Bytes that the budget forces out of the compute tier, and in again.
-    rest_ns
-        What the step takes beside all these copies at least [ns].
-    """
-
-    edges: dict[str, tuple[int, int]]
-    compute_tier: int
-    moves: tuple[tuple[int, int, tuple[int, ...]], ...]
-    excess_in: int
-    excess_out: int
-    rest_ns: int
-
-    @property
-    def into(self) -> tuple[str, ...]:
-        """Links into the compute tier."""
-        return tuple(name for name, (_, target) in self.edges.items() if target == self.compute_tier)
-
-    @property
-    def out_of(self) -> tuple[str, ...]:
-        """Links out of the compute tier."""
-        return tuple(name for name, (source, _) in self.edges.items() if source == self.compute_tier)
-
-    def over(self, names: Iterable[str]) -> int:
-        """Bytes that must pass these links."""
-        cut = set(names)
-        found = sum(sum(sizes) for _, _, sizes in self._over(cut))
-        return found + self.excess_in * cut.issuperset(self.into) + self.excess_out * cut.issuperset(self.out_of)
-
-    def _over(self, cut: set[str]) -> list[tuple[int, int, tuple[int, ...]]]:
-        rest = [ends for name, ends in self.edges.items() if name not in cut]
-        return [move for move in self.moves if move[1] not in reached(move[0], rest)]
-
-    def bytes_ns(self, name: str, link: Link) -> int:
-        """Time that the link needs for the bytes that must pass it [ns]."""
-        return _time_ns(self.over((name,)), link.bandwidth_bytes_per_s)
-
-    def channels_ns(self, name: str, link: Link) -> int:
-        """Time that the link's channels need for the whole tensors that must pass it [ns]."""
-        return ceil_div(self._alone_ns(name, link), link.channels)
-
-    def _alone_ns(self, name: str, link: Link) -> int:
-        """Time of all these transfers one after another [ns]."""
-        sizes = [size for _, _, sizes in self._over({name}) for size in sizes]
-        alone = {size: transfer_ns(size, link) for size in set(sizes)}
-        return sum(alone[size] for size in sizes)
-
-    def queue_ns(self, links: Mapping[str, Link]) -> int:
-        """Time that the channels of a queue need for what must pass its links [ns]."""
-        busy = sum(max(self.bytes_ns(name, link), self._alone_ns(name, link)) for name, link in links.items())
-        return ceil_div(busy, min(link.channels for link in links.values()))
-
-
-def _forced(order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, budget_bytes: int | float) -> _Forced:
-    number = {name: i for i, name in enumerate(hardware.tier_names)}
-    before, found = order.before, idle.lifetimes
-    graph, here, inputs = before.graph, number[hardware.compute_tier], before.inputs
-    inward: dict[int, list[int]] = {}
-    back: dict[int, list[int]] = {}
-    rest_ns = _rest_ns(order, may_repeat=idle.may_repeat)
-    for t in range(len(graph.tensors) if rest_ns is not None else 0):
-        size, home = graph.tensors[t].size_bytes, homes[t]
-        if t not in inputs or home in {NOWHERE, FREE, here} or not found.uses[t]:
-            continue
-        first = found.first_use[t]
-        if t in graph.ops[first].reads and (graph.steps == 1 or before.leads_on(first)):
-            inward.setdefault(home, []).append(size)
-        if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
-            back.setdefault(home, []).append(size)
-    return _Forced(
-        edges={name: (number[link.source], number[link.target]) for name, link in hardware.links.items()},
-        compute_tier=here,
-        moves=(
-            *((home, here, tuple(sizes)) for home, sizes in inward.items()),
-            *((here, home, tuple(sizes)) for home, sizes in back.items()),
-        ),
-        excess_in=_excess(idle.work + idle.read_later, budget_bytes),
-        excess_out=_excess(idle.work + idle.made_here, budget_bytes),
-        rest_ns=rest_ns or 0,
-    )
-
-
-def _rest_ns(order: Order, *, may_repeat: bool) -> int | None:
-    """What a step takes at least beside the copies that each step forces; None if they may have more than a step.
-
-    They are issued after all of the step before, so that they start after the last op there has been come to.
-    """
-    before, steps = order.before, order.before.graph.steps
-    if steps == 1 or not before.graph.meets:
-        return 0
-    final = len(before.streams) - 1
-    if may_repeat or before.last < 0 or final == before.last or before.ended[final] != before.last:
-        return None if before.graph.ops[final].collective else 0
-    return order.last_ns
-
-
-def _excess(demand: NDArray[np.int64], budget_bytes: int | float) -> int:
-    largest = int(demand.max())
-    return int(largest - budget_bytes) if largest > budget_bytes else 0
+def _beyond(demand: np.int64, room_bytes: int | float) -> int:
+    return int(max(0, demand - room_bytes))

@@ -219,14 +219,15 @@ def _above_bound(gap: float, kind: str, *, others: bool) -> str:
 
 
 def _unseen(row: Row, gap: float) -> str:
-    """Which tiers below are full, where the gap is wide: no bound counts what they force further away."""
-    if gap < _WIDE:
+    """Which tiers are full that the bound, which lets each rank have all of them, takes for emptier than they are."""
+    if gap < _WIDE or not row.summary.get("ranks"):
         return ""
-    below = ((name, tier) for name, tier in row.hardware.tiers.items() if name != row.hardware.compute_tier)
-    peaks = {name: (row.summary[f"peak_{name}_bytes"] or 0, tier.usable_bytes) for name, tier in below}
-    full = [name for name, (peak, room) in peaks.items() if peak and peak >= _FULL * room]
+    shared = ((name, tier) for name, tier in row.hardware.tiers.items() if tier.scope != "device")
+    full = [name for name, tier in shared if row.summary[f"peak_{name}_bytes"] >= _FULL * tier.usable_bytes]
+    if not full:
+        return ""
     verb = "is" if len(full) == 1 else "are"
-    return f"; the bound does not know that {listed(full)} {verb} full" if full else ""
+    return f"; the bound does not know that {listed(full)} {verb} full, as it gives each rank all room there"
 
 
 def _losing(rows: Sequence[Row]) -> str:

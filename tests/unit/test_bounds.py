@@ -73,6 +73,45 @@ def test_what_the_budget_cannot_hold_goes_out_and_comes_in_again():
     assert limit(SAVED, {}, 90).terms == {"compute": 5, "room at h": 62, "link h2d": 30, "link d2h": 30}
 
 
+def with_room(hardware: Hardware, ddr: int) -> Hardware:
+    """The same machine with so much DDR [B]."""
+    tiers = hardware.tiers | {"ddr": hardware.tiers["ddr"].model_copy(update={"capacity_bytes": ddr})}
+    return hardware.model_copy(update={"tiers": tiers})
+
+
+def test_what_a_full_tier_cannot_hold_goes_on_to_the_next_and_back():
+    """While h runs, 30 B are out of HBM, and 20 B of them out of DDR, over links half as fast."""
+    found = limit(SAVED, {}, 90, with_room(with_ssd(), 10))
+    assert found == Bound(82, "room at h", found.terms)  # 40 ns out, h, 40 ns back, m
+    assert (found.terms["link write"], found.terms["link read"]) == (40, 40)
+    assert limit(SAVED, {}, 90, with_room(with_ssd(), 30)).terms["room at h"] == 62
+    assert limit(SAVED, {}, 90, with_room(with_ssd(), 10**6)).terms["link read"] == 0
+
+
+def test_what_is_at_home_in_a_full_tier_and_needed_later_takes_its_room():
+    """w leaves DDR or keeps out of it 20 B of what h puts out; what is at home on the SSD keeps nothing out."""
+    g = replace(SAVED, tensors=(*SAVED.tensors, replace(SAVED.tensors[0], name="w", persistent=True)))
+    g = replace(g, ops=(*g.ops[:4], replace(g.ops[4], reads=(0, 1, 3))))
+    assert limit(g, {"w": DDR}, 120, with_room(with_ssd(), 40)).terms["link read"] == 0
+    assert limit(g, {"w": DDR}, 120, with_room(with_ssd(), 30)).terms["link read"] == 20
+    assert limit(g, {"w": DDR}, 120, with_room(with_ssd(), 30)).terms["link write"] == 20
+    assert limit(g, {"w": SSD}, 120, with_room(with_ssd(), 30)).terms["link read"] == 80
+    assert limit(g, {"w": SSD}, 120, with_room(with_ssd(), 30)).terms["link write"] == 0
+
+
+def test_a_bus_carries_what_passes_both_tiers_twice():
+    hardware = with_room(with_ssd(), 10)
+    bus = {"buses": {"ddr": {"links": ["h2d", "read"], "bandwidth": "1 GB/s"}}}
+    both = Hardware.model_validate(hardware.model_dump(mode="json") | bus)
+    assert limit(SAVED, {}, 90, with_room(both, 10)).terms["bus ddr"] == 30 + 20
+
+
+def test_a_link_past_a_full_tier_shares_what_it_cannot_hold():
+    direct = with_ssd(direct={"source": "ssd", "target": "hbm", "bandwidth": "0.5 GB/s"})
+    terms = limit(SAVED, {}, 90, with_room(direct, 10)).terms
+    assert (terms["link read"], terms["link write"], terms["links into hbm and ddr"]) == (0, 40, 20)
+
+
 def test_links_of_a_copy_queue_take_turns():
     found = bound(SAVED, machine(queue=("d2h", "h2d")), durations_ns(SAVED, machine()), ids(SAVED, {}), 90)
     assert (found.terms["queue copies"], found.terms["link h2d"], found.terms["link d2h"]) == (60, 30, 30)
