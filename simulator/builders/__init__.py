@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulator.builders import llama, residency_acceptance
+from simulator.builders import decoder, residency_acceptance
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, check_run
 from simulator.layout import Weight
 from simulator.workload import LlamaModel, Model, Parallel, Workload
 
 MODELS: dict[str, Callable[[Workload, Any], Job]] = {
-    "llama": llama.build,
+    "llama": decoder.build,
+    "decoder": decoder.build,
     "residency_acceptance": residency_acceptance.build,
 }
 """Model family -> builder."""
@@ -95,7 +96,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
         If the model cannot be spread over ranks as the workload says.
     """
     if isinstance(workload.model, LlamaModel) and workload.pools is None:
-        return llama.spread_weights(workload, workload.model)
+        return decoder.spread_weights(workload, workload.model)
     return {}
 
 
@@ -121,9 +122,12 @@ def _ops(workload: Workload, model: Model) -> int:
     """About how many ops the longest graph has, from models of one and of two layers: every layer has as many."""
     parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
     fewest = pools and pools.model_copy(update={"new_tokens": 1})
-    once = workload.model_copy(update={"steps": 1, "parallel": Parallel(), "pools": fewest})
-    small = (build_model(once, model.model_copy(update={"layers": n})) for n in (1, 2))
+    once = workload.model_copy(
+        update={"steps": 1, "parallel": Parallel(), "pools": fewest, "chunk": None, "new_tokens": 1}
+    )
+    small = (build_model(once, model.with_layers(n)) for n in (1, 2))
     one, two = (max(len(graph.ops) for graph in job.graphs) for job in small)
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
-    times = parallel.micro_batches * (pools.new_tokens if pools else 1)
+    chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
+    times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
     return times * (one + (layers - 1) * (two - one))

@@ -102,10 +102,13 @@ def _fault(item: Mapping[str, Any], data: Any, schema: dict[str, Any]) -> Fault:
         key, keys = str(path[-1]), _keys(schema, item["loc"][:-1])
         return Fault(path, "only known keys stand here", repr(key), nearest(key, keys))
     said = context.get("error")
+    if kind == "union_tag_not_found" and isinstance(item["input"], dict):
+        key = context["discriminator"].strip("_()")
+        return Fault(path, f"the key {key!r} is needed here", "none", "add it")
     if kind == "union_tag_invalid":
         known = tuple(str(context["expected_tags"]).replace("'", "").split(", "))
         return Fault(
-            (*path, "family"),
+            (*path, str(context["discriminator"]).strip("_()")),
             f"one of {', '.join(known)} is needed",
             repr(context["tag"]),
             nearest(context["tag"], known),
@@ -178,7 +181,7 @@ def _keys(schema: dict[str, Any], loc: Sequence[str | int]) -> tuple[str, ...]:
     node = _resolve(schema, schema)
     for part in loc:
         branches = [_resolve(branch, schema) for branch in node.get("oneOf", ())]
-        tagged = (b for b in branches if b["properties"]["family"]["const"] == part)
+        tagged = (b for b in branches if any(field.get("const") == part for field in b["properties"].values()))
         others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties"), node.get("items")]
         inner = (n for n in (node.get("properties", {}).get(part), *tagged, *others) if isinstance(n, dict))
         node = _resolve(next(inner, {}), schema)

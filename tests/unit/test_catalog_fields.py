@@ -152,7 +152,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
         ),
         (
             "lama",
-            "toy.yaml:3, model.family: one of llama, residency_acceptance is needed, found 'lama'; use one of llama, residency_acceptance (did you mean 'llama'?)",
+            "toy.yaml:3, model.family: one of llama, decoder, residency_acceptance is needed, found 'lama'; use one of llama, decoder, residency_acceptance (did you mean 'llama'?)",
         ),
     ],
 )
@@ -168,3 +168,29 @@ def test_a_number_is_never_suggested(folder, found):
     assert refusal(catalog.load, "toy.yaml", "workload").splitlines()[-1].strip() == (
         f"toy.yaml:4, parallel.zero_stage: one of 0, 1, 2, 3 is needed, found {found}; use one of 0, 1, 2, 3"
     )
+
+
+PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}\nmodel:\n  family: decoder\n  layers: 2\n  hidden: 8\n  vocabulary: 9\n  attention: {kind: gqa, heads: 2, kv_heads: 1, head_size: 4}\n  feed_forward: {%s}\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("width: 8", "toy.yaml:11, model.feed_forward: the key 'kind' is needed here, found none; add it"),
+        (
+            "kind: densed, width: 8",
+            "toy.yaml:11, model.feed_forward.kind: one of dense, experts is needed, found 'densed'; use one of dense, experts (did you mean 'dense'?)",
+        ),
+        (
+            "kind: dense, widht: 8",
+            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of kind, width (did you mean 'width'?)",
+        ),
+        (
+            "kind: experts, routed: 4, top_k: 5, width: 8",
+            "toy.yaml:11, model.feed_forward.top_k: a token goes through at most all experts, found 5 of 4; lower top_k, or raise routed",
+        ),
+    ],
+)
+def test_keys_of_a_part_are_those_of_its_kind(folder, part, message):
+    Path("toy.yaml").write_text(PARTS % part)
+    assert refusal(catalog.load, "toy.yaml", "workload") == message

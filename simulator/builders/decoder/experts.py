@@ -8,8 +8,8 @@ over those replicas only.
 
 from __future__ import annotations
 
-from simulator.builders.llama.tape import FP32_BYTES, Tape
-from simulator.builders.llama.weights import BATCH, EXPERT
+from simulator.builders.decoder.tape import FP32_BYTES, Tape
+from simulator.builders.decoder.weights import BATCH, EXPERT
 from simulator.errors import ConfigError
 from simulator.layout import Layout
 from simulator.workload import LlamaModel

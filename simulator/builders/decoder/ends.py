@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.builders.llama.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.llama.weights import BATCH, TENSOR
+from simulator.builders.decoder.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.decoder.weights import BATCH, TENSOR
 from simulator.layout import Layout
 
 _REDUCED = 3
@@ -47,6 +47,17 @@ def embed_backward(tape: Tape, dy: str) -> None:
         tape.op("tokens", [name, dy, *old], new, read_bytes=read_bytes, write_bytes=rows_bytes)
     else:
         tape.op("tokens", [name, dy], new)
+
+
+def answer(tape: Tape, x: str, *, tied: bool) -> str:
+    """Final norm, logits and the next token of each sample."""
+    tape.block = "head"
+    table = tape.weights["embed/tokens.weight"] if tied else None
+    logits = tape.linear("lm", tape.norm("norm", x), table)
+    token = tape.name("token")
+    tape.graph.tensor(token, tape.tokens(logits) * ID_BYTES)
+    tape.op("sample", [logits], [token])
+    return token
 
 
 class Head:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple, Unpack
 
-from simulator.builders.llama.weights import BATCH
+from simulator.builders.decoder.weights import BATCH, size_bytes
 from simulator.graph import Collective, CollectiveKind
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Change, Layout, Mesh, Weight
@@ -82,7 +82,7 @@ class Tape:
         self.graph = GraphBuilder(name, self.where)
         self.mesh, self.weights = mesh, weights
         self.rows = (rows or workload.batch * workload.sequence * mesh.size(BATCH),)
-        self.dtype = workload.dtypes.compute
+        self.dtypes, self.dtype = workload.dtypes, workload.dtypes.compute
         self.element_bytes = workload.dtypes.element_bytes
         self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
         self.micro, self.block, self.phase = "", "", "forward"
@@ -136,10 +136,13 @@ class Tape:
         """A weight of the current block; its tensor is declared when it is first named."""
         weight = self.weights[f"{self.block}/{name}.weight"]
         if weight.name not in self.held:
-            size_bytes = weight.parameters * self.element_bytes
-            self.graph.tensor(weight.name, size_bytes, weight.kind, persistent=True)
+            self.graph.tensor(weight.name, self.weight_bytes(weight), weight.kind, persistent=True)
             self.held[weight.name] = weight.name
         return weight
+
+    def weight_bytes(self, weight: Weight) -> int:
+        """What this rank holds of a weight [B]."""
+        return size_bytes(weight, self.dtypes, self.element_bytes)
 
     def grad(self, weight: Weight, tokens: Axes) -> tuple[list[str], list[str]]:
         """What an op reads and writes that adds to the gradient of a weight; the first one only writes.

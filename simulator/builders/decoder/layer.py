@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from simulator.builders.llama.experts import Experts
-from simulator.builders.llama.tape import FP32_BYTES, Tape
+from abc import ABC, abstractmethod
+
+from simulator.builders.decoder.experts import Experts
+from simulator.builders.decoder.feed_forward import gated
+from simulator.builders.decoder.tape import FP32_BYTES, Tape
 from simulator.layout import Layout
 from simulator.workload import LlamaModel
 
 
-class Layer:
-    """One decoder layer; what it takes and puts out has the layout of the residual.
+class Block(ABC):
+    """What every layer is: attention, then a feed-forward, each behind a norm and added to what it took.
+
+    Parameters
+    ----------
+    tape
+        What its ops are written on.
+    block
+        Name of the layer.
+    """
+
+    def __init__(self, tape: Tape, block: str) -> None:
+        self.tape, self.block = tape, block
+
+    def forward(self, x: str) -> str:
+        """Return what the layer puts out."""
+        t = self.tape
+        t.block, self.x, self.residual = self.block, x, t.layout(x)
+        context = self.attend(t.norm("norm1", x))
+        r = t.vector("add1", [x, t.linear("attn.o", context)], self.residual)
+        n2 = t.norm("norm2", r)
+        return t.vector("add2", [r, self.feed_forward(n2)], self.residual)
+
+    @abstractmethod
+    def attend(self, x: str) -> str:
+        """From the normed input to what the output projection takes."""
+
+    @abstractmethod
+    def feed_forward(self, x: str) -> str:
+        """From the second norm to what is added."""
+
+
+class Layer(Block):
+    """One decoder layer to be trained; what it takes and puts out has the layout of the residual.
 
     Parameters
     ----------
@@ -24,19 +59,15 @@ class Layer:
     """
 
     def __init__(self, tape: Tape, model: LlamaModel, sequence: int, block: str) -> None:
-        self.tape, self.model, self.sequence, self.block = tape, model, sequence, block
+        super().__init__(tape, block)
+        self.model, self.sequence = model, sequence
 
-    def forward(self, x: str) -> str:
-        """Return what the layer puts out."""
+    def attend(self, x: str) -> str:
+        """Attend in groups of heads that share keys and values."""
         t = self.tape
-        t.block, self.x, self.residual = self.block, x, t.layout(x)
-        n1 = t.norm("norm1", x)
-        q, k, v = (t.linear(f"attn.{n}", n1) for n in "qkv")
+        q, k, v = (t.linear(f"attn.{n}", x) for n in "qkv")
         q, k = t.vector("rope.q", [q]), t.vector("rope.k", [k])
-        context = self.attention(q, k, v)
-        r = t.vector("add1", [x, t.linear("attn.o", context)], self.residual)
-        n2 = t.norm("norm2", r)
-        return t.vector("add2", [r, self._feed_forward(n2)], self.residual)
+        return self.attention(q, k, v)
 
     def attention(self, q: str, k: str, v: str) -> str:
         """Attend, each rank with its heads and all tokens of its samples."""
@@ -55,13 +86,12 @@ class Layer:
         features = max((self.tape.layout(x).tensor_map[1] for x in qkv), key=len)
         return self.tape.cut(features)
 
-    def _feed_forward(self, x: str) -> str:
-        t = self.tape
+    def feed_forward(self, x: str) -> str:
+        """Go through the experts, if there are some."""
         if self.model.experts:
-            self.experts = Experts(t, self.model)
+            self.experts = Experts(self.tape, self.model)
             return self.experts.forward(x)
-        gate, up = t.linear("ffn.gate", x), t.linear("ffn.up", x)
-        return t.linear("ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]))
+        return gated(self.tape, "ffn", x)
 
     def backward(self, dy: str) -> str:
         """Return the gradient of what the layer took."""

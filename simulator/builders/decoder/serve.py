@@ -12,9 +12,9 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
-from simulator.builders.llama.ends import embed
-from simulator.builders.llama.layer import Layer
-from simulator.builders.llama.tape import ID_BYTES, Tape
+from simulator.builders.decoder.ends import answer, embed
+from simulator.builders.decoder.layer import Layer
+from simulator.builders.decoder.tape import ID_BYTES, Tape
 from simulator.builders.naming import blocks, numbered
 from simulator.graph import Collective, CollectiveKind, Graph, Job
 from simulator.layout import Mesh, Weight
@@ -59,17 +59,6 @@ def build(workload: Workload, model: LlamaModel, pools: Pools, mesh: Mesh, weigh
     return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
 
 
-def _answer(tape: Tape, model: LlamaModel, x: str) -> str:
-    """Final norm, logits and the next token of each sample."""
-    tape.block = "head"
-    table = tape.weights["embed/tokens.weight"] if model.tied_embeddings else None
-    logits = tape.linear("lm", tape.norm("norm", x), table)
-    token = tape.name("token")
-    tape.graph.tensor(token, tape.tokens(logits) * ID_BYTES)
-    tape.op("sample", [logits], [token])
-    return token
-
-
 class _Prefill:
     """One prefill rank."""
 
@@ -88,7 +77,7 @@ class _Prefill:
         t.block = "head"
         last = t.tensor("last.out", self.model.hidden, t.cut(), rows=(self.workload.batch,))
         t.op("last", [x], [last], read_bytes=t.elements(last) * t.element_bytes)
-        token = _answer(t, self.model, last)
+        token = answer(t, last, tied=self.model.tied_embeddings)
         self._send(group, [token], self.workload.batch * ID_BYTES)
         return t.graph.build(steps=self.workload.steps)
 
@@ -121,7 +110,7 @@ class _Decode:
             x = embed(t, t.cut(), tokens)
             for block in self.blocks:
                 x = _DecodeLayer(t, self.model, (self.workload.sequence, number), block, caches[block]).forward(x)
-            tokens = [_answer(t, self.model, x)]
+            tokens = [answer(t, x, tied=self.model.tied_embeddings)]
         return t.graph.build(steps=self.workload.steps)
 
     def _receive(self, group: str, name: str, size_bytes: int, kind: str) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.builders.llama.tape import Meeting, Tape
-from simulator.builders.llama.weights import BATCH
+from simulator.builders.decoder.tape import Meeting, Tape
+from simulator.builders.decoder.weights import BATCH
 from simulator.graph import CollectiveKind
 from simulator.layout import Axes, Weight
 from simulator.workload import Workload

@@ -1,4 +1,4 @@
-"""The training step of a LLaMA-like decoder, operator by operator, counted from its dimensions.
+"""A decoder, operator by operator, counted from its dimensions: its training step here, inference in `inference`.
 
 Let T = batch * sequence tokens, h = hidden, kv = h * kv_heads / heads, f = ffn, V = vocabulary, and e the bytes of
 an element (2 for bf16). All matrices are dense and all kernels unfused, but for flash attention.
@@ -42,22 +42,22 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import gcd
 
-from simulator.builders.llama import serve
-from simulator.builders.llama.stage import Stage
-from simulator.builders.llama.weights import weights
+from simulator.builders.decoder import inference, serve
+from simulator.builders.decoder.stage import Stage
+from simulator.builders.decoder.weights import weights
 from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.layout import Mesh, Weight
 from simulator.units import would_divide
-from simulator.workload import LlamaModel, Parallel, Workload
+from simulator.workload import DecoderModel, LlamaModel, Parallel, Workload
 
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the mesh; ranks that are neighbours along the last one have consecutive numbers."""
 
 
-def build(workload: Workload, model: LlamaModel) -> Job:
-    """Build the training step of `model` as `workload` runs it, or what serves it.
+def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
+    """Build the training step of `model` as `workload` runs it, or its inference.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def build(workload: Workload, model: LlamaModel) -> Job:
     Returns
     -------
     Job
-        One graph for each pipeline stage, or for each pool. Training on one rank takes 42 ops a layer for forward and
-        backward, then one update per weight. All run `workload.steps` times.
+        One graph for each pipeline stage, for each pool, or for the one rank of inference. Training on one rank takes
+        42 ops a layer for forward and backward, then one update per weight. All run `workload.steps` times.
 
     Raises
     ------
@@ -80,6 +80,11 @@ def build(workload: Workload, model: LlamaModel) -> Job:
     where, parallel = f"workload {workload.name}", workload.parallel
     names, spread = blocks(model.layers), spread_weights(workload, model)
     mesh = _mesh(parallel)
+    if workload.phase in ("prefill", "decode"):
+        return inference.build(workload, model.decoder, mesh, spread)
+    if isinstance(model, DecoderModel):
+        must, do = "a model of the family decoder has phase prefill or decode", "set phase, or use the family llama"
+        raise ConfigError(where, must, workload.phase, do)
     if workload.pools is not None:
         return serve.build(workload, model, workload.pools, mesh, spread)
     ends = list(accumulate(_stage_layers(parallel, model, where), initial=0))
@@ -90,12 +95,13 @@ def build(workload: Workload, model: LlamaModel) -> Job:
     return Job(workload.name, graphs, tuple(rank // of_stage for rank in range(mesh.ranks)), labels)
 
 
-def spread_weights(workload: Workload, model: LlamaModel) -> dict[str, Weight]:
+def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:
     """Lay the weights of `model` over ranks as `workload` says; parameters and errors as for `build`."""
     where = f"workload {workload.name}"
-    _check(workload, model, where)
-    _stage_layers(workload.parallel, model, where)
-    return weights(model, blocks(model.layers), _mesh(workload.parallel), workload.parallel, where)
+    if isinstance(model, LlamaModel):
+        _check(workload, model, where)
+        _stage_layers(workload.parallel, model, where)
+    return weights(model.decoder, blocks(model.layers), _mesh(workload.parallel), workload.parallel, where)
 
 
 def _mesh(parallel: Parallel) -> Mesh:

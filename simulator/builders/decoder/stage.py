@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.builders.llama.ends import Head, embed, embed_backward
-from simulator.builders.llama.layer import Layer
-from simulator.builders.llama.replicas import Replicas
-from simulator.builders.llama.tape import Tape
-from simulator.builders.llama.weights import BATCH, TENSOR
+from simulator.builders.decoder.ends import Head, embed, embed_backward
+from simulator.builders.decoder.layer import Layer
+from simulator.builders.decoder.replicas import Replicas
+from simulator.builders.decoder.tape import Tape
+from simulator.builders.decoder.weights import BATCH, TENSOR
 from simulator.builders.naming import numbered
 from simulator.graph import CollectiveKind, Graph
 from simulator.layout import Mesh, Weight

@@ -1,0 +1,158 @@
+"""The workload: a model's dimensions and what is done with it, or a graph from a file."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from simulator.document import Document
+from simulator.units import FieldError
+from simulator.workload.dtypes import Dtypes
+from simulator.workload.layout import Parallel, Pools
+from simulator.workload.models import (
+    Count,
+    DecoderModel,
+    Dense,
+    Experts,
+    Gqa,
+    LlamaModel,
+    Mla,
+    Model,
+    ResidencyAcceptanceModel,
+)
+
+__all__ = [
+    "Count",
+    "DecoderModel",
+    "Dense",
+    "Dtypes",
+    "Experts",
+    "Gqa",
+    "LlamaModel",
+    "Mla",
+    "Model",
+    "Parallel",
+    "Pools",
+    "ResidencyAcceptanceModel",
+    "Workload",
+]
+
+
+_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "parallel", "pools")
+_INFERENCE = ("prefill", "decode")
+
+
+class Workload(Document):
+    """What runs: a training step of a model, its inference on one rank or from two pools, or a graph from a file.
+
+    Attributes
+    ----------
+    model, phase, batch, sequence, dtypes, parallel
+        The model and how it is run; ``batch`` is per replica and micro-batch.
+    chunk
+        With phase ``prefill``: how many tokens of each prompt of ``sequence`` tokens run at a time; default: all.
+    new_tokens
+        With phase ``decode``: how many tokens a step adds to each of ``batch`` sequences that have ``sequence`` tokens
+        cached, one after another. Every step begins at the same length.
+    pools
+        With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
+    graph
+        Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
+    views
+        Whether in a recorded trace an op that only makes a view of a tensor ``reads`` it, or ``writes`` it too.
+    outputs
+        Whether what the graph puts out is ``kept`` until the step ends (in any tier), or ``freed`` after its last use,
+        as if nobody needed it.
+    steps
+        How many times the step runs, one after another.
+    replicas
+        How many ranks run it, each for itself: they share what the machine lets them share, and never meet.
+    """
+
+    schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
+    model: Model | None = None
+    phase: Literal["train", "serve", "prefill", "decode"] = "train"
+    batch: Count = 1
+    sequence: Count = 2048
+    chunk: Count | None = None
+    new_tokens: Count = 1
+    dtypes: Dtypes = Dtypes()
+    parallel: Parallel = Parallel()
+    pools: Pools | None = None
+    graph: str | None = None
+    views: Literal["reads", "writes"] = "reads"
+    outputs: Literal["kept", "freed"] = "kept"
+    steps: Count = 2
+    replicas: Count = 1
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that all ranks train on in a step; None if they do not train a model."""
+        if self.model is None or self.phase != "train":
+            return None
+        replicas = self.parallel.data if self.parallel.ranks == "all" else 1
+        return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> Self:
+        if self.model is None and self.graph is None:
+            raise FieldError("a workload has a model or a graph", "neither", "add the key model or graph")
+        if self.graph is not None:
+            extra = sorted(self.model_fields_set & {"model", *_ABOUT_A_MODEL})
+            if extra:
+                must = "a workload from a graph states nothing of a model"
+                raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_of_one_rank(self) -> Self:
+        if self.replicas > 1 and (self.pools is not None or self.parallel.ranks == "all"):
+            must, found = "a replica is one rank that meets no other", "pools" if self.pools else "ranks: all"
+            raise FieldError(must, found, f"remove replicas, or {found}", ("replicas",))
+        return self
+
+    @model_validator(mode="after")
+    def _phases_have_their_keys(self) -> Self:
+        for key, phase in (("chunk", "prefill"), ("new_tokens", "decode")):
+            if key in self.model_fields_set and self.phase != phase:
+                must, found = f"{key} is for phase {phase}", f"it with phase {self.phase}"
+                raise FieldError(must, found, f"remove {key}, or set 'phase: {phase}'", (key,))
+        if self.chunk is not None and self.chunk > self.sequence:
+            must, found = "a chunk is a part of the prompt", f"{self.chunk} of {self.sequence} tokens"
+            raise FieldError(must, found, f"lower chunk to {self.sequence}, or raise sequence", ("chunk",))
+        return self
+
+    @model_validator(mode="after")
+    def _inference_is_of_one_rank(self) -> Self:
+        if self.phase in _INFERENCE:
+            if "parallel" in self.model_fields_set:
+                must = f"phase {self.phase} runs the whole model on one rank"
+                raise FieldError(must, "the key parallel", "remove it, or use replicas", ("parallel",))
+            if isinstance(self.model, ResidencyAcceptanceModel):
+                must = f"phase {self.phase} is of a model of the family llama or decoder"
+                raise FieldError(must, self.model.family, "set 'phase: train', or change the family", ("phase",))
+            return self
+        if isinstance(self.model, DecoderModel):
+            must = "a model of the family decoder has phase prefill or decode"
+            raise FieldError(must, self.phase, "set phase, or use the family llama", ("phase",))
+        for key in ("weights", "kv_cache"):
+            if getattr(self.dtypes, key) is not None:
+                must, found = f"dtypes.{key} is for phases prefill and decode", f"it with phase {self.phase}"
+                raise FieldError(must, found, "remove it", ("dtypes", key))
+        return self
+
+    @model_validator(mode="after")
+    def _pools_serve(self) -> Self:
+        if (self.pools is not None) != (self.phase == "serve"):
+            must, found = (
+                "pools serve, and training has none",
+                f"phase {self.phase} {'with' if self.pools else 'without'} pools",
+            )
+            raise FieldError(
+                must, found, "set 'phase: serve', and say how many ranks each of the pools has", ("phase",)
+            )
+        if self.pools is not None and "parallel" in self.model_fields_set:
+            must = "each rank of a pool holds the whole model"
+            raise FieldError(must, "the key parallel", "remove it, or set 'phase: train'", ("parallel",))
+        return self

@@ -1,0 +1,115 @@
+"""How a model is spread over ranks, or served by pools of them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import StrictBool, model_validator
+
+from simulator.document import Part
+from simulator.units import FieldError, would_divide
+from simulator.workload.models import Count
+
+
+class Parallel(Part):
+    """How the model is spread over ranks.
+
+    With ``ranks: one`` the graph is one rank's slice: `data` and `zero_stage` say how much optimizer state it holds,
+    and nothing is communicated. With ``ranks: all`` there is a graph for every rank, with all that they communicate:
+    data * tensor * pipeline ranks, neighbours along tensor, then along data, then along pipeline.
+
+    Attributes
+    ----------
+    ranks
+        ``one`` or ``all``.
+    data
+        Replicas, each with its own samples.
+    tensor
+        Ranks that share each layer's matrices, heads and vocabulary.
+    pipeline
+        Stages, each with some of the layers.
+    expert
+        Ranks that share the experts of a layer; divides `data`.
+    sequence
+        Whether what the tensor ranks would all hold is cut among them along the tokens, as in Megatron.
+    zero_stage
+        What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
+    micro_batches
+        How many batches a step runs one after another, adding up gradients.
+    schedule
+        Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``).
+    layers
+        Layers of each stage; default: as even as possible, more in the first stages.
+    layouts
+        Pattern of weight names -> for inputs and outputs the axis that cuts them (``tensor`` or ``none``), of
+        experts the axis that cuts their number before; instead of the usual ones, and the last match wins.
+    """
+
+    ranks: Literal["one", "all"] = "one"
+    data: Count = 1
+    tensor: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    sequence: StrictBool = False
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    micro_batches: Count = 1
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    layers: tuple[Count, ...] | None = None
+    layouts: dict[str, tuple[str, ...]] = {}
+
+    @model_validator(mode="after")
+    def _one_rank_is_alone(self) -> Self:
+        if self.ranks == "one":
+            several = [key for key in ("tensor", "pipeline", "expert") if getattr(self, key) > 1]
+            several += ["sequence"] if self.sequence else []
+            several += ["zero_stage"] if self.zero_stage > 1 else []
+            several += ["layouts"] if self.layouts else []
+            if several:
+                must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
+                raise FieldError(
+                    must, several[0], "add 'ranks: all' for all ranks and their collectives", (several[0],)
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _experts_divide(self) -> Self:
+        if self.data % self.expert:
+            must, found = (
+                "expert divides data: expert ranks are replicas that share experts",
+                (f"{self.expert} and {self.data}"),
+            )
+            raise FieldError(must, found, would_divide("expert", self.data, self.expert), ("expert",))
+        return self
+
+    @model_validator(mode="after")
+    def _stages_have_layers(self) -> Self:
+        if self.layers is not None and len(self.layers) != self.pipeline:
+            found = f"{len(self.layers)} for {self.pipeline} stages"
+            raise FieldError("layers says how many each stage has", found, "name one number a stage", ("layers",))
+        return self
+
+
+class Pools(Part):
+    """Ranks that read prompts and ranks that write answers; each holds the whole model.
+
+    Attributes
+    ----------
+    prefill
+        Ranks that run the prompts and send their KV cache on; a multiple of `decode`, to which they are dealt out in
+        order. They are the first ranks.
+    decode
+        Ranks that receive KV caches and make tokens.
+    new_tokens
+        How many tokens a decode rank adds to each of its prompts.
+    """
+
+    prefill: Count
+    decode: Count
+    new_tokens: Count
+
+    @model_validator(mode="after")
+    def _prompts_are_dealt_out(self) -> Self:
+        if self.prefill % self.decode:
+            must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
+            raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
+        return self

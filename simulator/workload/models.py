@@ -1,0 +1,282 @@
+"""The dimensions of models, family by family; a decoder's attention and feed-forward are parts that it names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
+
+from simulator.document import Part
+from simulator.units import FieldError
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A whole number, at least 1."""
+CountOrNone = Annotated[int, Field(ge=0, strict=True)]
+"""A whole number, at least 0."""
+
+
+class Gqa(Part):
+    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): several heads share a key and a value.
+
+    Attributes
+    ----------
+    heads, kv_heads, head_size
+        As in the model's ``config.json``; ``head_dim`` there, or else hidden size over heads.
+    qk_norms
+        Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2).
+    """
+
+    kind: Literal["gqa"]
+    heads: Count
+    kv_heads: Count
+    head_size: Count
+    qk_norms: StrictBool = False
+
+    @property
+    def kv_elements(self) -> int:
+        """What the KV cache holds of a token in a layer: a key and a value for each of the key and value heads."""
+        return 2 * self.kv_heads * self.head_size
+
+    @model_validator(mode="after")
+    def _heads_share(self) -> Self:
+        if self.heads % self.kv_heads:
+            must, found = "heads is a multiple of kv_heads", f"{self.heads} and {self.kv_heads}"
+            raise FieldError(must, found, "change heads or kv_heads", ("heads",))
+        return self
+
+
+class Mla(Part):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
+
+    Attributes
+    ----------
+    heads
+        Of queries; each has its own key and value, made from the latent.
+    q_lora_rank
+        Width of the latent of queries; default: queries are made at once.
+    kv_lora_rank
+        Width of the latent of keys and values, which is cached.
+    qk_nope, qk_rope
+        Widths of the part of a key without and with a rotary embedding; all heads share the latter, which is cached.
+    v_head
+        Width of a value.
+    """
+
+    kind: Literal["mla"]
+    heads: Count
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count
+    qk_nope: Count
+    qk_rope: Count
+    v_head: Count
+
+    @property
+    def kv_elements(self) -> int:
+        """What the KV cache holds of a token in a layer: the latent and the shared part of the key."""
+        return self.kv_lora_rank + self.qk_rope
+
+
+class Dense(Part):
+    """A gated feed-forward for all tokens.
+
+    Attributes
+    ----------
+    width
+        Inner width.
+    """
+
+    kind: Literal["dense"]
+    width: Count
+
+
+class Experts(Part):
+    """Feed-forwards of which a router chooses some for each token, beside those that all tokens go through.
+
+    Attributes
+    ----------
+    routed, top_k
+        How many the router chooses from, and how many it chooses.
+    width
+        Inner width of an expert.
+    shared
+        How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
+    router_bias
+        Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    dense_layers, dense_width
+        How many of the first layers have a dense feed-forward instead, and its inner width.
+    """
+
+    kind: Literal["experts"]
+    routed: Count
+    top_k: Count
+    width: Count
+    shared: CountOrNone = 0
+    router_bias: StrictBool = False
+    dense_layers: CountOrNone = 0
+    dense_width: Count | None = None
+
+    @model_validator(mode="after")
+    def _experts_are_there(self) -> Self:
+        if self.top_k > self.routed:
+            found = f"{self.top_k} of {self.routed}"
+            raise FieldError(
+                "a token goes through at most all experts", found, "lower top_k, or raise routed", ("top_k",)
+            )
+        if (self.dense_layers > 0) != (self.dense_width is not None):
+            must, found = "dense_layers and dense_width come together", "one of them"
+            raise FieldError(must, found, "state both, or neither", ("dense_layers",))
+        return self
+
+
+def _kind(part: object) -> object:
+    return part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
+
+
+def _family(model: object) -> object:
+    return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
+
+
+Attention = Annotated[Annotated[Gqa, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(_kind)]
+"""How tokens attend to one another."""
+FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(_kind)]
+"""What a layer does to each token alone."""
+
+
+class DecoderModel(Part):
+    """The dimensions of a decoder, whose attention and feed-forward are parts; for inference.
+
+    Attributes
+    ----------
+    layers, hidden, vocabulary
+        As in the model's ``config.json``.
+    attention, feed_forward
+        The parts of a layer.
+    tied_embeddings
+        Whether the output projection is the embedding matrix.
+    """
+
+    family: Literal["decoder"]
+    layers: Count
+    hidden: Count
+    vocabulary: Count
+    attention: Attention
+    feed_forward: FeedForward
+    tied_embeddings: StrictBool = False
+
+    @property
+    def decoder(self) -> DecoderModel:
+        """The same, as a decoder's parts."""
+        return self
+
+    @property
+    def kv_elements(self) -> int:
+        """What the KV cache holds of a token in all layers."""
+        return self.layers * self.attention.kv_elements
+
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers, all of the kind that has most ops."""
+        part = self.feed_forward
+        if isinstance(part, Experts):
+            part = part.model_copy(update={"dense_layers": 0, "dense_width": None})
+        return self.model_copy(update={"layers": layers, "feed_forward": part})
+
+    @model_validator(mode="after")
+    def _some_layers_have_experts(self) -> Self:
+        part = self.feed_forward
+        if isinstance(part, Experts) and part.dense_layers >= self.layers:
+            must, found = "some layers have experts", f"{part.dense_layers} dense ones of {self.layers}"
+            raise FieldError(must, found, "lower dense_layers, or name a dense feed_forward", ("feed_forward",))
+        return self
+
+
+class LlamaModel(Part):
+    """The dimensions of a decoder with grouped-query attention and a gated feed-forward (LLaMA family).
+
+    Attributes
+    ----------
+    layers, hidden, heads, kv_heads, ffn, vocabulary
+        As in the model's ``config.json``.
+    tied_embeddings
+        Whether the output projection is the embedding matrix.
+    experts
+        Feed-forwards of each layer, each of width `ffn`, of which a token goes through `top_k`; default: one for all.
+    top_k
+        See `experts`.
+    """
+
+    family: Literal["llama"] = "llama"
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    ffn: Count
+    vocabulary: Count
+    tied_embeddings: StrictBool = False
+    experts: Count | None = None
+    top_k: Count = 1
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
+            a, b = getattr(self, whole), getattr(self, part)
+            if a % b:
+                must, do = f"{whole} is a multiple of {part}", f"change {whole} or {part}"
+                raise FieldError(must, f"{a} and {b}", do, (whole,))
+        return self
+
+    @model_validator(mode="after")
+    def _experts_are_there(self) -> Self:
+        if self.top_k > (self.experts or 1):
+            must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
+            raise FieldError(must, found, "lower top_k, or raise experts", ("top_k",))
+        return self
+
+    @property
+    def decoder(self) -> DecoderModel:
+        """The same, as a decoder's parts."""
+        attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)
+        feed_forward: Dense | Experts = Dense(kind="dense", width=self.ffn)
+        if self.experts:
+            feed_forward = Experts(kind="experts", routed=self.experts, top_k=self.top_k, width=self.ffn)
+        return DecoderModel(
+            family="decoder",
+            layers=self.layers,
+            hidden=self.hidden,
+            vocabulary=self.vocabulary,
+            attention=attention,
+            feed_forward=feed_forward,
+            tied_embeddings=self.tied_embeddings,
+        )
+
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers."""
+        return self.model_copy(update={"layers": layers})
+
+
+class ResidencyAcceptanceModel(Part):
+    """The dimensions of the step on which the open-source HyperOffload planner was measured.
+
+    Attributes
+    ----------
+    layers, hidden, heads, ffn
+        Of a plain decoder: as many key and value heads as heads, and two linears without a gate.
+    """
+
+    family: Literal["residency_acceptance"]
+    layers: Count
+    hidden: Count
+    heads: Count
+    ffn: Count
+
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers."""
+        return self.model_copy(update={"layers": layers})
+
+
+Model = Annotated[
+    Annotated[LlamaModel, Tag("llama")]
+    | Annotated[DecoderModel, Tag("decoder")]
+    | Annotated[ResidencyAcceptanceModel, Tag("residency_acceptance")],
+    Discriminator(_family),
+]
+"""The dimensions of a model of one of the families; the first family where none is named."""

@@ -1,0 +1,173 @@
+"""Prefill and decode on one rank against closed forms that know nothing of the builder."""
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from simulator.builders import build
+from simulator.builders.decoder.feed_forward import chosen
+from simulator.builders.decoder.inference import chunks
+from simulator.builders.decoder.weights import count
+from simulator.graph import Graph, Op
+from simulator.workload import Experts, Workload
+
+GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6, "qk_norms": True}
+MLA = {"kind": "mla", "heads": 3, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+DENSE = {"kind": "dense", "width": 24}
+EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 9, "shared": 1, "dense_layers": 1, "dense_width": 20}
+H, V, LAYERS = 16, 40, 3
+
+
+def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, **more: Any) -> Workload:
+    sizes = {"layers": LAYERS, "hidden": H, "vocabulary": V}
+    model = {"family": "decoder", **sizes, "attention": attention, "feed_forward": feed_forward}
+    return Workload.model_validate({"name": "w", "model": model, "batch": 2, "sequence": 12, **more})
+
+
+def graph(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, **more: Any) -> Graph:
+    return build(workload(attention, feed_forward, **more))
+
+
+def flops(found: Graph, *classes: str) -> int:
+    return sum(op.flops for op in found.ops if not classes or op.op_class in classes)
+
+
+def op(found: Graph, name: str) -> Op:
+    return next(op for op in found.ops if op.name == name)
+
+
+def sizes(found: Graph, kind: str) -> dict[str, int]:
+    return {t.name: t.size_bytes for t in found.tensors if t.kind == kind}
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA])
+@pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_weights_of_a_graph_are_the_parameters_that_are_counted(attention, feed_forward, tied) -> None:
+    found = workload(attention, feed_forward, phase="decode")
+    model = found.model.model_copy(update={"tied_embeddings": tied})
+    made = build(found.model_copy(update={"model": model}))
+    weights = sum(t.size_bytes for t in made.tensors if t.kind in ("weight", "expert"))
+    assert weights == 2 * count(model).total
+
+
+def test_parameters_by_hand() -> None:
+    q, kv = 4 * 6, 2 * 6
+    gqa = H * q + 2 * H * kv + q * H + 2 * 6 + 2 * H
+    mla = H * 10 + 10 + 10 * 3 * 9 + H * 16 + 12 + 12 * 3 * 5 + 12 * 3 * 7 + 3 * 7 * H + 2 * H
+    ends = 2 * H * V + H
+    assert count(workload(GQA, DENSE, phase="decode").model).total == LAYERS * (gqa + 3 * H * 24) + ends
+    layer = mla + H * 8 + 9 * 3 * H * 9
+    found = count(workload(MLA, EXPERTS, phase="decode").model)
+    assert found.total == mla + 3 * H * 20 + 2 * layer + ends
+    assert found.total - found.active == 2 * 6 * 3 * H * 9
+    plain = {key: value for key, value in MLA.items() if key != "q_lora_rank"}
+    without = count(workload(plain, DENSE, phase="decode").model).total
+    assert without == LAYERS * (mla - H * 10 - 10 - 10 * 27 + H * 27 + 3 * H * 24) + ends
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5, 12])
+def test_chunks_do_the_work_of_the_whole(chunk: int) -> None:
+    """Only latents of earlier chunks are expanded again."""
+    assert flops(graph(phase="prefill", chunk=chunk)) == flops(graph(phase="prefill"))
+    cut, whole = graph(MLA, phase="prefill", chunk=chunk), graph(MLA, phase="prefill")
+    assert flops(cut, "attention") == flops(whole, "attention") == 2 * LAYERS * 78 * 2 * 3 * (5 + 4 + 7)
+    again = sum(span.cached for span in chunks(12, chunk))
+    assert flops(cut, "matmul") - flops(whole, "matmul") == 2 * LAYERS * 2 * again * 12 * 3 * (5 + 7)
+    kept = sizes(cut, "kv_cache")
+    assert sum(kept.values()) == sum(sizes(whole, "kv_cache").values()) == LAYERS * 2 * 12 * 16 * 2
+    assert {cut.tensors[t].name for t in cut.outputs} == {*kept, "head/token" if chunk == 12 else cut.tensors[-1].name}
+
+
+def test_a_chunk_reads_what_is_cached() -> None:
+    found = graph(phase="prefill", chunk=4, dtypes={"kv_cache": "fp8"})
+    core = op(found, "c2/L01/prefill/attn.core")
+    q, kv = 2 * 4 * 24, 2 * 4 * 24
+    assert core.read_bytes == 2 * (q + kv) + 2 * 8 * 24
+    assert core.write_bytes == 2 * q + kv
+    assert {found.tensors[t].name for t in core.reads} >= {"c0/L01/kv", "c1/L01/kv"}
+    assert core.flops == 4 * 2 * (4 * 8 + 10) * 24
+
+
+def test_decode_reads_more_with_each_token() -> None:
+    found = graph(phase="decode", new_tokens=3)
+    for number in range(3):
+        core = op(found, f"t{number}/L01/decode/attn.core")
+        assert core.flops == 4 * 2 * (13 + number) * 24
+        assert core.read_bytes == 2 * 2 * (24 + 24) + 2 * (12 + number) * 24 * 2
+    assert sizes(found, "kv_cache") == {
+        name: size
+        for b in range(3)
+        for name, size in ((f"L0{b}/kv", 2 * 12 * 24 * 2), (f"L0{b}/kv.tail", 2 * 3 * 24 * 2))
+    }
+
+
+def test_latent_attention_is_absorbed_in_decode() -> None:
+    """It never makes keys and values of single heads, and reads 16 elements of each cached token."""
+    found = graph(MLA, phase="decode")
+    core = op(found, "L01/decode/attn.core")
+    assert core.flops == 2 * 2 * 13 * 3 * (2 * 12 + 4)
+    assert core.read_bytes == 2 * (2 * 3 * (12 + 4) + 2 * 16 + 2 * 12 * 16)
+    assert op(found, "L01/decode/attn.k_b").flops == 2 * 2 * 12 * 3 * 5
+    assert op(found, "L01/decode/attn.v_b").flops == 2 * 2 * 12 * 3 * 7
+    assert max(op.flops for op in found.ops if op.name.endswith("_b")) < 2 * 2 * 12 * 12 * 3 * 5
+
+
+def test_a_layer_reads_the_experts_that_are_chosen() -> None:
+    found = graph(MLA, EXPERTS, phase="decode")
+    names = [op.name for op in found.ops]
+    assert "L00/decode/ffn.router" not in names
+    gate = op(found, "L01/decode/ffn.gate")
+    assert gate.flops == 2 * 2 * 2 * H * 9
+    assert gate.read_bytes == 2 * (2 * 2 * H + 4 * H * 9), "8 - 8 * 0.75^2 = 3.5 experts, rounded up"
+    assert sizes(found, "expert")["L01/ffn.gate.weight"] == 2 * 8 * H * 9
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, 8), (16, 83), (64, 126), (4096, 128)])
+def test_how_many_experts_are_chosen(tokens: int, expected: int) -> None:
+    part = Experts(kind="experts", routed=128, top_k=8, width=1)
+    assert chosen(part, tokens) == expected == math.ceil(round(128 * (1 - (1 - 8 / 128) ** tokens), 9))
+
+
+def refusal(**data: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(**data)
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    assert refusal(phase="decode", chunk=4).startswith("chunk is for phase prefill, found it with phase decode")
+    assert refusal(phase="prefill", new_tokens=4).startswith("new_tokens is for phase decode")
+    assert refusal(phase="prefill", chunk=13).startswith("a chunk is a part of the prompt, found 13 of 12 tokens")
+    assert refusal(phase="train").startswith("a model of the family decoder has phase prefill or decode")
+    assert refusal(phase="decode", parallel={}).startswith("phase decode runs the whole model on one rank")
+    assert refusal(attention=GQA | {"kv_heads": 3}, phase="decode").startswith("heads is a multiple of kv_heads")
+    assert refusal(feed_forward=EXPERTS | {"top_k": 9}, phase="decode").startswith("a token goes through at most all")
+    assert refusal(feed_forward=EXPERTS | {"dense_layers": 3}, phase="decode").startswith("some layers have experts")
+    assert refusal(feed_forward=EXPERTS | {"dense_layers": 0}, phase="decode").startswith(
+        "dense_layers and dense_width"
+    )
+    with pytest.raises(ValidationError, match="is for phases prefill and decode"):
+        Workload.model_validate(
+            {
+                "name": "w",
+                "model": {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32},
+                "dtypes": {"weights": "fp8"},
+            }
+        )
+
+
+def test_a_llama_decodes_as_well() -> None:
+    llama = {"layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "vocabulary": 40}
+    parts = {
+        "family": "decoder",
+        "layers": 2,
+        "hidden": 16,
+        "vocabulary": 40,
+        "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 4},
+        "feed_forward": {"kind": "dense", "width": 24},
+    }
+    runs = [Workload.model_validate({"name": "w", "model": model, "phase": "decode"}) for model in (llama, parts)]
+    assert build(runs[0]) == build(runs[1])
