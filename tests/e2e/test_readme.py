@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import simulator as hosim
+from simulator.builders.decoder.weights import count
+from simulator.catalog import read_workload
 from simulator.report import text
 from simulator.run.layout import layout
 from simulator.run.plan import plan
@@ -75,3 +77,22 @@ def test_every_column_of_the_table_is_explained(namespace):
     rows = list(namespace["results"].values())
     for column in (*text.time_columns(rows), *text.cause_columns(rows)):
         assert column.head in explained
+
+
+def test_the_models_of_inference_are_counted_as_the_table_says():
+    rows = [
+        [cell.strip() for cell in row.split("|")] for row in re.findall(r"^\|( `\w+_decode`.* B )\|$", README, re.M)
+    ]
+    assert len(rows) == 8
+    for names, total, _, active, _, kv_bytes in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            workload = read_workload(name)
+            found = count(workload.model)
+            assert float(total.removesuffix(" B").replace(",", "")) == float(f"{found.total / 1e9:.4g}")
+            through = found.active - (found.table if active.endswith("(*)") else 0)
+            printed = "all" if through == found.total else f"{through / 1e9:.4g} B"
+            assert active.removesuffix(" (*)") == printed
+            assert (
+                int(kv_bytes.removesuffix(" B").replace(",", ""))
+                == workload.model.kv_elements * workload.dtypes.kv_bytes
+            )
