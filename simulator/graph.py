@@ -145,6 +145,50 @@ class Tensor:
     shared: str | None = None
 
 
+def chosen_number(candidates: int, samples: int, each: int) -> int:
+    """How many different candidates are chosen, as expected where all are equally likely, rounded up.
+
+    Each of n samples leaves a candidate out with probability 1 - k / E, so that E * (1 - (1 - k / E)^n) are chosen.
+
+    Parameters
+    ----------
+    candidates, samples, each
+        The E there are, the n that choose, and the k different ones that each of these chooses.
+    """
+    left: int = candidates * (candidates - each) ** samples // candidates**samples
+    return candidates - left
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Reads of an op that are known only at run time: some of its candidates.
+
+    Each of some samples (tokens, sequences) chooses so many different candidates; the op reads the union. Such an op is
+    not repeatable.
+
+    Attributes
+    ----------
+    revealed_by
+        Id of an earlier op; what is chosen is known once it has ended.
+    candidates
+        Tensors (ids) that may be chosen; all are among the op's reads.
+    samples
+        How many choose.
+    each
+        How many different candidates each of them chooses.
+    """
+
+    revealed_by: int
+    candidates: tuple[int, ...]
+    samples: int = 1
+    each: int = 1
+
+    @property
+    def expected(self) -> int:
+        """How many candidates are chosen, as expected where all are equally likely, rounded up."""
+        return chosen_number(len(self.candidates), self.samples, self.each)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operator, at the granularity of a kernel.
@@ -154,9 +198,10 @@ class Op:
     name
         Unique path name, such as ``L03/fwd/attn.qkv``.
     reads, writes
-        Tensor ids; an op that updates a tensor in place both reads and writes it.
+        Tensor ids; an op that updates a tensor in place both reads and writes it. Candidates of late reads are among
+        `reads`, so that whoever knows nothing of late reads brings all of them.
     read_bytes, write_bytes
-        Traffic in the compute tier [B].
+        Traffic in the compute tier [B]; what is chosen of late reads adds its size.
     flops
         Arithmetic work [FLOP].
     workspace_bytes
@@ -176,6 +221,8 @@ class Op:
     fused
         Name of its fused group, or empty. Ops in a row with the same name are one: the runtime issues them as one
         sequence of launches, with no other step between them.
+    late
+        Which of its reads are known only at run time; None if all are known from the start.
     """
 
     name: str
@@ -194,6 +241,7 @@ class Op:
     repeatable: bool = True
     collective: Collective | None = None
     fused: str = ""
+    late: Late | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +288,11 @@ class Graph:
     def meets(self) -> bool:
         """Whether its ranks meet others in collectives."""
         return any(op.collective for op in self.ops)
+
+    @property
+    def has_late(self) -> bool:
+        """Whether some op has reads that are known only at run time."""
+        return any(op.late for op in self.ops)
 
     @property
     def launches(self) -> tuple[range, ...]:

@@ -17,6 +17,7 @@ from simulator.graph import (
     CollectiveKind,
     Graph,
     Group,
+    Late,
     Op,
     OpKind,
     Tensor,
@@ -40,6 +41,7 @@ class OpFields(TypedDict, total=False):
     repeatable: bool
     fused: str
     collective: Collective | None
+    late: Late | None
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
@@ -74,7 +76,7 @@ class GraphBuilder:
         self._tensors: list[Tensor] = []
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
-        self._op_names: set[str] = set()
+        self._op_ids: dict[str, int] = {}
         self._groups: set[str] = set()
         self._rank_groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
@@ -141,6 +143,37 @@ class GraphBuilder:
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
         self._rank_groups[name] = Group(name, found)
 
+    def late(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1) -> Late:
+        """Return the late reads of the op that is added next, for its field `late`.
+
+        Parameters
+        ----------
+        op
+            Its name, for messages.
+        revealed_by, candidates
+            Names of an op and of tensors that were added before.
+        samples, each
+            As in `simulator.graph.Late`.
+
+        Raises
+        ------
+        ConfigError
+            If the op or a tensor is not known, there are no candidates, or a number is out of range.
+        """
+        by, ids = self._op_ids.get(revealed_by), self._ids(op, candidates)
+        if by is None:
+            must, do = "the op that reveals what is chosen comes before", "put it before, or correct the name"
+            raise self._error("op", op, must, repr(revealed_by), f"{do}{suggestion(revealed_by, self._op_ids)}")
+        if not ids:
+            raise self._error("op", op, "late reads have candidates", "none", "name some, or leave late out")
+        for field, value in (("samples", samples), ("each", each)):
+            if not _is_whole(value) or not value:
+                raise self._error("op", op, f"{field} is a whole number of at least 1", repr(value), "correct it")
+        if each > len(ids):
+            must, found = "a sample chooses at most all candidates", f"{each:,} of {len(ids):,}"
+            raise self._error("op", op, must, found, "lower each, or name more candidates")
+        return Late(by, ids, samples, each)
+
     def op(
         self,
         name: str,
@@ -160,15 +193,17 @@ class GraphBuilder:
         kind
             Where it runs.
         **more
-            Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors.
+            Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors, but for
+            candidates of late reads.
 
         Raises
         ------
         ConfigError
             If the name is taken, a tensor is not known, another op stands between two of a fused group or one of it is
-            a barrier, the members that its collective names cannot meet, or a field breaks its rule.
+            a barrier, the members that its collective names cannot meet, its late reads cannot be chosen as it says, or
+            a field breaks its rule.
         """
-        if not name or name in self._op_names:
+        if not name or name in self._op_ids:
             raise self._bad_name("op", name)
         for field, value in more.items():
             if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
@@ -181,8 +216,13 @@ class GraphBuilder:
         self._check_fused(name, more.get("fused", ""), is_barrier=more.get("barrier", False))
         self._check_collective(name, known, more.get("collective"))
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
+        candidates: tuple[int, ...] = ()
+        if late := more.get("late"):
+            self._check_late(name, late, (known, more.get("fused", "")), (read_ids, write_ids))
+            candidates, more["repeatable"] = late.candidates, False
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
+            more["read_bytes"] -= sum(map(self._sizes.__getitem__, candidates))
         if "write_bytes" not in more:
             more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
         if not self._there.issuperset(read_ids):
@@ -192,7 +232,7 @@ class GraphBuilder:
             must, found = "no op writes a shared tensor", "one among its writes"
             raise self._error("op", name, must, found, "do not share the tensor")
         self._there.update(write_ids)
-        self._op_names.add(name)
+        self._op_ids[name] = len(self._ops)
         self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))
         return len(self._ops) - 1
 
@@ -255,6 +295,20 @@ class GraphBuilder:
             do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+    def _check_late(
+        self, op: str, late: Late, what: tuple[OpKind, str], tensors: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> None:
+        (kind, group), (reads, writes) = what, tensors
+        if kind is not OpKind.COMPUTE or group:
+            must = "an op with late reads is of kind compute and in no fused group"
+            raise self._error("op", op, must, f"group {group!r}" if group else f"kind {kind}", "correct it")
+        only_read = frozenset(reads).difference(writes)
+        odd = next((t for t in late.candidates if t not in only_read), None)
+        if odd is not None:
+            must = "a candidate is among the op's reads, and not among its writes"
+            found = f"{self._tensors[odd].name!r}, {'written' if odd in writes else 'not among its reads'}"
+            raise self._error("op", op, must, found, "correct the lists")
 
     def _check_fused(self, name: str, group: str, *, is_barrier: bool) -> None:
         if not group:

@@ -201,7 +201,13 @@ def launched(graph: Graph) -> Graph:
     """
     if not any(op.fused for op in graph.ops):
         return graph
-    return replace(graph, ops=tuple([_one_op([graph.ops[i] for i in group]) for group in graph.launches]))
+    launches = graph.launches
+    ops = [_one_op([graph.ops[i] for i in group]) for group in launches]
+    number = {op: new for new, group in enumerate(launches) for op in group}
+    for new, op in enumerate(ops):
+        if op.late:
+            ops[new] = replace(op, late=replace(op.late, revealed_by=number[op.late.revealed_by]))
+    return replace(graph, ops=tuple(ops))
 
 
 def _one_op(ops: Sequence[Op]) -> Op:

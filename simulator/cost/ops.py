@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from simulator.cost.collectives import collective_ns, group_ns
@@ -74,13 +76,36 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
     return hardware.compute.launch_ns + max(arithmetic_ns(op, hardware), memory_ns)
 
 
+def chosen_op(op: Op, chosen_bytes: int) -> Op:
+    """Return an op with late reads as one that reads so much of its candidates [B], and all it reads for certain."""
+    return op if op.duration_ns is not None else replace(op, read_bytes=op.read_bytes + chosen_bytes)
+
+
+def expected_op(op: Op, sizes: Sequence[int]) -> Op:
+    """Return an op as one that reads of its candidates as many as are expected to be chosen, each of their mean size.
+
+    Parameters
+    ----------
+    op
+        The op; one without late reads stays as it is.
+    sizes
+        Size of each tensor of its graph [B].
+    """
+    if op.late is None:
+        return op
+    late = op.late
+    total = sum(sizes[t] for t in late.candidates)
+    return chosen_op(op, ceil_div(late.expected * total, len(late.candidates)))
+
+
 def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:
     """Time of each op of the graph alone [ns].
 
     Parameters
     ----------
     graph
-        Its ops. A collective takes what it takes once all members have come.
+        Its ops. A collective takes what it takes once all members have come; an op with late reads, what it takes to
+        read as much as is expected (see `expected_op`).
     hardware
         The machine.
     rank
@@ -94,11 +119,12 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
     """
     groups = {group.name: group for group in graph.groups}
     known: dict[Collective, int] = {}
+    sizes = [tensor.size_bytes for tensor in graph.tensors]
 
     def alone_ns(op: Op) -> int:
         collective = op.collective
         if collective is None or op.duration_ns is not None:
-            return duration_ns(op, hardware)
+            return duration_ns(expected_op(op, sizes), hardware)
         if collective.group not in groups:
             must, found = "a collective names a group of its graph", repr(collective.group)
             raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))

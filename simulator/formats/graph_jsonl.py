@@ -42,6 +42,10 @@ op       `barrier`          no cache operator may be moved across it; not in a f
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
                             no copy, detach or sync between them
+op       `late`             reads that are known only at run time: an object of `revealed_by` (an   none
+                            earlier op), `candidates` (tensors among `reads`; what is chosen of
+                            them adds its size to `read_bytes`), `samples` (how many choose; 1)
+                            and `each` (how many different candidates each of these chooses; 1)
 op       `collective`       what it does with other ranks, for kind collective: an object of       none
                             `does` (all_reduce, all_gather, reduce_scatter, all_to_all,
                             broadcast, send, recv), `group`, `size_bytes`, and `algorithm` (auto,
@@ -59,7 +63,7 @@ from pathlib import Path
 from sys import intern
 
 from simulator.formats import jsonl
-from simulator.graph import Collective, CollectiveKind, Graph, Op, OpKind, Tensor, TensorKind
+from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor, TensorKind
 from simulator.graph_builder import GraphBuilder
 from simulator.units import counted, suggestion
 
@@ -89,6 +93,7 @@ _OP = jsonl.Shape(
         "barrier": bool,
         "repeatable": bool,
         "fused": str,
+        "late": dict,
         "collective": dict,
     },
     ("op",),
@@ -97,6 +102,9 @@ _RANKS = "a list of lists of ranks, such as [[0, 1], [2, 3]]"
 _GROUP = jsonl.Shape({"group": str, "ranks": list}, ("group", "ranks"), {"ranks": _RANKS})
 _COLLECTIVE = jsonl.Shape(
     {"does": str, "group": str, "size_bytes": int, "algorithm": str}, ("does", "group", "size_bytes")
+)
+_LATE = jsonl.Shape(
+    {"revealed_by": str, "candidates": list, "samples": int, "each": int}, ("revealed_by", "candidates")
 )
 _LINES = {"op": _OP, "tensor": _TENSOR, "group": _GROUP}
 _REPEATED = {"op_class", "dtype", "phase", "fused"}
@@ -129,6 +137,8 @@ def read(path: Path) -> Graph:
             if "collective" in record:
                 record["collective"] = _collective(line)
                 record.setdefault("kind", OpKind.COLLECTIVE.value)
+            if "late" in record:
+                record["late"] = _late(line, builder)
             builder.op(record.pop("op"), **record)
             counts["ops"] += 1
         elif "group" in record:
@@ -140,9 +150,9 @@ def read(path: Path) -> Graph:
     return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))
 
 
-def _check_names_once(line: jsonl.Line) -> None:
+def _check_names_once(line: jsonl.Line, keys: tuple[str, ...] = ("reads", "writes")) -> None:
     """Refuse a tensor that an op reads or writes twice; how much traffic that is, its bytes say."""
-    for key in ("reads", "writes"):
+    for key in keys:
         names = line.record.get(key, ())
         if len(names) > 1:
             name, times = Counter(map(repr, names)).most_common(1)[0]
@@ -160,6 +170,14 @@ def _collective(line: jsonl.Line) -> Collective:
         must, close = f"a collective does one of {', '.join(kinds)}", suggestion(about["does"], kinds)
         raise line.error(must, repr(about["does"]), f"choose one of these{close}")
     return Collective(kinds[about["does"]], about["group"], about["size_bytes"], about.get("algorithm", "auto"))
+
+
+def _late(line: jsonl.Line, builder: GraphBuilder) -> Late:
+    inner = jsonl.Line(line.path, line.number, line.record["late"])
+    inner.check(_LATE)
+    inner.check_values(_LATE)
+    _check_names_once(inner, ("candidates",))
+    return builder.late(line.record["op"], **inner.record)
 
 
 def _members(line: jsonl.Line) -> list[list[int]]:
@@ -212,7 +230,10 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
     for group in graph.groups:
         yield {"group": group.name, "ranks": group.members}
     for op in graph.ops:
-        yield _op_record(op, names, sizes)
+        record = _op_record(op, names, sizes)
+        if op.late:
+            record["late"] = _late_record(op.late, graph.ops[op.late.revealed_by].name, names)
+        yield record
 
 
 def _tensor_record(tensor: Tensor) -> dict[str, object]:
@@ -245,7 +266,8 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
     for key, ids in (("reads", op.reads), ("writes", op.writes)):
         if ids:
             record[key] = [names[t] for t in ids]
-    if op.read_bytes != sum(sizes[t] for t in op.reads):
+    candidates = op.late.candidates if op.late else ()
+    if op.read_bytes != sum(sizes[t] for t in op.reads) - sum(sizes[t] for t in candidates):
         record["read_bytes"] = op.read_bytes
     if op.write_bytes != sum(sizes[t] for t in op.writes):
         record["write_bytes"] = op.write_bytes
@@ -263,3 +285,8 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
 def _collective_record(about: Collective) -> dict[str, object]:
     record: dict[str, object] = {"does": str(about.kind), "group": about.group, "size_bytes": about.size_bytes}
     return record if about.algorithm == "auto" else {**record, "algorithm": about.algorithm}
+
+
+def _late_record(late: Late, revealed_by: str, names: list[str]) -> dict[str, object]:
+    record: dict[str, object] = {"revealed_by": revealed_by, "candidates": [names[t] for t in late.candidates]}
+    return record | {key: value for key in ("samples", "each") if (value := getattr(late, key)) != 1}

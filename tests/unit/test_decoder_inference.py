@@ -7,11 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from simulator.builders import build
-from simulator.builders.decoder.feed_forward import chosen
 from simulator.builders.decoder.inference import chunks
 from simulator.builders.decoder.weights import count
-from simulator.graph import Graph, Op
-from simulator.workload import Experts, Workload
+from simulator.graph import Graph, Op, chosen_number
+from simulator.workload import Workload
 
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6, "qk_norms": True}
 MLA = {"kind": "mla", "heads": 3, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
@@ -127,8 +126,7 @@ def test_a_layer_reads_the_experts_that_are_chosen() -> None:
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1, 8), (16, 83), (64, 126), (4096, 128)])
 def test_how_many_experts_are_chosen(tokens: int, expected: int) -> None:
-    part = Experts(kind="experts", routed=128, top_k=8, width=1)
-    assert chosen(part, tokens) == expected == math.ceil(round(128 * (1 - (1 - 8 / 128) ** tokens), 9))
+    assert chosen_number(128, tokens, 8) == expected == math.ceil(round(128 * (1 - (1 - 8 / 128) ** tokens), 9))
 
 
 def refusal(**data: Any) -> str:

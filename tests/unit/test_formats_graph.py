@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from simulator import formats
 from simulator.builders import build, build_job
+from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.graph import ALGORITHMS, PHASES, Collective, CollectiveKind, Graph, OpKind, TensorKind
+from simulator.graph import ALGORITHMS, PHASES, Collective, CollectiveKind, Graph, Late, OpKind, TensorKind
 from simulator.graph_builder import GraphBuilder
+from simulator.hardware import Hardware
 from simulator.workload import LlamaModel, Parallel, Workload
 
 
@@ -81,6 +83,27 @@ def test_a_file_with_groups_is_run_by_all_their_ranks(tmp_path: Path) -> None:
     assert (job.ranks, job.graphs) == (3, (graph,))
 
 
+def test_late_reads_survive_and_cost_what_is_expected(tmp_path: Path) -> None:
+    experts = [f"e{i}" for i in range(8)]
+    builder = GraphBuilder("moe")
+    for name in ("x", *experts):
+        builder.tensor(name, 100, persistent=True)
+    builder.op("route", ["x"])
+    late = builder.late("experts", "route", experts, samples=2, each=2)
+    builder.op("experts", ["x", *experts], late=late)
+    graph = builder.build(steps=3)
+    op = graph.ops[1]
+    assert op.late == Late(0, tuple(range(1, 9)), samples=2, each=2)
+    assert (op.read_bytes, op.repeatable) == (100, False), "the candidates' traffic is not counted"
+    graph_jsonl.write(graph, tmp_path / "g.jsonl")
+    assert graph_jsonl.read(tmp_path / "g.jsonl") == graph
+    tiers = {"hbm": {"capacity": "1 GB", "bandwidth": "1 GB/s"}}
+    machine = Hardware.model_validate(
+        {"name": "m", "compute_tier": "hbm", "compute": {"peak": {"bf16": "1 TFLOP/s"}}, "tiers": tiers}
+    )
+    assert durations_ns(graph, machine) == [100, 100 + 4 * 100], "8 - 8 * 0.75^2 = 3.5 experts, rounded up"
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     text, number = st.text(max_size=8), st.integers(0, 2**58)
@@ -95,6 +118,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     builder.group("meet", [shuffled[:2], shuffled[2:]])
     builder.group("pass on", [(0, 1), (1, 2)])
     ops = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
+    done: list[str] = []
     groups = sorted(draw(st.lists(text, min_size=len(ops), max_size=len(ops))))
     for name, group in zip(ops, groups, strict=True):
         more = draw(
@@ -121,6 +145,12 @@ def graphs(draw: st.DrawFn) -> Graph:
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
         if group:
             more["barrier"] = False
+        elif done and more.get("kind", "compute") == "compute" and set(reads) - set(writes) and draw(st.booleans()):
+            candidates = sorted(set(reads) - set(writes))
+            each = draw(st.integers(1, len(candidates)))
+            by = draw(st.sampled_from(done))
+            more["late"] = builder.late(name, by, candidates, samples=draw(st.integers(1, 9)), each=each)
+        done.append(name)
         builder.op(name, reads, writes, fused=group, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
@@ -145,7 +175,12 @@ def meeting(does: str, group: str, more: str = '"algorithm":"auto"') -> str:
     return f'{{"op":"m","collective":{{"does":"{does}","group":"{group}","size_bytes":8,{more}}}}}'
 
 
+def late(choice: str, more: str = '"phase":"decode"') -> str:
+    return f'{{"op":"m","reads":["alpha"],{more},"late":{{{choice}}}}}'
+
+
 A = '{"tensor":"alpha","size_bytes":1}'
+B = '{"tensor":"beta","size_bytes":1,"kind":"input"}'
 F = '{"op":"f","writes":["alpha"]}'
 BAD = {
     "no op": (lines(A), "f.jsonl: a graph has at least one op, found none"),
@@ -254,6 +289,46 @@ BAD = {
     "a collective that computes": (
         lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
         ":4: op 'm': an op with a collective is of kind collective, found 'compute'; correct its kind",
+    ),
+    "a choice that a later op reveals": (
+        lines(A, F, late('"revealed_by":"g","candidates":["alpha"]')),
+        ":4: op 'm': the op that reveals what is chosen comes before, found 'g'; put it before, or correct the name",
+    ),
+    "a choice of nothing": (
+        lines(A, F, late('"revealed_by":"f","candidates":[]')),
+        ":4: op 'm': late reads have candidates, found none; name some, or leave late out",
+    ),
+    "a candidate that is not read": (
+        lines(A, F, B, late('"revealed_by":"f","candidates":["beta"]')),
+        ":5: op 'm': a candidate is among the op's reads, and not among its writes, found 'beta', not among its reads",
+    ),
+    "a candidate that is written": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"writes":["alpha"]')),
+        ":4: op 'm': a candidate is among the op's reads, and not among its writes, found 'alpha', written",
+    ),
+    "more choices than candidates": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"each":2')),
+        ":4: op 'm': a sample chooses at most all candidates, found 2 of 1; lower each, or name more candidates",
+    ),
+    "a choice by nobody": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"samples":0')),
+        ":4: op 'm': samples is a whole number of at least 1, found 0",
+    ),
+    "a candidate twice": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha","alpha"]')),
+        ":4: each tensor is named once in candidates, found 'alpha' 2 times; name it once",
+    ),
+    "an unknown key of a choice": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"top_k":2')),
+        ":4: the keys of this line are revealed_by, candidates, samples, each, found 'top_k'; correct or remove it",
+    ),
+    "a choice in a group": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"fused":"g"')),
+        ":4: op 'm': an op with late reads is of kind compute and in no fused group, found group 'g'",
+    ),
+    "a choice on the host": (
+        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"kind":"host"')),
+        ":4: op 'm': an op with late reads is of kind compute and in no fused group, found kind host",
     ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),

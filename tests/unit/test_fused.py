@@ -12,7 +12,7 @@ from simulator import bounds
 from simulator.errors import ConfigError, PlanError
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import working_set_bytes
+from simulator.lifetime import launched, working_set_bytes
 from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.policies import POLICIES
 from simulator.policies.fused import contract
@@ -143,3 +143,13 @@ def test_the_optimum_is_not_looked_for():
     pytest.importorskip("scipy")
     with pytest.raises(ConfigError, match="each op may be followed by a copy, found a fused group"):
         POLICIES["optimal"].plan(problem(FUSED))
+
+
+def test_late_reads_name_the_group_that_reveals_them() -> None:
+    builder = GraphBuilder("g")
+    for name in ("x", "a", "b"):
+        builder.tensor(name, 1, persistent=True)
+    for name in ("norm", "route"):
+        builder.op(name, ["x"], fused="router")
+    builder.op("experts", ["a", "b"], late=builder.late("experts", "route", ["a", "b"]))
+    assert [op.late and op.late.revealed_by for op in launched(builder.build()).ops] == [None, 0]

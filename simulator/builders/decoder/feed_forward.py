@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from simulator.builders.decoder.cache import made_bytes
 from simulator.builders.decoder.tape import FP32_BYTES, Tape
+from simulator.graph import chosen_number
 from simulator.workload import Experts
 
 
@@ -27,19 +28,13 @@ def routed(t: Tape, part: Experts, hidden: int, x: str) -> str:
     sent = t.tensor("ffn.route.out", hidden, t.cut(), rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.cut(), FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
-    read = chosen(part, tokens)
+    read = chosen_number(part.routed, tokens, part.top_k)
     gate, up = (_through(t, f"ffn.{name}", sent, read) for name in ("gate", "up"))
     made = _through(t, "ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]), read)
     shared = [gated(t, "ffn.shared", x)] if part.shared else []
     out = t.tensor("ffn.combine.out", hidden, t.cut())
     t.op("ffn.combine", [made, shares, *shared], [out])
     return out
-
-
-def chosen(part: Experts, tokens: int) -> int:
-    """How many experts so many tokens choose at least once, as expected where all are equally likely, rounded up."""
-    left: int = part.routed * (part.routed - part.top_k) ** tokens // part.routed**tokens
-    return part.routed - left
 
 
 def _through(t: Tape, name: str, x: str, read: int) -> str:
