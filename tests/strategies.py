@@ -91,8 +91,12 @@ def machines(
     host: bool = True,
     flat: bool = False,
     one_channel: bool = False,
+    staged: bool = False,
 ) -> Hardware:
-    """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus, or a shared copy queue."""
+    """A device with memory below it: DDR, perhaps an SSD, links both ways, perhaps a bus, or a shared copy queue.
+
+    A link past DDR is a wire or, with `staged`, perhaps goes via the others.
+    """
 
     def link(source: str, target: str) -> dict[str, Any]:
         return draw(links(source, target, sharing, flat=flat, one_channel=one_channel))
@@ -105,6 +109,9 @@ def machines(
         found["read"] = link("ssd", "ddr")
         if draw(st.booleans()):
             found["direct"] = link("ssd", "hbm")
+            if staged and draw(st.booleans()):
+                way = {"via": ["read", "h2d"], "chunk": f"{draw(st.integers(1, 60))} B", "sharing": "servers"}
+                found["direct"] = {**way, "source": "ssd", "target": "hbm", "channels": draw(st.integers(1, 2))}
     document: dict[str, Any] = {
         "name": "random",
         "compute_tier": "hbm",
@@ -207,7 +214,7 @@ def cases(
 def tighten(hardware: Hardware, peaks: list[int]) -> Hardware:
     """The same machine with no more room below HBM than issue order needs."""
     tiers = {
-        name: tier if i == HBM else tier.model_copy(update={"capacity_bytes": peaks[i]})
+        name: tier if i == HBM else tier.model_copy(update={"capacity_bytes": peaks[i] + tier.staging_bytes})
         for i, (name, tier) in enumerate(hardware.tiers.items())
     }
     return hardware.model_copy(update={"tiers": tiers})

@@ -88,8 +88,12 @@ class Direction:
     def __init__(self, hardware: Hardware, end: str) -> None:
         links = {name: link for name, link in hardware.links.items() if getattr(link, end) == hardware.compute_tier}
         self.names = frozenset(links)
-        buses = [bus.bandwidth_bytes_per_s for bus in hardware.buses.values() if self.names.issubset(bus.links)]
-        widest = min([sum(link.bandwidth_bytes_per_s for link in links.values()), *buses])
+        buses = [
+            bus.bandwidth_bytes_per_s
+            for bus in hardware.buses.values()
+            if self.names.issubset(hardware.passing(bus.links))
+        ]
+        widest = min([sum(links[name].bandwidth_bytes_per_s for name in hardware.wires(links)), *buses])
         self._least = 0 if widest in {0, math.inf} else NS_PER_S * ONE // int(widest)
         self._only: Link | None = next(iter(links.values())) if len(links) == 1 else None
 

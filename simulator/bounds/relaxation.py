@@ -271,7 +271,7 @@ class _Builder:
         total = [(1, out[max(out)]) for out in self._outs if out]
         total += [(1, come[min(come)]) for come in self._ins if come]
         for bus in hardware.buses.values():
-            if both.issubset(bus.links) and bus.bandwidth_bytes_per_s != math.inf:
+            if both.issubset(hardware.passing(bus.links)) and bus.bandwidth_bytes_per_s != math.inf:
                 rate = int(bus.bandwidth_bytes_per_s)
                 time = ([(rate, stall) for stall in self._stalls], rate * sum(self._grid.lengths_ns))
                 self._at_least((1, time), *((-NS_PER_S * factor, line) for factor, line in total))

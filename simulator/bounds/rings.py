@@ -1,6 +1,6 @@
 """What a full tier forces further away: the compute tier and the tiers around it, ring by ring.
 
-Ring 0 is the compute tier. Ring ``r`` is ring ``r - 1`` with all tiers that a link leads to from there: what gets out
+Ring 0 is the compute tier. Ring ``r`` is ring ``r - 1`` with all tiers that a wire leads to from there: what gets out
 of ring ``r`` passes a link that leaves it, and what comes back one that enters it. Ring 0 holds the budget, each
 further ring what its tiers have room for as well. All that `step_time` says of the budget and of the links of the
 compute tier holds of every ring, with its room and its links.
@@ -27,7 +27,7 @@ all of them for the one ring for which they carry most.
 others keep there, and is weaker the more they keep. Alike ranks on one bus count together only where all tiers that
 ranks share are ample: these then force nothing further.
 
-A copy over several links without a stop passes the same links, and holds no room between.
+A copy over a staged link passes the wires on its way, and holds no room between: that of its chunks is kept.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def rings_of(hardware: Hardware, most_bytes: int) -> tuple[Ring, ...]:
     tiers = frozenset({hardware.compute_tier})
     found = [Ring.of(hardware, tiers)]
     while True:
-        wider = tiers.union(link.target for link in hardware.links.values() if link.source in tiers)
+        wider = tiers.union(link.target for link in hardware.links.values() if link.source in tiers and not link.via)
         ring = Ring.of(hardware, wider)
         if wider == tiers or ring.room_bytes >= most_bytes or not (ring.into or ring.out_of):
             return tuple(found)

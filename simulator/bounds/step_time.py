@@ -70,7 +70,9 @@ used). So their windows are one, and a bus of a node or of the supernode carries
 move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run of
 one step, which lies between time 0 and the last end of all.
 
-A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left.
+A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left. A
+staged link is a path of its own, and no room besides: what passes it passes the links that it goes via, whose bandwidth
+it shares. So with a link (or bus) go all staged links over it, and those add nothing to the bandwidth of a border.
 """
 
 from __future__ import annotations
@@ -184,10 +186,11 @@ def _terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dic
     """What the forced bytes take on each bus, link and queue, and what comes after them."""
     terms = {}
     for name, bus in hardware.buses.items():
-        size_bytes = sharers.get(name, 1) * found.over(bus.links)
+        size_bytes = sharers.get(name, 1) * found.over(hardware.passing(bus.links))
         terms[f"bus {name}"] = time_ns(size_bytes, bus.bandwidth_bytes_per_s)
     for name, link in hardware.links.items():
-        terms[f"link {name}"] = max(found.bytes_ns(name, link), found.channels_ns(name, link))
+        bytes_ns = time_ns(found.over(hardware.passing((name,))), link.bandwidth_bytes_per_s)
+        terms[f"link {name}"] = max(bytes_ns, found.channels_ns(name, link))
     for name, links in hardware.copy_queues.items():
         terms[f"queue {name}"] = found.queue_ns({link: hardware.links[link] for link in links})
     for ring in (one.ring for one in found.beyond):
@@ -199,7 +202,7 @@ def _terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dic
 
 def _rate(names: Sequence[str], hardware: Hardware) -> int | float:
     """Bandwidth of these links together [B/s]."""
-    return sum(hardware.links[name].bandwidth_bytes_per_s for name in names)
+    return sum(hardware.links[name].bandwidth_bytes_per_s for name in hardware.wires(names))
 
 
 class _Border(NamedTuple):

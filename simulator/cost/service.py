@@ -9,10 +9,9 @@ two changes no time.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable
 
-from simulator.hardware import Link
+from simulator.hardware import Link, stage_rates
 
 FULL_RATE = 1 << 32
 """The whole bandwidth of a link, in fixed point."""
@@ -50,23 +49,10 @@ def rate_cap(size_bytes: int, link: Link) -> int:
     link
         With its efficiency curve: linear in the logarithm of the size between points, constant outside.
     """
-    share = _efficiency(size_bytes, link)
+    share = link.reached_fraction(size_bytes)
     if link.sharing == "servers":
         share = min(share, 1 / link.channels)
     return max(1, math.floor(share * FULL_RATE))
-
-
-def _efficiency(size_bytes: int, link: Link) -> float:
-    points = link.efficiency
-    if not points:
-        return 1.0
-    after = bisect_right([p.size_bytes for p in points], size_bytes)
-    if after == 0 or after == len(points):
-        return points[min(after, len(points) - 1)].fraction
-    low, high = points[after - 1], points[after]
-    span = math.log(high.size_bytes) - math.log(low.size_bytes)
-    position = (math.log(size_bytes) - math.log(low.size_bytes)) / span
-    return low.fraction + (high.fraction - low.fraction) * position
 
 
 Stretch = Callable[[int], int]
@@ -79,7 +65,7 @@ def stretched(amount: int, factor: int) -> int:
 
 
 def transfer_ns(size_bytes: int, link: Link, factor: int = FULL_RATE) -> int:
-    """Time of a transfer that has the link for itself: latency plus size over bandwidth, rounded up [ns].
+    """Time of a transfer that has its way for itself: what passes before its bytes flow, and size over bandwidth [ns].
 
     Parameters
     ----------
@@ -91,4 +77,21 @@ def transfer_ns(size_bytes: int, link: Link, factor: int = FULL_RATE) -> int:
         How many times as long it takes, in 2^-32.
     """
     own_work = stretched(work(size_bytes, link.bandwidth_bytes_per_s), factor)
-    return stretched(link.latency_ns, factor) + ceil_div(own_work, rate_cap(size_bytes, link))
+    return stretched(lead_ns(size_bytes, link), factor) + ceil_div(own_work, rate_cap(size_bytes, link))
+
+
+def lead_ns(size_bytes: int, link: Link) -> int:
+    """Time of a transfer before its bytes flow: the latency and, of a staged link, the fill [ns].
+
+    Parameters
+    ----------
+    size_bytes
+        Size of the transfer [B].
+    link
+        The link it takes; see `simulator.hardware.staged` for what the fill is.
+    """
+    if not link.stages or not size_bytes:
+        return link.latency_ns
+    chunk = ceil_div(size_bytes, ceil_div(size_bytes, link.chunk_bytes))
+    passes = sorted(work(chunk, rate) for rate in stage_rates(link))
+    return link.latency_ns + ceil_div(sum(passes[:-1]), FULL_RATE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from simulator.cost import FULL_RATE, Stretch, rate_cap, stretched, transfer_ns, work
+from simulator.cost import FULL_RATE, Stretch, lead_ns, rate_cap, stretched, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for, wait_for_start
 from simulator.engine.rounds import ISSUE_MASK, Alarm
 from simulator.engine.sharing import Network, Path
@@ -58,7 +58,7 @@ class Channel(simpy.Event):
 
 
 class Shared:
-    """Service beside others: latency first, then a flow whose rate depends on theirs."""
+    """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs."""
 
     __slots__ = (
         "_link",
@@ -74,9 +74,10 @@ class Shared:
 
     def begin(self, channel: Channel) -> None:
         """Begin now; the channel's `end` is called when it is over."""
-        if self._link.latency_ns:
-            clock = self._queue.clock
-            clock.at(clock.now + stretched(self._link.latency_ns, self._queue.factor(channel.transfer)), channel)
+        link, queue = self._link, self._queue
+        size = queue.places.size_bytes[channel.transfer[1].tensor] if link.stages else 0
+        if before_ns := lead_ns(size, link):
+            queue.clock.at(queue.clock.now + stretched(before_ns, queue.factor(channel.transfer)), channel)
         else:
             self._join(channel)
 

@@ -209,12 +209,20 @@ class Simulation(Machine):
         return instance
 
     def resources(self, link: str, rank: int) -> Uses:
-        """The buses that a link of this rank is on, and the compute tier if copies take bandwidth there."""
-        found = self._buses(link, rank)
-        ends = (self.hardware.links[link].source, self.hardware.links[link].target)
-        if self.switches.hbm_contention and self.hardware.compute_tier in ends:
-            found = (*found, self.compute_bandwidth(rank))
-        return found
+        """What a link's copies share with others: staged ones and the wires on their way, buses, the compute tier."""
+        hardware, way = self.hardware, self.hardware.links[link].via
+        found = [*self._buses(link, rank)]
+        for wire in way or (link,):
+            one = hardware.links[wire]
+            if way or len(hardware.passing((wire,))) > 1:
+                found.append(self._use("link", wire, "device", rank, one.bandwidth_bytes_per_s))
+            found += self._buses(wire, rank) if way else ()
+            if self.switches.hbm_contention and hardware.compute_tier in (one.source, one.target):
+                found.append(self.compute_bandwidth(rank))
+        counts: Counter[Resource] = Counter()
+        for resource, count in found:
+            counts[resource] += count
+        return tuple(counts.items())
 
     def _buses(self, capped: str, rank: int) -> Uses:
         """The rank's instances of the buses that cap a link or a port."""

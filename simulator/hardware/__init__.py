@@ -7,9 +7,10 @@ One YAML document describes one machine as one of its devices sees it. Every fig
 from simulator.hardware.compute import Compute, FixedHost, Host, ReactiveHost
 from simulator.hardware.machine import Hardware
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier
+from simulator.hardware.staged import stage_rates
 from simulator.hardware.topology import Fabric, OnChip, Topology
 
 __all__ = [
     "Bus", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link", "OnChip", "ReactiveHost",
-    "Tier", "Topology",
+    "Tier", "Topology", "stage_rates",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simulator.document import Document, Key
+from simulator.hardware import staged
 from simulator.hardware.compute import Compute, Host
 from simulator.hardware.memory import Bus, Link, Tier
 from simulator.hardware.topology import Fabric, OnChip, Topology
@@ -71,6 +72,24 @@ class Hardware(Document):
         shared = tuple(self.copy_queues.values())
         return (*shared, *((name,) for name in self.links if not any(name in queue for queue in shared)))
 
+    def passing(self, names: Iterable[str]) -> dict[str, int]:
+        """Links whose copies pass these links or ports, and how often each does: also those that go via them."""
+        found = dict.fromkeys(names, 1)
+        for name, link in self.links.items():
+            times = sum(1 for stage in link.via if stage in found)
+            if times:
+                found[name] = found.get(name, 0) + times
+        return found
+
+    def wires(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Of these links those that all their bytes pass in the end: without what goes via another of them."""
+        known = tuple(names)
+        return tuple(name for name in known if set(known).isdisjoint(self.links[name].via))
+
+    def with_links(self, links: dict[str, Link]) -> Self:
+        """The machine with other figures for its links; what goes via them follows."""
+        return self.model_copy(update={"links": staged.resolved(links)})
+
     def link_between(self, source: str, target: str) -> str | None:
         """Key of the first link from `source` to `target`, or None."""
         return next((n for n, link in self.links.items() if (link.source, link.target) == (source, target)), None)
@@ -100,6 +119,13 @@ class Hardware(Document):
             if len(set(bus.links)) < len(bus.links):
                 must, found = "a bus names each link once", ", ".join(bus.links)
                 raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))
+        return self
+
+    @model_validator(mode="after")
+    def _stages_are_settled(self) -> Self:
+        self.links.update(staged.resolved(self.links))
+        for name, size in staged.room(self.links, self.tiers, self.topology).items():
+            self.tiers[name]._staging_bytes = size
         return self
 
     @model_validator(mode="after")

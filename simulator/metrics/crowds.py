@@ -49,7 +49,11 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     )
     found = {}
     for name, bus in hardware.buses.items():
-        rates = {hardware.link_names.index(link): _rate(hardware, link) for link in bus.links if link in hardware.links}
+        rates = {
+            hardware.link_names.index(link): times * _rate(hardware, link)
+            for link, times in hardware.passing(bus.links).items()
+            if link in hardware.links
+        }
         if bus.scope == "device" or not rates or inf in (bus.bandwidth_bytes_per_s, *rates.values()):
             continue
         mine = np.isin(track, list(rates)) & (end > start)

@@ -254,8 +254,8 @@ class Problem:
         rates = {name: link.bandwidth_bytes_per_s for name, link in self.hardware.links.items()}
         factor = dict.fromkeys(rates, 1.0)
         for key, bus in self.hardware.buses.items():
-            links = [name for name in bus.links if name in rates]
-            wanted = self.sharers.get(key, 1) * sum(rates[name] for name in links)
+            links = {name: times for name, times in self.hardware.passing(bus.links).items() if name in rates}
+            wanted = self.sharers.get(key, 1) * sum(times * rates[name] for name, times in links.items())
             for name in links:
                 if isfinite(wanted):
                     factor[name] = max(factor[name], wanted / bus.bandwidth_bytes_per_s)

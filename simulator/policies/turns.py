@@ -95,8 +95,13 @@ def supply_ns(problem: Problem, plan: Plan) -> int:
             moved[id(problem.links[source, target])] += problem.sizes[tensor]
     hardware, found = problem.hardware, 0
     for name, ranks in problem.sharers.items():
-        links = (hardware.links[link] for link in hardware.buses[name].links if link in hardware.links)
-        size, bandwidth = ranks * sum(moved[id(link)] for link in links), hardware.buses[name].bandwidth_bytes_per_s
+        bus = hardware.buses[name]
+        links = (
+            (hardware.links[link], times)
+            for link, times in hardware.passing(bus.links).items()
+            if link in hardware.links
+        )
+        size, bandwidth = ranks * sum(times * moved[id(link)] for link, times in links), bus.bandwidth_bytes_per_s
         found = max(found, ceil_div(size * _NS_PER_S, int(bandwidth)) if bandwidth != inf else 0)
     return found
 

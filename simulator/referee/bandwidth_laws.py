@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,8 +53,10 @@ def check_bandwidth(
     """
     hardware = ranks[0].hardware
     moved = {**_copied(hardware, ranks, stretch), **(_sent(hardware, met) if met is not None else {})}
-    for name, found in moved.items():
-        link = hardware.links.get(name)
+    for name in dict.fromkeys((*moved, *hardware.links)):
+        link, found = hardware.links.get(name), _passing(hardware, (name,), moved)
+        if found is None:
+            continue
         rate: int | float
         if link is not None:
             what, rate = f"link {name!r} of rank", link.bandwidth_bytes_per_s
@@ -63,13 +65,22 @@ def check_bandwidth(
             what, rate = f"port {name!r} of rank", fabric.planes * fabric.bandwidth_bytes_per_s
         _check_instances(what, rate, found.rank, found)
     for name, bus in hardware.buses.items():
-        parts = [moved[capped] for capped in bus.links if capped in moved]
-        if not parts:
+        whole = _passing(hardware, bus.links, moved)
+        if whole is None:
             continue
-        whole = Moved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         instance, counts = sharers(hardware, stands_in, bus.scope)
         whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
         _check_instances(f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
+
+
+def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved]) -> Moved | None:
+    """What went over these links or ports together, also on its way from another tier to a third."""
+    parts = [
+        moved[capped]._replace(size_bytes=times * moved[capped].size_bytes)
+        for capped, times in hardware.passing(names).items()
+        if capped in moved
+    ]
+    return Moved(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else None
 
 
 def factors_of(copies: Ints, stretch: Stretch | None) -> Ints:

@@ -31,7 +31,8 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     slow = [(row, float(row.summary.get(f"crowding_{link}") or 0)) for row in running]
     times = [f"{factor:.2f} times as long as alone under {row.label}" for row, factor in slow if factor > _CROWDED]
     said = [f"ranks crowd what they share: transfers over {link} take {listed(times)}"]
-    buses = [bus for bus, what in rows[0].hardware.buses.items() if link in what.links]
+    machine = rows[0].hardware
+    buses = [name for name, bus in machine.buses.items() if link in machine.passing(bus.links)]
     asked = _largest(running, *(f"demand_{bus}" for bus in buses))
     return [*said, *([] if asked is None else [_pulling(running, asked[1])]), *_turns(running)]
 

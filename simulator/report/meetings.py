@@ -131,7 +131,8 @@ def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
     for position, (name, bus) in enumerate(row.hardware.buses.items()):
         if name not in shared:
             continue
-        parts = [flows for capped in bus.links for flows in over.get(capped, [])]
+        passing = row.hardware.passing(bus.links)
+        parts = [flows for capped, times in passing.items() for flows in times * over.get(capped, [])]
         if not parts:
             continue
         whole = _Flows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -150,14 +150,19 @@ class JitteryCopies(Switches):
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
-    """The machine with the time of each link multiplied (by the same factor, if there is one only)."""
-    links = {}
+    """The machine with the time of each link multiplied (by the same factor, if there is one only).
+
+    A staged link is as slow as those that it goes via.
+    """
+    links = dict(hardware.links)
     for number, (name, link) in enumerate(hardware.links.items()):
+        if link.via:
+            continue
         bandwidth, factor = link.bandwidth_bytes_per_s, factors[number % len(factors)]
         slower = bandwidth if bandwidth == math.inf else max(1, round(bandwidth / factor))
         changes = {"bandwidth_bytes_per_s": slower, "latency_ns": round(link.latency_ns * factor)}
         links[name] = link.model_copy(update=changes)
-    return hardware.model_copy(update={"links": links})
+    return hardware.with_links(links)
 
 
 def _inspecting(hardware: Hardware, inspect_ns: int) -> Hardware:

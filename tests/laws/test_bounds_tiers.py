@@ -86,6 +86,12 @@ def towers(draw) -> Hardware:
     links += draw(st.sampled_from([[], [], [("direct", "ssd", "hbm")]]))
     document["links"] |= {name: {"source": a, "target": b, "bandwidth": draw(far)} for name, a, b in links}
     if draw(st.booleans()):
+        ways = {"past": ("ssd", "hbm", ["read", "h2d"]), "away": ("hbm", "ssd", ["d2h", "write"])}
+        for name in draw(st.lists(st.sampled_from(sorted(ways)), min_size=1, unique=True)):
+            source, target, via = ways[name]
+            chunk = f"{draw(st.integers(1, 40))} B"
+            document["links"][name] = {"source": source, "target": target, "via": via, "chunk": chunk}
+    if draw(st.booleans()):
         on_bus = draw(st.lists(st.sampled_from(sorted(document["links"])), min_size=1, max_size=4, unique=True))
         document["buses"] = {"bus": {"links": on_bus, "bandwidth": draw(rates)}}
     return Hardware.model_validate(document)

@@ -57,7 +57,7 @@ def problems(draw) -> Given:
     turn = draw(st.integers(0, len(graph.ops)))
     ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
     graph = replace(graph, ops=draw(fused(ops)))
-    hardware = draw(machines())
+    hardware = draw(machines(staged=True))
     start = draw(homes(graph, hardware))
     home = [
         draw(st.sampled_from([FREE, FREE, HBM])) if tier == NOWHERE else draw(st.sampled_from([FREE, tier]))
@@ -66,7 +66,9 @@ def problems(draw) -> Given:
     ample = draw(st.booleans())
     if not ample:
         tiers = dict(hardware.tiers)
-        tiers["ddr"] = tiers["ddr"].model_copy(update={"capacity_bytes": draw(st.integers(0, 200))})
+        tiers["ddr"] = tiers["ddr"].model_copy(
+            update={"capacity_bytes": tiers["ddr"].staging_bytes + draw(st.integers(0, 200))}
+        )
         hardware = hardware.model_copy(update={"tiers": tiers})
     budget = max(1, max(needed(graph, home)) + draw(st.integers(-5, 60)))
     return Given(make(graph, hardware, home, budget), ample)

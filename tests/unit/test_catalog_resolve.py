@@ -77,7 +77,8 @@ def test_a_field_left_at_its_default_can_be_set(folder):
             "1 GB/s",
             (
                 "set, links.*.bandwith: a change names a field of the hardware, found 'links.*.bandwith'; after 'links.d2h' "
-                "use one of source, target, bandwidth, latency, channels, sharing, efficiency (did you mean 'bandwidth'?)"
+                "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk "
+                "(did you mean 'bandwidth'?)"
             ),
         ),
         (

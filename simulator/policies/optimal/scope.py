@@ -64,6 +64,8 @@ def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
     name = next(n for n, other in problem.hardware.links.items() if other is link)
     if any(name in queue and len(queue) > 1 for queue in problem.hardware.queues):
         raise _error("a link has a copy queue of its own", f"{name!r} in a shared one", "remove copy_queues")
+    if len(problem.hardware.passing((name,))) > 1 or link.via:
+        raise _error("no other link slows copies down", f"{name!r}, whose way another shares", "remove the staged link")
     for bus_name, bus in problem.hardware.buses.items():
         if name in bus.links and bus.bandwidth_bytes_per_s < math.inf:
             raise _error("no bus slows copies down", f"bus {bus_name!r} over {name!r}", "take it off the machine")
