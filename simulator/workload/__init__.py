@@ -8,38 +8,42 @@ from pydantic import Field, model_validator
 
 from simulator.document import Document
 from simulator.units import FieldError
+from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
+from simulator.workload.counts import Count
 from simulator.workload.dtypes import Dtypes
+from simulator.workload.kv import KvBlocks
 from simulator.workload.layout import Parallel, Pools
 from simulator.workload.models import (
-    Count,
     DecoderModel,
     Dense,
     Experts,
-    Gqa,
     LlamaModel,
-    Mla,
     Model,
     ResidencyAcceptanceModel,
 )
 
 __all__ = [
+    "Compress",
     "Count",
     "DecoderModel",
     "Dense",
     "Dtypes",
     "Experts",
     "Gqa",
+    "KvBlocks",
     "LlamaModel",
     "Mla",
     "Model",
     "Parallel",
     "Pools",
     "ResidencyAcceptanceModel",
+    "Select",
+    "Sparse",
     "Workload",
 ]
 
 
-_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "parallel", "pools")
+_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "parallel", "pools")
 _INFERENCE = ("prefill", "decode")
 
 
@@ -55,6 +59,9 @@ class Workload(Document):
     new_tokens
         With phase ``decode``: how many tokens a step adds to each of ``batch`` sequences that have ``sequence`` tokens
         cached, one after another. Every step begins at the same length.
+    kv
+        With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
+        one for what a step or a chunk adds.
     pools
         With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
     graph
@@ -78,6 +85,7 @@ class Workload(Document):
     chunk: Count | None = None
     new_tokens: Count = 1
     dtypes: Dtypes = Dtypes()
+    kv: KvBlocks | None = None
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     graph: str | None = None
@@ -121,6 +129,26 @@ class Workload(Document):
         if self.chunk is not None and self.chunk > self.sequence:
             must, found = "a chunk is a part of the prompt", f"{self.chunk} of {self.sequence} tokens"
             raise FieldError(must, found, f"lower chunk to {self.sequence}, or raise sequence", ("chunk",))
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_see_what_is_there(self) -> Self:
+        if self.model is not None and self.phase in _INFERENCE and not isinstance(self.model, ResidencyAcceptanceModel):
+            check_attention(self.model.decoder.attention, self.sequence)
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_are_cut(self) -> Self:
+        if self.kv is None:
+            return self
+        if self.phase not in _INFERENCE:
+            must, found = "kv is for phases prefill and decode", f"it with phase {self.phase}"
+            raise FieldError(must, found, "remove kv", ("kv",))
+        if self.model is not None and not isinstance(self.model, ResidencyAcceptanceModel):
+            model = self.model.decoder
+            tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
+            self.kv.check(model.attention, tokens, self.chunk)
+            self.kv.check_count(model.layers, self.batch, tokens)
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.workload.models import Count
+from simulator.workload.counts import Count
 
 
 class Format(NamedTuple):

@@ -8,7 +8,7 @@ from pydantic import StrictBool, model_validator
 
 from simulator.document import Part
 from simulator.units import FieldError, would_divide
-from simulator.workload.models import Count
+from simulator.workload.counts import Count
 
 
 class Parallel(Part):

@@ -4,76 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, StrictBool, Tag, model_validator
+from pydantic import Discriminator, StrictBool, Tag, model_validator
 
 from simulator.document import Part
 from simulator.units import FieldError
-
-Count = Annotated[int, Field(ge=1, strict=True)]
-"""A whole number, at least 1."""
-CountOrNone = Annotated[int, Field(ge=0, strict=True)]
-"""A whole number, at least 0."""
-
-
-class Gqa(Part):
-    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): several heads share a key and a value.
-
-    Attributes
-    ----------
-    heads, kv_heads, head_size
-        As in the model's ``config.json``; ``head_dim`` there, or else hidden size over heads.
-    qk_norms
-        Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2).
-    """
-
-    kind: Literal["gqa"]
-    heads: Count
-    kv_heads: Count
-    head_size: Count
-    qk_norms: StrictBool = False
-
-    @property
-    def kv_elements(self) -> int:
-        """What the KV cache holds of a token in a layer: a key and a value for each of the key and value heads."""
-        return 2 * self.kv_heads * self.head_size
-
-    @model_validator(mode="after")
-    def _heads_share(self) -> Self:
-        if self.heads % self.kv_heads:
-            must, found = "heads is a multiple of kv_heads", f"{self.heads} and {self.kv_heads}"
-            raise FieldError(must, found, "change heads or kv_heads", ("heads",))
-        return self
-
-
-class Mla(Part):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
-
-    Attributes
-    ----------
-    heads
-        Of queries; each has its own key and value, made from the latent.
-    q_lora_rank
-        Width of the latent of queries; default: queries are made at once.
-    kv_lora_rank
-        Width of the latent of keys and values, which is cached.
-    qk_nope, qk_rope
-        Widths of the part of a key without and with a rotary embedding; all heads share the latter, which is cached.
-    v_head
-        Width of a value.
-    """
-
-    kind: Literal["mla"]
-    heads: Count
-    q_lora_rank: Count | None = None
-    kv_lora_rank: Count
-    qk_nope: Count
-    qk_rope: Count
-    v_head: Count
-
-    @property
-    def kv_elements(self) -> int:
-        """What the KV cache holds of a token in a layer: the latent and the shared part of the key."""
-        return self.kv_lora_rank + self.qk_rope
+from simulator.workload.attention import Attention, Gqa, kind_of
+from simulator.workload.counts import Count, CountOrNone
 
 
 class Dense(Part):
@@ -128,17 +64,11 @@ class Experts(Part):
         return self
 
 
-def _kind(part: object) -> object:
-    return part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-
-
 def _family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-Attention = Annotated[Annotated[Gqa, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(_kind)]
-"""How tokens attend to one another."""
-FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(_kind)]
+FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(kind_of)]
 """What a layer does to each token alone."""
 
 

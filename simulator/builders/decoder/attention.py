@@ -14,6 +14,7 @@ section 2.1.2 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 2.1.1; l is
 from __future__ import annotations
 
 from simulator.builders.decoder.cache import Cache, made_bytes
+from simulator.builders.decoder.sparse import Query, sparse
 from simulator.builders.decoder.tape import Tape
 from simulator.workload import Gqa, Mla
 
@@ -24,8 +25,9 @@ def gqa(t: Tape, part: Gqa, cache: Cache, x: str) -> str:
     if part.qk_norms:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     q, k = t.vector("rope.q", [q]), t.vector("rope.k", [k])
-    flops = 4 * cache.batch * cache.span.pairs * part.heads * part.head_size
-    return _core(t, cache, [q, k, v], part.heads * part.head_size, flops)
+    width, key_bytes = part.heads * part.head_size, cache.token_bytes // 2
+    query = Query([q], made_bytes(t, q), [k, v], width, 4 * width, (2 * width, key_bytes))
+    return _attend(t, cache, query, x)
 
 
 def expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
@@ -33,7 +35,7 @@ def expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
     q, latent = _latent(t, part, x)
     k = _expand(t, part, cache, ("attn.k_b", latent, part.heads * part.qk_nope))
     v = _expand(t, part, cache, ("attn.v_b", latent, part.heads * part.v_head))
-    flops = 2 * cache.batch * cache.span.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
+    flops = 2 * cache.batch * cache.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
     rope_bytes = part.qk_rope * (cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes)
     read_bytes = made_bytes(t, q, k, v) + rope_bytes
     return _core(t, cache, [q, latent, k, v], part.heads * part.v_head, flops, read_bytes)
@@ -44,23 +46,34 @@ def absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide = part.heads * part.kv_lora_rank
-    query = _absorb(t, "attn.k_b", q, (wide, nope))
-    flops = 2 * cache.batch * cache.span.pairs * part.heads * (2 * part.kv_lora_rank + part.qk_rope)
-    read_bytes = made_bytes(t, query, latent) + rope + cache.held_bytes
-    mixed = _core(t, cache, [query, q, latent], wide, flops, read_bytes)
+    absorbing = _absorb(t, "attn.k_b", q, (wide, nope))
+    score_flops = 2 * part.heads * (part.kv_lora_rank + part.qk_rope)
+    scores = (score_flops, cache.token_bytes)
+    query_bytes = made_bytes(t, absorbing) + rope
+    query = Query([absorbing, q], query_bytes, [latent], wide, score_flops + 2 * wide, scores)
+    mixed = _attend(t, cache, query, x)
     return _absorb(t, "attn.v_b", mixed, (part.heads * part.v_head, made_bytes(t, mixed)))
 
 
-def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_bytes: int | None = None) -> str:
-    """Attend, and cache the new tokens; by default everything that it takes and what is cached is read once."""
+def _attend(t: Tape, cache: Cache, query: Query, x: str) -> str:
+    """Attend as the part says: to what is in reach, or to the three views of sparse attention."""
+    if cache.part.sparse is not None:
+        return sparse(t, cache.part.sparse, cache, query, x)
+    flops = cache.batch * cache.pairs * query.pair_flops
+    read_bytes = query.taken_bytes + made_bytes(t, *query.new) + cache.held_bytes
+    return _core(t, cache, [*query.taken, *query.new], query.width, flops, read_bytes)
+
+
+def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_bytes: int) -> str:
+    """Attend, and cache the new tokens."""
     out = t.tensor("attn.core.out", width, t.cut())
     t.op(
         "attn.core",
         [*taken, *cache.held],
-        [out, cache.added],
+        [out, *cache.added],
         flops=flops,
         op_class="attention",
-        read_bytes=made_bytes(t, *taken) + cache.held_bytes if read_bytes is None else read_bytes,
+        read_bytes=read_bytes,
         write_bytes=made_bytes(t, out) + cache.added_bytes,
     )
     return out
@@ -86,7 +99,7 @@ def _expand(t: Tape, part: Mla, cache: Cache, about: tuple[str, str, int]) -> st
     """Multiply the latents of all tokens, cached and new, by a weight."""
     name, latent, width = about
     weight = t.weight(name)
-    rows = cache.batch * cache.span.length
+    rows = cache.batch * (cache.seen + cache.span.new)
     out = t.tensor(f"{name}.out", width, t.cut(), rows=(rows,))
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
     t.op(

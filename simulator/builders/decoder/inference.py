@@ -12,10 +12,12 @@ repeated at the same lengths; what grows, grows by ``new_tokens``.
 from __future__ import annotations
 
 from simulator.builders.decoder.attention import absorbed, expanded, gqa
-from simulator.builders.decoder.cache import Cache, Span
+from simulator.builders.decoder.cache import Cache
 from simulator.builders.decoder.ends import answer, embed
 from simulator.builders.decoder.feed_forward import gated, routed
 from simulator.builders.decoder.layer import Block
+from simulator.builders.decoder.reach import Span
+from simulator.builders.decoder.room import Room
 from simulator.builders.decoder.tape import Tape
 from simulator.builders.naming import blocks, numbered
 from simulator.graph import Graph, Job
@@ -47,8 +49,7 @@ class _Inference:
     def __init__(self, tape: Tape, workload: Workload, model: DecoderModel) -> None:
         self.tape, self.workload, self.model = tape, workload, model
         self.blocks = blocks(model.layers)
-        self.token_bytes = model.attention.kv_elements * workload.dtypes.kv_bytes
-        self.held: dict[str, list[str]] = {block: [] for block in self.blocks}
+        self.room = Room(tape, workload, model.attention, self.blocks)
 
     def prefill(self) -> Graph:
         t, spans = self.tape, chunks(self.workload.sequence, self.workload.chunk)
@@ -58,39 +59,28 @@ class _Inference:
             t.rows = (self.workload.batch * span.new,)
             x = embed(t, t.cut())
             for block in self.blocks:
-                added = f"{t.micro}{block}/kv"
-                t.graph.tensor(added, self.workload.batch * span.new * self.token_bytes, "kv_cache")
-                x = self._layer(block, x, span, added)
-                self.held[block].append(added)
+                x = _Layer(t, self.model, block, self.room.read(block, span)).forward(x)
         t.block, t.rows = "head", (self.workload.batch,)
         last = t.tensor("last.out", self.model.hidden, t.cut())
         t.op("last", [x], [last], read_bytes=t.elements(last) * t.element_bytes)
         token = answer(t, last, tied=self.model.tied_embeddings)
-        kept = [name for names in self.held.values() for name in names]
+        kept = [name for block in self.blocks for name in self.room.kept(block)]
         return t.graph.build([*kept, token], steps=self.workload.steps)
 
     def decode(self) -> Graph:
         t, work = self.tape, self.workload
         t.rows = (work.batch,)
         for block in self.blocks:
-            kv, tail = f"{block}/kv", f"{block}/kv.tail"
-            t.graph.tensor(kv, work.batch * work.sequence * self.token_bytes, "kv_cache", persistent=True)
-            t.graph.tensor(tail, work.batch * work.new_tokens * self.token_bytes, "kv_cache")
-            self.held[block] = [kv]
+            self.room.decode(block)
         tokens: list[str] | None = None
         for number, step in enumerate(numbered("t", work.new_tokens)):
             t.micro = f"{step}/" if work.new_tokens > 1 else ""
             x = embed(t, t.cut(), tokens)
             for block in self.blocks:
-                tail = f"{block}/kv.tail"
-                x = self._layer(block, x, Span(work.sequence + number, 1), tail)
-                self.held[block] = [f"{block}/kv", tail]
+                cache = self.room.cache(block, Span(work.sequence + number, 1))
+                x = _Layer(t, self.model, block, cache).forward(x)
             tokens = [answer(t, x, tied=self.model.tied_embeddings)]
         return t.graph.build(tokens or [], steps=work.steps)
-
-    def _layer(self, block: str, x: str, span: Span, added: str) -> str:
-        cache = Cache(list(self.held[block]), added, self.workload.batch, span, self.token_bytes)
-        return _Layer(self.tape, self.model, block, cache).forward(x)
 
 
 class _Layer(Block):
@@ -105,7 +95,7 @@ class _Layer(Block):
         part = self.model.attention
         if isinstance(part, Gqa):
             return gqa(self.tape, part, self.cache, x)
-        form = expanded if self.tape.phase == "prefill" else absorbed
+        form = expanded if self.tape.phase == "prefill" and part.sparse is None else absorbed
         return form(self.tape, part, self.cache, x)
 
     def feed_forward(self, x: str) -> str:

@@ -165,13 +165,17 @@ class Tape:
 
     # ops
 
+    def op_name(self, name: str) -> str:
+        """Full name of an op of the current block and phase."""
+        short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
+        return f"{self.micro}{self.block}/{short}/{name}"
+
     def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
         """Add an op of the current block and phase."""
-        short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
         more["phase"] = self.phase
         more.setdefault("dtype", self.dtype)
         kind = "collective" if more.get("collective") else "compute"
-        self.graph.op(f"{self.micro}{self.block}/{short}/{name}", reads, writes, kind, **more)
+        self.graph.op(self.op_name(name), reads, writes, kind, **more)
 
     def meet(self, name: str, reads: list[str], writes: list[str], about: Meeting) -> None:
         """Add a collective of the ranks that differ along some axes only."""

@@ -63,6 +63,8 @@ def specs(model: DecoderModel, names: list[str]) -> Iterator[tuple[str, Specs]]:
 def _attention(model: DecoderModel) -> Specs:
     part = model.attention
     found = _gqa(model.hidden, part) if isinstance(part, Gqa) else _mla(model.hidden, part)
+    if part.sparse is not None:
+        found |= _sparse(model.hidden, part, part.sparse.compress.block)
     return {f"attn.{name}": spec for name, spec in found.items()}
 
 
@@ -88,6 +90,17 @@ def _mla(h: int, part: Mla) -> Specs:
         "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
         "o": Spec((part.heads * part.v_head, h), _ROW),
     }
+
+
+def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
+    """Three gates for each head, and what compresses so many tokens: of a head's key and value, or of latents."""
+    found = {"gate": Spec((h, 3 * part.heads), _COLUMN)}
+    parts, width = (("k.", "v."), part.head_size) if isinstance(part, Gqa) else (("",), part.kv_elements)
+    for name in parts:
+        found[f"compress.{name}in"] = Spec((block * width, width), _WHOLE)
+        found[f"compress.{name}out"] = Spec((width, width), _WHOLE)
+        found[f"compress.{name}position"] = Spec((block, width), _WHOLE)
+    return found
 
 
 def _feed_forward(model: DecoderModel, layer: int) -> Specs:

@@ -1,0 +1,74 @@
+"""How the KV cache is cut into tensors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simulator.document import Part
+from simulator.units import FieldError, would_divide
+from simulator.workload.attention import Gqa, Mla
+from simulator.workload.counts import Count
+
+MOST = 500_000
+"""Most blocks of a KV cache: about 1 GB of memory for a run."""
+
+
+class KvBlocks(Part):
+    """A KV cache in blocks, each a tensor with a home of its own (paged attention, arXiv 2309.06180).
+
+    Attributes
+    ----------
+    block
+        Tokens of a sequence in a block.
+    sequences
+        How many sequences have a block in the same tensor, or ``all``.
+    """
+
+    block: Count
+    sequences: Count | Literal["all"] = 1
+
+    def together(self, batch: int) -> int:
+        """How many of `batch` sequences have a block in the same tensor."""
+        return batch if self.sequences == "all" else min(self.sequences, batch)
+
+    def check(self, part: Gqa | Mla, tokens: int, chunk: int | None) -> None:
+        """Refuse blocks that do not suit the attention, the length of sequences, or the chunks of prompts.
+
+        Raises
+        ------
+        FieldError
+            If there are such; the message says what does.
+        """
+        if self.block > tokens:
+            must, found = "a block is at most a sequence", f"{self.block:,} of {tokens:,} tokens"
+            raise FieldError(must, found, "lower block, or raise sequence", ("kv", "block"))
+        if chunk is not None and chunk % self.block:
+            must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
+            raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
+        if part.sparse is None:
+            return
+        if part.sparse.select.block != self.block:
+            must, found = (
+                "a block that is selected is a block of the cache",
+                f"{part.sparse.select.block} and {self.block}",
+            )
+            raise FieldError(must, found, f"set kv.block to {part.sparse.select.block}", ("kv", "block"))
+        if self.sequences != 1:
+            must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
+            raise FieldError(must, found, "remove sequences", ("kv", "sequences"))
+
+    def check_count(self, layers: int, batch: int, tokens: int) -> None:
+        """Refuse more blocks than `MOST`.
+
+        Raises
+        ------
+        FieldError
+            If there are.
+        """
+        found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
+        if found > MOST:
+            must, do = (
+                f"a KV cache has at most {MOST:,} blocks",
+                "raise kv.block or kv.sequences, or lower batch or sequence",
+            )
+            raise FieldError(must, f"{found:,}", do, ("kv", "block"))

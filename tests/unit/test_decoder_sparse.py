@@ -1,0 +1,265 @@
+"""Sparse attention, windows and caches in blocks against closed forms that know nothing of the builder."""
+
+from math import prod
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from simulator.builders import build
+from simulator.builders.decoder.weights import count
+from simulator.graph import Graph, Op
+from simulator.workload import Workload
+
+SPARSE = {"compress": {"block": 4, "stride": 2}, "select": {"block": 4, "top": 4}, "window": 6}
+GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6}
+MLA = {"kind": "mla", "heads": 3, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+H, V, LAYERS, BATCH = 16, 40, 3, 2
+
+
+def workload(attention: dict[str, Any], **more: Any) -> Workload:
+    model = {
+        "family": "decoder",
+        "layers": LAYERS,
+        "hidden": H,
+        "vocabulary": V,
+        "attention": attention,
+        "feed_forward": {"kind": "dense", "width": 24},
+    }
+    return Workload.model_validate({"name": "w", "model": model, "batch": BATCH, "sequence": 40, **more})
+
+
+def graph(attention: dict[str, Any], **more: Any) -> Graph:
+    return build(workload(attention, **more))
+
+
+def op(found: Graph, name: str) -> Op:
+    return next(op for op in found.ops if op.name == name)
+
+
+def names(found: Graph, ids: tuple[int, ...]) -> list[str]:
+    return [found.tensors[t].name for t in ids]
+
+
+def cached(found: Graph, ids: tuple[int, ...], layer: str = "L01") -> list[str]:
+    """The blocks of the cache among some tensors, without what all names begin with."""
+    start = f"{layer}/kv/"
+    return [name.removeprefix(start) for name in names(found, ids) if name.startswith(start)]
+
+
+def sizes(found: Graph, start: str) -> dict[str, int]:
+    return {t.name: t.size_bytes for t in found.tensors if t.name.startswith(start)}
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA], ids=["gqa", "mla"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_weights_of_a_graph_are_the_parameters_that_are_counted(attention, phase) -> None:
+    found = workload(attention | {"sparse": SPARSE}, phase=phase)
+    made = sum(t.size_bytes for t in build(found).tensors if t.kind == "weight")
+    dense = count(workload(attention, phase=phase).model).total
+    width, parts = (16, 1) if attention is MLA else (6, 2)
+    more = H * 3 * attention["heads"] + parts * (4 * width * width + width * width + 4 * width)
+    assert count(found.model).total == dense + LAYERS * more
+    assert made == 2 * count(found.model).total
+
+
+def test_the_views_of_a_decoded_token() -> None:
+    """Token 41: 19 compressed ones of 4, 2 apart; 3 whole blocks of 4 and the first of its own; 6 near ones."""
+    found = graph(GQA | {"sparse": SPARSE}, phase="decode")
+    pair, q, kv, token = 4 * 24, 24 * 2, 24 * 2, 2 * 2 * 6 * 2
+    view = {name: op(found, f"L01/decode/attn.{name}") for name in ("select", "compressed", "window", "selected")}
+    assert view["select"].flops == BATCH * 19 * 2 * 24
+    assert view["select"].read_bytes == BATCH * (q + 19 * kv // 2)
+    assert view["compressed"].flops == BATCH * 19 * pair
+    assert view["compressed"].read_bytes == BATCH * (q + 19 * token)
+    assert view["window"].flops == BATCH * 6 * pair
+    assert view["window"].read_bytes == BATCH * (q + 6 * token)
+    assert view["selected"].flops == BATCH * 13 * pair
+    assert view["selected"].read_bytes == BATCH * (q + 13 * token)
+    assert all(found.write_bytes == BATCH * q for name, found in view.items() if name != "select")
+    assert view["select"].write_bytes == BATCH * 2 * 4 * 4, "two groups, four blocks each"
+    assert op(found, "L01/decode/attn.gate").flops == 2 * BATCH * H * 3 * 4
+    order = [found.name for found in found.ops if found.name.startswith("L01/decode/attn.")]
+    assert [name.removeprefix("L01/decode/attn.") for name in order] == [
+        *("q", "k", "v", "gate", "cache", "select", "compressed", "window", "selected", "mix", "o")
+    ]
+
+
+def test_a_block_is_compressed_when_it_is_complete() -> None:
+    """With 42 tokens: the 20th block of four, the last ones."""
+    found = graph(MLA | {"sparse": SPARSE}, phase="decode", new_tokens=2)
+    compress = [op for op in found.ops if op.name.endswith("attn.compress")]
+    assert [op.name for op in compress] == [f"t1/L0{n}/decode/attn.compress" for n in range(LAYERS)]
+    weights = 16 * 16 * 5 + 4 * 16
+    assert {op.flops for op in compress} == {BATCH * 2 * 16 * 16 * 5}
+    assert {op.read_bytes for op in compress} == {2 * (BATCH * 4 * 16 + weights)}
+    assert {op.write_bytes for op in compress} == {2 * BATCH * 16}
+    assert sizes(found, "L01/kv") == {
+        "L01/kv": BATCH * 40 * 16 * 2,
+        "L01/kv.tail": BATCH * 2 * 16 * 2,
+        "L01/kv.compressed": BATCH * 19 * 16 * 2,
+        "L01/kv.tail.compressed": BATCH * 16 * 2,
+    }
+    assert op(found, "t1/L01/decode/attn.compressed").flops == BATCH * 20 * 2 * 3 * (2 * 12 + 4)
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA], ids=["gqa", "mla"])
+@pytest.mark.parametrize("chunk", [4, 12, 40])
+def test_chunks_do_the_work_of_the_whole(attention, chunk: int) -> None:
+    """Attention and compression are the same, however a prompt is cut; blocks are scored once there are too many."""
+
+    def work(found: Graph, *which: str) -> int:
+        return sum(op.flops for op in found.ops if op.name.endswith(which))
+
+    cut = graph(attention | {"sparse": SPARSE}, phase="prefill", chunk=chunk)
+    pair = 4 * 24 if attention is GQA else 2 * 3 * (2 * 12 + 4)
+    pairs = {"compressed": 0, "window": 0, "selected": 0}
+    for t in range(1, 41):
+        pairs["compressed"] += max(0, (t - 4) // 2 + 1)
+        pairs["window"] += min(t, 6)
+        pairs["selected"] += sum([min(4, t - start) for start in range(0, t, 4)][-4:])
+    assert {name: work(cut, f"attn.{name}") for name in pairs} == {
+        name: LAYERS * BATCH * found * pair for name, found in pairs.items()
+    }
+    width, parts = (16, 1) if attention is MLA else (6, 4)
+    assert work(cut, "attn.compress") == LAYERS * BATCH * 19 * parts * 2 * width * width * 5
+    whole = graph(attention | {"sparse": SPARSE}, phase="prefill")
+    assert {name for name in names(cut, cut.outputs) if "compressed" in name}
+    kept = [sum(g.tensors[t].size_bytes for t in g.outputs) for g in (cut, whole)]
+    assert kept[0] == kept[1]
+
+
+def test_selected_blocks_are_late_reads() -> None:
+    """Token 41 is alone in block 10; block 0, 9 and 10 are read for certain, one of eight for each of two groups."""
+    found = graph(GQA | {"sparse": SPARSE}, phase="decode", kv={"block": 4})
+    ops = [op(found, f"L01/decode/attn.selected.s{s}") for s in range(BATCH)]
+    for s, selected in enumerate(ops):
+        assert selected.late is not None
+        assert cached(found, selected.late.candidates) == [f"s{s}/b{b:04}" for b in range(1, 9)]
+        assert (selected.late.samples, selected.late.each) == (2, 1)
+        assert found.ops[selected.late.revealed_by].name == "L01/decode/attn.select"
+        certain = set(cached(found, selected.reads)) - set(cached(found, selected.late.candidates))
+        assert certain == {f"s{s}/b{b:04}" for b in (0, 9, 10)}
+        assert selected.flops == 13 * 4 * 24
+        assert selected.read_bytes == 24 * 2 + 9 * 48, "two whole blocks and one token; what is chosen is added"
+    assert sum(op.late is not None for op in found.ops) == LAYERS * BATCH
+    assert sum(op.flops for op in found.ops) == sum(
+        op.flops for op in graph(GQA | {"sparse": SPARSE}, phase="decode").ops
+    )
+
+
+def test_what_all_select_is_read_for_certain() -> None:
+    """With 16 tokens there are four blocks, and all of them are selected."""
+    found = graph(GQA | {"sparse": SPARSE}, phase="decode", sequence=15, kv={"block": 4})
+    assert not found.has_late
+    assert not [op for op in found.ops if op.name.endswith("attn.select")]
+    assert len(cached(found, op(found, "L01/decode/attn.selected").reads)) == 4 * BATCH
+
+
+def test_a_dense_cache_in_blocks() -> None:
+    """42 tokens: three blocks of 16, the last one partly filled and written in place; the traffic stays."""
+    found = graph(GQA, phase="decode", new_tokens=2, kv={"block": 16})
+    assert set(sizes(found, "L01/kv").values()) == {16 * 48}
+    assert len(sizes(found, "L01/kv")) == BATCH * 3
+    assert all(found.tensors[t].persistent for t, x in enumerate(found.tensors) if x.kind == "kv_cache")
+    core = op(found, "t1/L01/decode/attn.core")
+    assert cached(found, core.reads) == [f"s{s}/b000{b}" for b in range(3) for s in range(BATCH)]
+    assert cached(found, core.writes) == ["s0/b0002", "s1/b0002"]
+    whole = graph(GQA, phase="decode", new_tokens=2)
+    for made, other in zip(found.ops, whole.ops, strict=True):
+        assert (made.name, made.flops, made.read_bytes, made.write_bytes) == (
+            *(other.name, other.flops, other.read_bytes, other.write_bytes),
+        )
+
+
+def test_a_new_block_is_only_written() -> None:
+    found = graph(GQA, phase="decode", new_tokens=2, sequence=48, kv={"block": 16, "sequences": "all"})
+    assert sizes(found, "L01/kv") == {f"L01/kv/s0/b{b:04}": BATCH * 16 * 48 for b in range(4)}
+    first, second = (op(found, f"t{n}/L01/decode/attn.core") for n in range(2))
+    assert cached(found, first.reads) == [f"s0/b000{b}" for b in range(3)]
+    assert cached(found, second.reads) == [f"s0/b000{b}" for b in range(4)]
+    assert cached(found, first.writes) == cached(found, second.writes) == ["s0/b0003"]
+
+
+def test_several_sequences_in_a_tensor() -> None:
+    found = graph(GQA, phase="decode", batch=5, kv={"block": 16, "sequences": 2})
+    assert sizes(found, "L01/kv/s0") == {f"L01/kv/s0/b{b:04}": 2 * 16 * 48 for b in range(3)}
+    assert sizes(found, "L01/kv/s2") == {f"L01/kv/s2/b{b:04}": 1 * 16 * 48 for b in range(3)}
+    total = sum(t.size_bytes for t in found.tensors if t.kind == "kv_cache")
+    assert total == LAYERS * 5 * 48 * 48
+
+
+def test_a_window_reads_its_tokens_and_its_sinks() -> None:
+    """Token 41 sees tokens 1 to 3 and 32 to 41 (from 1); without blocks, only these are cached."""
+    about = GQA | {"window": 10, "sinks": 3}
+    core = op(graph(about, phase="decode"), "L01/decode/attn.core")
+    assert core.flops == BATCH * 13 * 4 * 24
+    assert core.read_bytes == BATCH * 2 * (24 + 24) + BATCH * 12 * 48
+    assert sizes(graph(about, phase="decode"), "L01/kv") == {"L01/kv": BATCH * 12 * 48, "L01/kv.tail": BATCH * 48}
+    found = graph(about, phase="decode", kv={"block": 8})
+    blocks = [f"s{s}/b000{b}" for b in (0, 3, 4) for s in range(BATCH)]
+    assert cached(found, op(found, "L01/decode/attn.core").reads) == blocks
+    assert sorted(sizes(found, "L01/kv")) == sorted(f"L01/kv/{name}" for name in [*blocks, "s0/b0005", "s1/b0005"])
+
+
+def test_a_window_in_prefill() -> None:
+    about = GQA | {"window": 10, "sinks": 3}
+    found = graph(about, phase="prefill", chunk=8, kv={"block": 8})
+    seen = sum(min(t, 13) for t in range(1, 41))
+    assert sum(op.flops for op in found.ops if op.op_class == "attention") == LAYERS * BATCH * seen * 4 * 24
+    last = op(found, "c4/L01/prefill/attn.core")
+    assert cached(found, last.reads) == [f"s{s}/b000{b}" for b in (0, 2, 3) for s in range(BATCH)]
+    assert cached(found, last.writes) == ["s0/b0004", "s1/b0004"]
+    kept = cached(found, found.outputs)
+    assert kept == [f"s{s}/b000{b}" for b in (0, 3, 4) for s in range(BATCH)]
+    assert last.read_bytes == BATCH * 8 * 2 * (24 + 24) + BATCH * 12 * 48
+
+
+def test_latents_in_blocks_are_expanded_again() -> None:
+    found, whole = (graph(MLA, phase="prefill", chunk=20, **more) for more in ({"kv": {"block": 10}}, {}))
+    assert [op.flops for op in found.ops] == [op.flops for op in whole.ops]
+    assert len(cached(found, op(found, "c1/L01/prefill/attn.k_b").reads)) == 2 * BATCH
+
+
+def refusal(attention: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(attention, **{"phase": "decode"} | more)
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def changed(**parts: dict[str, int]) -> dict[str, Any]:
+    return GQA | {
+        "sparse": {
+            key: value | parts.get(key, {}) if isinstance(value, dict) else value for key, value in SPARSE.items()
+        }
+    }
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    assert refusal(GQA | {"window": 41}).startswith("a window and its sinks are at most the sequence, found 41 of 40")
+    assert refusal(GQA | {"window": 38, "sinks": 4}).startswith("a window and its sinks are at most the sequence")
+    assert refusal(GQA | {"sinks": 4}).startswith("sinks stand beside a window")
+    assert refusal(GQA | {"sparse": SPARSE, "window": 4}).startswith("attention has a window, or is sparse")
+    assert refusal(GQA | {"sparse": SPARSE | {"window": 50}}).startswith("a window is at most the sequence, found 50")
+    assert refusal(changed(select={"top": 11})).startswith(
+        "a token selects at most the blocks that there are, found 11 of 10 with 4 tokens each; lower select.top"
+    )
+    assert refusal(changed(select={"top": 3})).startswith("some of the top blocks are chosen by score, found 3 with 3")
+    assert refusal(changed(compress={"block": 5})).startswith("stride divides block, found 2 and 5")
+    assert refusal(changed(compress={"block": 6, "stride": 3})).startswith("compress.stride divides select.block")
+    assert refusal(changed(compress={"block": 44})).startswith("what is made into one is at most the sequence")
+    assert refusal(GQA, kv={"block": 42}).startswith("a block is at most a sequence, found 42 of 41 tokens")
+    assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
+    assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
+    assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
+    assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")
+    llama = {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32}
+    with pytest.raises(ValidationError, match="kv is for phases prefill and decode, found it with phase train"):
+        Workload.model_validate({"name": "w", "model": llama, "kv": {"block": 4}})
+
+
+def test_a_published_model_in_blocks_has_the_cache_of_its_closed_form() -> None:
+    """DeepSeek-V3: 576 elements a token and layer."""
+    found = graph(MLA | {"kv_lora_rank": 512, "qk_rope": 64}, phase="decode", sequence=64, kv={"block": 16})
+    total = sum(t.size_bytes for t in found.tensors if t.kind == "kv_cache")
+    assert total == prod((LAYERS, BATCH, 80, 576, 2)), "blocks are whole: 65 tokens take five"
