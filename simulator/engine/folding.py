@@ -56,8 +56,8 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         needs: Counter[int] = Counter()
         for rank, program in enumerate(programs):
             needs[rank // on_node if tier.scope == "node" else -1] += footprint[id(program)]
-        for rank, (place, _, size) in again:
-            needs[rank // on_node if tier.scope == "node" else -1] -= size if place == number else 0
+        for one in again:
+            needs[one.rank // on_node if tier.scope == "node" else -1] -= one.size_bytes if one.tier == number else 0
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 

@@ -152,12 +152,16 @@ class Simulation(Machine):
         """Find what is stored once for several ranks; of those that are folded, the one simulated has it for all."""
         on_node = self.hardware.topology.devices_per_node
         scopes = [tier.scope for tier in self.hardware.tiers.values()]
-        for rank, (tier, tensor, size) in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
+        folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
+        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
             by = self._stands_in[rank]
             if rank == by:
-                self._stored.add((rank, tier, tensor))
+                self._stored.update((rank, tier, tensor) for tensor in tensors)
             if scopes[tier] != "node" or rank // on_node == by // on_node:
-                self._stored_once[by, tier, tensor] += size
+                folded[by, tier, tensors] += 1
+        for (by, tier, tensors), ranks in folded.items():
+            for tensor in tensors:
+                self._stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
 
     def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
         """Whether another rank has stored this tensor here for the rank, too."""

@@ -38,8 +38,8 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         taken: Counter[int] = Counter()
         for rank, graph in enumerate(job.graph_of):
             taken[rank // place] += at_home[graph][number]
-        for rank, (at, _, size) in again:
-            taken[rank // place] -= size if at == number else 0
+        for one in again:
+            taken[one.rank // place] -= one.size_bytes if one.tier == number else 0
         for rank, graph in enumerate(job.graph_of):
             left = tier.usable_bytes - taken[rank // place]
             found[graph][number] = min(found[graph][number], at_home[graph][number] + left // sharers[rank // place])
