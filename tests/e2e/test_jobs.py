@@ -12,6 +12,7 @@ from rank_stories import cluster, team
 
 import simulator as hosim
 from simulator import catalog
+from simulator.catalog.shelf import path_of
 from simulator.cli import main
 from simulator.errors import ConfigError
 from simulator.graph import Job
@@ -185,9 +186,21 @@ def test_a_plan_file_is_of_one_graph(tmp_path):
         hosim.run(written(tmp_path, pipeline, text))
 
 
+def few_layers(name, folder):
+    """Write a shipped scenario and its workload, whose model now has two layers."""
+    workload = catalog.read_scenario(name).workload
+    text = path_of(workload, "workload").read_text()
+    assert "layers: 32" in text
+    (folder / "workload.yaml").write_text(text.replace("layers: 32", "layers: 2"))
+    text = path_of(name, "scenario").read_text()
+    path = folder / f"{name}.yaml"
+    path.write_text(text.replace(f"workload: {workload}", "workload: workload.yaml"))
+    return path
+
+
 @pytest.mark.parametrize("name", ["prefill_decode_pools", "llama3_8b_2x2x2"])
 def test_plans_of_several_graphs_are_written_read_and_replayed_to_the_same_bytes(name, tmp_path):
-    first = hosim.run(name, policies=["resident"])
+    first = hosim.run(few_layers(name, tmp_path), policies=["resident"])
     first.write(tmp_path / "first")
     plans = sorted(path.name for path in (tmp_path / "first" / "resident").glob("plan-*.jsonl"))
     assert len(plans) == len(first.case.tasks) > 1
