@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from simulator.report.rows import ABSENT, percent, quantity, ratio
+from simulator.report.rows import ABSENT, quantity, ratio
 from simulator.report.text import Column, aligned
 
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
@@ -81,7 +81,7 @@ def crossovers(lines: Sequence[Mapping[str, Any]], policy: str, against: str) ->
 
 def said(perturbation: str, level: float) -> str:
     """Write a level: a share, or of an inspection its time."""
-    return quantity(round(level), "ns") if perturbation == INSPECTION else percent(level)
+    return quantity(round(level), "ns") if perturbation == INSPECTION else f"{100 * level:g} %"
 
 
 def _pairs(

@@ -20,7 +20,7 @@ from simulator.report.rows import percent
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policy, decided, prepare
 from simulator.run.results import Result
-from simulator.run.row import replayed
+from simulator.run.row import notes, replayed
 from simulator.scenario import PolicyChoice
 from simulator.units import human, nearest
 
@@ -76,18 +76,10 @@ class Planned:
         lines = [
             f"{self.result.label} on {case.loaded.scenario.name}: {step} a step, {above}",
             f"peak in {tier} {peak} of a budget of {human(case.problem.budget_bytes, 'B')}",
-            *self._notes(),
+            *notes(self.result.case, self.result.recordings),
             *crowded([self.result]),
         ]
         return "\n".join(lines)
-
-    def _notes(self) -> list[str]:
-        """What the plans say of themselves, with whose it is where not all of them do."""
-        tasks, who = self.result.case.tasks, dict[str, list[str]]()
-        for task, plan in zip(tasks, self.result.recordings, strict=True):
-            for note in plan.notes:
-                who.setdefault(note, []).append(task.said)
-        return [note if len(said) == len(tasks) else f"{'; '.join(said)}: {note}" for note, said in who.items()]
 
     @property
     def file(self) -> str:

@@ -281,7 +281,8 @@ class _Runner:
             plan = self._decide[number](case.problem)
             referee.check_plan(self._case.graph, self._case.hardware, plan, self._case.tasks[0].pinned)
         except CapacityError as error:
-            return error
+            less_headroom = f"leave less headroom than {100 * headroom:g} %"
+            return CapacityError(replace(error.report, levers=(less_headroom,))) if headroom else error
         return plan
 
     def __call__(self, condition: Condition) -> list[dict[str, Any]]:

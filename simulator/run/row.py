@@ -43,8 +43,7 @@ def replayed(
     summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
     if trace.status == "ok":
         summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
-    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
-    summary |= {"notes": "; ".join(notes), "remarks": "; ".join(findings.remarks)}
+    summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     result = Result(case, label, summary, plans=named, trace=trace, remarks=findings.remarks)
     if trace.status == "ok":
@@ -52,3 +51,18 @@ def replayed(
             if plan.fixed is None:
                 referee.check_plan(task.graph, case.hardware, recorded, task.pinned)
     return result
+
+
+def notes(case: Case, plans: Sequence[Plan]) -> list[str]:
+    """What the plans of a row say of themselves, each note once, with whose it is where not all of them say so.
+
+    Parameters
+    ----------
+    case, plans
+        The graphs, and the plan of each.
+    """
+    who: dict[str, list[str]] = {}
+    for task, plan in zip(case.tasks, plans, strict=True):
+        for note in plan.notes:
+            who.setdefault(note, []).append(task.said)
+    return [note if len(said) == len(plans) else f"{'; '.join(said)}: {note}" for note, said in who.items()]

@@ -254,3 +254,16 @@ def test_plans_made_apart_fit_together_in_what_ranks_share(tmp_path):
     alone, both = (hosim.run(scenario, job=Job.of(g, ranks), policies=["static"])["static"] for ranks in (1, 2))
     assert alone.summary["moved_d2h_bytes"] == 40
     assert (both.status, both.shortfall.tier, both.shortfall.capacity_bytes) == ("infeasible", "ddr", 30)
+
+
+def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path):
+    rows = hosim.run(written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2"))
+    assert rows["reactive"].summary["notes"].startswith("evicts "), "all stages say the same"
+    first, second = rows["static"].summary["notes"].split("; ")
+    assert first.startswith("stage 0, ranks 0 to 1: nothing moves")
+    assert second.startswith("stage 1, ranks 2 to 3: nothing moves")
+
+
+def test_a_job_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="job: what all ranks run is a Job, found one int"):
+        hosim.run(written(tmp_path, "tensor: 2"), job=3)

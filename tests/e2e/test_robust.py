@@ -147,3 +147,15 @@ def test_wrong_numbers_from_python_are_refused(tmp_path):
     for wrong in ({"draws": 0}, {"seed": -1}, {"draws": 1.5}):
         with pytest.raises(ConfigError, match="is a whole number, at least"):
             hosim_api.robustness(path, **wrong)
+
+
+def test_a_level_is_told_as_it_was_asked_for(hosim):
+    done = hosim("robust", "tiny_train_910c", "--longer", "0.001%", "--jitter", "none", "--slower-links", "none",
+                 "--inspect", "none")  # fmt: skip
+    assert "up to 0.001 % longer sequences" in done.out
+
+
+def test_too_much_headroom_is_told_so(hosim):
+    done = hosim("robust", "tiny_train_910c", "--headroom", "99%", "--longer", "none", "--jitter", "none")
+    assert done.code == 1
+    assert done.err.rstrip().endswith("leave less headroom than 99 %")

@@ -175,8 +175,8 @@ def test_the_crossover_is_the_first_level_at_which_the_other_median_is_less():
     lines = spread.quantiles(rows)
     assert spread.crossovers(lines, "p", "r") == [
         "r is faster than p from 20 % slower links on: p takes 160 ns, r takes 150 ns at 20 %.",
-        "r is faster than p from 5.0 % longer sequences on: p is blocked, r takes 130 ns at 5.0 %.",
-        "p stays ahead of r up to 5.0 % jitter: p takes 101 ns, r takes 102 ns at 5.0 %.",
+        "r is faster than p from 5 % longer sequences on: p is blocked, r takes 130 ns at 5 %.",
+        "p stays ahead of r up to 5 % jitter: p takes 101 ns, r takes 102 ns at 5 %.",
     ]
     assert spread.crossovers(lines, "r", "p")[0] == "p is faster than r already under nominal conditions."
     told = spread.table(lines, ("p", "r")).splitlines()
