@@ -84,7 +84,9 @@ def read(
         As for `run`.
     """
     if job is not None and not isinstance(job, Job):
-        raise ConfigError("job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)")
+        raise ConfigError(
+            "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
+        )
     loaded = catalog.resolve(scenario, set)
     if bound is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
