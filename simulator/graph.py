@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Self
 
 from simulator.errors import ConfigError
@@ -145,6 +146,7 @@ class Tensor:
     shared: str | None = None
 
 
+@cache
 def chosen_number(candidates: int, samples: int, each: int) -> int:
     """How many different candidates are chosen, as expected where all are equally likely, rounded up.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, StrictBool, Tag, model_validator
 
 from simulator.document import Part
-from simulator.units import FieldError
+from simulator.units import FieldError, would_divide
 from simulator.workload.attention import Attention, Gqa, kind_of
 from simulator.workload.counts import Count, CountOrNone
 
@@ -40,6 +40,9 @@ class Experts(Part):
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     dense_layers, dense_width
         How many of the first layers have a dense feed-forward instead, and its inner width.
+    ranks
+        Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
+        has its share of the experts, and of the tokens of all; that tokens travel takes no time.
     """
 
     kind: Literal["experts"]
@@ -50,9 +53,18 @@ class Experts(Part):
     router_bias: StrictBool = False
     dense_layers: CountOrNone = 0
     dense_width: Count | None = None
+    ranks: Count = 1
+
+    @property
+    def held(self) -> int:
+        """How many of the routed experts a rank has."""
+        return self.routed // self.ranks
 
     @model_validator(mode="after")
     def _experts_are_there(self) -> Self:
+        if self.routed % self.ranks:
+            must, found = "each rank has as many of the routed experts", f"{self.ranks} ranks for {self.routed} experts"
+            raise FieldError(must, found, would_divide("ranks", self.routed, self.ranks), ("ranks",))
         if self.top_k > self.routed:
             found = f"{self.top_k} of {self.routed}"
             raise FieldError(

@@ -129,6 +129,18 @@ def test_how_many_experts_are_chosen(tokens: int, expected: int) -> None:
     assert chosen_number(128, tokens, 8) == expected == math.ceil(round(128 * (1 - (1 - 8 / 128) ** tokens), 9))
 
 
+def test_a_rank_has_its_share_of_the_experts() -> None:
+    """Four ranks with two experts each, chosen by the tokens of all: 8 * (1 - 0.75^8) / 4 = 1.8, rounded up."""
+    whole, found = (graph(MLA, EXPERTS | {"ranks": ranks}, phase="decode") for ranks in (1, 4))
+    assert sizes(found, "expert")["L01/ffn.gate.weight"] == 2 * 2 * H * 9
+    gate = op(found, "L01/decode/ffn.gate")
+    assert gate.flops == op(whole, "L01/decode/ffn.gate").flops, "as many rows come as go"
+    assert gate.read_bytes == 2 * (2 * 2 * H + 2 * H * 9)
+    assert op(found, "L01/decode/ffn.router").flops == op(whole, "L01/decode/ffn.router").flops
+    models = [workload(MLA, EXPERTS | {"ranks": ranks}, phase="decode").model for ranks in (1, 4)]
+    assert count(models[0]) == count(models[1])
+
+
 def refusal(**data: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         workload(**data)
@@ -143,6 +155,9 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(phase="decode", parallel={}).startswith("phase decode runs the whole model on one rank")
     assert refusal(attention=GQA | {"kv_heads": 3}, phase="decode").startswith("heads is a multiple of kv_heads")
     assert refusal(feed_forward=EXPERTS | {"top_k": 9}, phase="decode").startswith("a token goes through at most all")
+    assert refusal(feed_forward=EXPERTS | {"ranks": 3}, phase="decode").startswith(
+        "each rank has as many of the routed"
+    )
     assert refusal(feed_forward=EXPERTS | {"dense_layers": 3}, phase="decode").startswith("some layers have experts")
     assert refusal(feed_forward=EXPERTS | {"dense_layers": 0}, phase="decode").startswith(
         "dense_layers and dense_width"

@@ -4,6 +4,9 @@ Which experts a token goes through is not known before it runs. So a layer with 
 reads from the compute tier as many as are expected to be chosen at least once: of E experts, T tokens that each choose
 k different ones, all equally likely, leave out each one with probability (1 - k / E)^T, so that
 E * (1 - (1 - k / E)^T) are read, rounded up to whole experts. Each token takes 2 FLOP for each parameter of its k.
+
+Where the experts are spread over R ranks, one rank has E / R of them, which the tokens of all choose: it takes in as
+many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def routed(t: Tape, part: Experts, hidden: int, x: str) -> str:
     sent = t.tensor("ffn.route.out", hidden, t.cut(), rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.cut(), FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
-    read = chosen_number(part.routed, tokens, part.top_k)
+    read = -(-chosen_number(part.routed, tokens * part.ranks, part.top_k) // part.ranks)
     gate, up = (_through(t, f"ffn.{name}", sent, read) for name in ("gate", "up"))
     made = _through(t, "ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]), read)
     shared = [gated(t, "ffn.shared", x)] if part.shared else []

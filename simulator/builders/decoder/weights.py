@@ -113,7 +113,7 @@ def _feed_forward(model: DecoderModel, layer: int) -> Specs:
     if part.router_bias:
         found["ffn.router_bias"] = Spec((part.routed,), ((),))
     for name, (shape, tensor_map, _) in _gated("ffn", h, part.width).items():
-        found[name] = Spec((part.routed, *shape), (EXPERT, *tensor_map), "expert")
+        found[name] = Spec((part.held, *shape), (EXPERT, *tensor_map), "expert")
     return found | (_gated("ffn.shared", h, part.shared * part.width) if part.shared else {})
 
 
@@ -141,14 +141,16 @@ class Count(NamedTuple):
 
 
 def count(model: DecoderModel) -> Count:
-    """Count the parameters of a model, to the last one."""
+    """Count the parameters of a model on all ranks, to the last one."""
     total = idle = 0
     part = model.feed_forward
     for _, found in specs(model, blocks(model.layers)):
         for spec in found.values():
-            total += prod(spec.shape)
+            size = prod(spec.shape)
             if spec.kind == "expert" and isinstance(part, Experts):
-                idle += prod(spec.shape) // part.routed * (part.routed - part.top_k)
+                size *= part.ranks
+                idle += size // part.routed * (part.routed - part.top_k)
+            total += size
     return Count(total, total - idle, model.hidden * model.vocabulary)
 
 
