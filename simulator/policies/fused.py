@@ -43,6 +43,8 @@ class Contracted:
 
     def written_out(self, plan: Plan) -> Plan:
         """Return a plan for the contracted graph as one for the original graph."""
+        if len(self.members) == len(self.streams):
+            return plan
         if isinstance(plan.steps, Steps):
             steps = Steps()
             for code in _written_out(plan.steps.codes(), self.members, self.streams):

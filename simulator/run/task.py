@@ -10,6 +10,7 @@ from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
+from simulator.run.tries import Tries
 from simulator.scenario import BoundKind
 
 
@@ -56,6 +57,11 @@ class Task:
         if last - first < len(self.ranks):
             return f"{self.label}, ranks {first} to {last}"
         return f"{self.label}, {len(self.ranks)} ranks from {first} to {last}"
+
+    @cached_property
+    def tries(self) -> Tries:
+        """What was replayed for the row at hand."""
+        return Tries()
 
     @cached_property
     def alone(self) -> Graph:
