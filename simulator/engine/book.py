@@ -25,8 +25,7 @@ and it was not copied either since, no other copy is valid.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from simulator.engine.link import LinkQueue
@@ -74,15 +73,16 @@ class Book:
         "_computes",
         "_count",
         "_fence",
+        "_free",
         "_gate",
         "_held",
         "_last_taker",
         "_last_use",
         "_last_write",
+        "_light",
         "_moves",
         "_moves_per_lap",
         "_places",
-        "_plain",
         "_reads",
         "_routes",
         "_seen_after",
@@ -105,62 +105,79 @@ class Book:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
         self._sole = [False] * tensors
-        self._plain: list[ComputeStep | None] = [None] * len(columns.reads)
+        self._light = columns.light if self._alone else [None] * len(columns.light)
+        self._free = ComputeStep(-1, self._streams[0])
+        self._free.is_free = True
         self._tracked = columns.tracked
         self._gate, self._at = 0, -1
         self._held = list(columns.starts_here)
         self._last_taker = (0, NEVER)
         self.host: Host | None = None
         self.noted: bytearray | None = None
-        self._count: tuple[Callable[[Code], Step], ...] = (self._compute, self._copy, self._detach, self._sync)
+        compute = self._compute if self._alone else self._compute_beside
+        self._count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
 
     @property
     def _number(self) -> int:
         """Number of the step at hand."""
         return self._at if self.host is None else self.host.key & ISSUE_MASK
 
-    def steps(self, codes: Iterable[Code]) -> Iterator[Step]:
-        """Count steps, each when it is asked for."""
-        return self._steps_alone(codes) if self._alone else self._steps(codes)
+    def issue(self, codes: Iterable[Code], host: Host) -> Step | None:
+        """Count and issue steps until one has to wait; that one, or None if there are no more.
 
-    def _steps(self, codes: Iterable[Code]) -> Iterator[Step]:
-        """Count steps whose computes run on several streams."""
-        noted, count = self.noted, self._count
-        for code in codes:
+        A compute that only reads what earlier ones have seen to joins those in the queue at once; they share a step.
+        """
+        noted, count, prices, looks, lap = self.noted, self._count, host.prices, host.looks, host.lap
+        computes, last_use, light, free = self._computes, self._last_use[0], self._light, self._free
+        key, now, credit, queue = host.key, host.now, host.credit, self._streams[0].queue
+        for kind, item, at, target in codes:
             if noted is not None:
-                noted += _row(*code)
-            yield count[code[0]](code)
-
-    def _steps_alone(self, codes: Iterable[Code]) -> Iterator[Step]:
-        """Count steps whose computes run on the only stream; those that have nothing to see to are plain."""
-        noted, count, computes, plain = self.noted, self._count, self._computes, self._plain
-        last_use, last_write, sole = self._last_use[0], self._last_write[0], self._sole
-        reads, writes = self._reads, self._writes
-        for code in codes:
-            kind, op, stream, target = code
-            if noted is not None:
-                noted += _row(kind, op, stream, target)
-            if kind or stream:
-                yield count[kind](code)
-                continue
-            computes[0] = number = computes[0] + 1
-            unseen: tuple[int, ...] = ()
-            unwritten: tuple[int, ...] = ()
-            for tensor in reads[op]:
-                if last_use[tensor] <= 0:
-                    unseen = (*unseen, tensor)
-                last_use[tensor] = number
-            for tensor in writes[op]:
-                if not sole[tensor]:
-                    unwritten = (*unwritten, tensor)
-                    sole[tensor] = True
-                last_use[tensor] = last_write[tensor] = number
-            if unseen or unwritten:
-                yield self._look_up(op, 0, unseen, unwritten)
-            else:
-                yield plain[op] or self._plain_step(op)
+                noted += _row(kind, item, at, target)
+            now += prices[kind]
+            if not (kind or at) and credit and queue and (reads := light[item]) is not None:
+                number = computes[0] + 1
+                for tensor in reads:
+                    if last_use[tensor] <= 0:
+                        break
+                    last_use[tensor] = number
+                else:
+                    computes[0] = number
+                    credit -= 1
+                    queue.append((key, item, free, now, lap))
+                    host.key = key = key + 1
+                    continue
+            host.now, host.credit = now, credit
+            step = count[kind]((kind, item, at, target))
+            if (looks and host.must_wait()) or not step.issue(host):
+                return step
+            credit = host.credit
+            host.key = key = key + 1
+        host.now = now
+        return None
 
     def _compute(self, code: Code) -> ComputeStep:
+        """Count a compute of the only stream; it sees to what no earlier one has."""
+        _, op, stream, _ = code
+        if stream:
+            raise self._unknown_stream(stream)
+        last_use, last_write, sole = self._last_use[0], self._last_write[0], self._sole
+        self._computes[0] = number = self._computes[0] + 1
+        unseen: tuple[int, ...] = ()
+        unwritten: tuple[int, ...] = ()
+        for tensor in self._reads[op]:
+            if last_use[tensor] <= 0:
+                unseen = (*unseen, tensor)
+            last_use[tensor] = number
+        for tensor in self._writes[op]:
+            if not sole[tensor]:
+                unwritten = (*unwritten, tensor)
+                sole[tensor] = True
+            last_use[tensor] = last_write[tensor] = number
+        step = self._look_up(op, 0, unseen, unwritten)
+        step.is_free = not (unseen or unwritten or self._columns.workspace_bytes[op])
+        return step
+
+    def _compute_beside(self, code: Code) -> ComputeStep:
         """Count a compute of one of several streams."""
         _, op, stream, _ = code
         if not 0 <= stream < len(self._streams):
@@ -216,12 +233,6 @@ class Book:
             f"stream {number}",
             "issue it on stream 0, or make a fixed plan",
         )
-
-    def _plain_step(self, op: int) -> ComputeStep:
-        """A compute for which earlier ones have seen to everything but its workspace; the same one each time."""
-        step = self._plain[op] = ComputeStep(op, self._streams[0])
-        step.is_free = not self._columns.workspace_bytes[op]
-        return step
 
     def _look_up(self, op: int, stream: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> ComputeStep:
         """A compute that must see to these tensors itself, because no earlier one does."""
@@ -297,14 +308,15 @@ class Book:
     def laps(self, codes: Iterable[Code]) -> list[Step]:
         """Count the steps of a lap that is run many times."""
         codes = list(codes)
-        deque(self.steps(self._numbered(codes)), maxlen=0)
+        self._count_lap(codes)
         self._begin_lap()
-        return list(self.steps(self._numbered(codes)))
+        return self._count_lap(codes)
 
-    def _numbered(self, codes: list[Code]) -> Iterator[Code]:
-        """Keep the number of the step at hand."""
+    def _count_lap(self, codes: list[Code]) -> list[Step]:
+        steps = []
         for self._at, code in enumerate(codes):
-            yield code
+            steps.append(self._count[code[0]](code))
+        return steps
 
     def _begin_lap(self) -> None:
         """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""

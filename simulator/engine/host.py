@@ -47,6 +47,8 @@ class Host:
         Its time: when the step at hand is issued [ns].
     key, lap
         Of the step that is issued next.
+    prices, looks
+        By kind of step, what it pays [ns]; whether its plan looks at the machine, so that it waits until it has paid.
     credit
         Computes that may be issued before the queue is looked at again.
     is_full
@@ -64,12 +66,10 @@ class Host:
         "_caught_up",
         "_checkpoint",
         "_depth",
-        "_lap_steps",
+        "_issue",
         "_laps",
-        "_looks",
         "_next_checkpoint",
         "_pending",
-        "_prices",
         "_room",
         "_steps",
         "_streams",
@@ -81,8 +81,10 @@ class Host:
         "is_full",
         "key",
         "lap",
+        "looks",
         "now",
         "places",
+        "prices",
         "rounds",
         "watchers",
     )
@@ -90,21 +92,20 @@ class Host:
     def __init__(self, rank: Rank, plan: Plan, book: Book) -> None:
         machine, costs = rank.machine, rank.machine.hardware.host
         self.places, self.rounds, self.clock = rank.places, machine.rounds, machine.rounds.clock
-        self.key, self.lap, self.credit = rank.number << RANK_SHIFT, -1, 0
+        self.key, self.lap, self.credit = rank.number << RANK_SHIFT, 0, 0
         self.is_full = self.finished = False
         self.awaited = -1
         self.watchers: list[Stream] = []
         self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
         self._next_checkpoint = self.key + _STEPS_PER_CHECKPOINT
         self._room = QueueRoom(self)
-        prices, self.now = _prices(plan, costs)
-        self._prices = prices if any(prices) else None
+        self.prices, self.now = _prices(plan, costs)
         self._book = book
         self._laps = plan.repeats if plan.fixed is not None else 1
         self.has_laps = self._laps > 1
-        self._looks = plan.fixed is None and plan.looks
+        self.looks = plan.fixed is None and plan.looks
         self._steps: Iterator[Step] = iter(())
-        self._lap_steps = self._program(plan)
+        self._issue = self._program(plan)
         self._pending: Step | None = None
         self._caught_up = recurring(self.clock, self._go_on)
 
@@ -137,43 +138,54 @@ class Host:
     look_again = begin = advance
     """Go on at the sync; begin, after the launch."""
 
-    def _program(self, plan: Plan) -> Callable[[], Iterator[Step]]:
-        """What gives the steps of a lap: they are counted once if there are several laps."""
+    def _program(self, plan: Plan) -> Callable[[], Step | None]:
+        """What issues steps until one has to wait: steps that were counted once if there are several laps."""
         book, steps = self._book, plan.steps
-        if isinstance(steps, Steps) and plan.repeats > 1:
+        if isinstance(steps, Steps) and self.has_laps:
             counted = book.laps(steps.codes())
-            return lambda: iter(counted)
+            self._steps = iter(counted)
+            return partial(self._issue_laps, counted)
         book.host = self
-        codes = steps.codes if isinstance(steps, Steps) else partial(steps, cast("Issued", book))
-        return lambda: book.steps(codes())
+        codes = steps.codes() if isinstance(steps, Steps) else steps(cast("Issued", book))
+        return partial(book.issue, codes, self)
 
     def _pull(self) -> None:
         """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""
-        while not self.finished and self._issue_lap():
-            self.lap += 1
-            self.finished = self.lap == self._laps
-            if not self.finished:
-                self._steps = self._lap_steps()
+        if not self.finished:
+            self._pending = self._issue()
+            self.finished = self._pending is None
 
-    def _issue_lap(self) -> bool:
-        """Issue the rest of a lap; False if a step has to wait."""
-        prices, looks = self._prices, self._looks
+    def _issue_laps(self, counted: list[Step]) -> Step | None:
+        """Issue counted steps, lap after lap, until one has to wait; that one, or None if there are no more."""
+        while self.lap < self._laps:
+            step = self._issue_lap()
+            if step is not None:
+                return step
+            self.lap += 1
+            self._steps = iter(counted)
+        return None
+
+    def _issue_lap(self) -> Step | None:
+        """Issue the rest of a lap; the step that has to wait, if one has."""
+        prices = self.prices if any(self.prices) else None
         for step in self._steps:
             kind = step.kind
             if prices is not None:
                 self.now += prices[kind]
-            if looks and self.is_ahead:
-                self._pending = step
-                self.wait_for_clock()
-                return False
             if kind == COMPUTE and self.credit and step.queue:  # type: ignore[union-attr]
                 self.credit -= 1
-                step.queue.append((self.key, step, self.now, self.lap))  # type: ignore[union-attr, arg-type]
+                step.queue.append((self.key, step.op, step, self.now, self.lap))  # type: ignore[union-attr, arg-type]
             elif not step.issue(self):
-                self._pending = step
-                return False
+                return step
             self.key += 1
-        return True
+        return None
+
+    def must_wait(self) -> bool:
+        """Whether the clock has not reached the host's time; if so, go on then."""
+        if self.is_ahead:
+            self.wait_for_clock()
+            return True
+        return False
 
     def has_credit(self) -> bool:
         """Whether a compute may be issued; if not, the queue is full, and is filled up when half of it has started."""

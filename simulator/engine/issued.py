@@ -44,6 +44,8 @@ class Issued(Book):
         self._look_up_step, self._count_copy, self._count_detach = super()._look_up, super()._copy, super()._detach
         super().__init__(places, columns, routes)
         self._looks, home, self.noted = program.plan.looks, program.plan.home, noted
+        if self._looks:
+            self._light = [None] * len(self._light)
         self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):

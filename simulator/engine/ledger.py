@@ -78,9 +78,9 @@ class Waiting:
     def add(self, start_ns: int, end_ns: int, reason: Reason) -> None:
         """Write a wait of the running op: it has come to a meeting that had not begun."""
         if self._stream.running is not None:
-            key, step, _, _ = self._stream.running
+            key, op, _, _, _ = self._stream.running
             issue = key & ISSUE_MASK
-            self._rows += _row(self._stream.rank, self._stream.number, step.op, issue, start_ns, end_ns, *reason)
+            self._rows += _row(self._stream.rank, self._stream.number, op, issue, start_ns, end_ns, *reason)
 
 
 def _walk(stream: Stream) -> Reason | None:
@@ -99,7 +99,7 @@ def _walk(stream: Stream) -> Reason | None:
 
 def ahead_in_line(stream: Stream) -> Stream | None:
     """The stream of a compute that takes room before the head and has not started; None if the head lacks room."""
-    _, step, _, lap = stream.queue[0]
+    _, _, step, _, lap = stream.queue[0]
     if step.line and stream.room_bytes():
         for other, number in step.line:
             if other.started < number + lap * other.per_lap:
@@ -114,7 +114,7 @@ def _walk_stream(stream: Stream, other: Stream) -> Reason:
         seen.append(other)
         _watch(other.watchers, stream)
         if other.running is not None:
-            meeting, op = other.meeting, other.running[1].op
+            meeting, op = other.meeting, other.running[1]
             if meeting is None:
                 return (COLLECTIVE, -1, -1, op) if other.columns.is_collective[op] else (ORDER, -1, -1, -1)
             _watch(meeting.watchers, stream)

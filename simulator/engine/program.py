@@ -42,6 +42,8 @@ class Columns:
         Per tensor: whether it is.
     reads, writes
         Per op: tracked tensors that it reads, and writes.
+    light
+        Per op: the same as `reads` if that is all it names and it takes no workspace; else None.
     duration_ns, workspace_bytes, is_collective
         Per op; a collective without members takes its time alone, as if the others always came in time.
     size_bytes
@@ -62,6 +64,7 @@ class Columns:
         "compute_tier",
         "duration_ns",
         "is_collective",
+        "light",
         "parting",
         "reads",
         "size_bytes",
@@ -82,6 +85,8 @@ class Columns:
         once: dict[int, int] = {}
         self.duration_ns = [once.setdefault(duration, duration) for duration in program.durations_ns]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+        about = zip(self.reads, self.writes, self.workspace_bytes, strict=True)
+        self.light = [None if writes or workspace else reads for reads, writes, workspace in about]
         self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
         written = frozenset(chain.from_iterable([op.writes for op in graph.ops]))
         self.written = [tensor in written for tensor in range(len(graph.tensors))]

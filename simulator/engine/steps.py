@@ -25,7 +25,7 @@ class ComputeStep:
     kind
         ``COMPUTE``.
     op, stream, queue
-        What runs where; computes that were issued there and have not started.
+        What runs where (of a step that ops share, no op); computes that were issued there and have not started.
     after
         Computes of other streams that must have ended.
     turns
@@ -58,9 +58,10 @@ class ComputeStep:
         if not host.credit and not host.has_credit():
             return False
         host.credit -= 1
-        self.queue.append((host.key, self, host.now, host.lap))
-        if self.stream.running is None and len(self.queue) == 1:
-            host.rounds.consider(self.stream, host.key)
+        key, queue = host.key, self.queue
+        queue.append((key, self.op, self, host.now, host.lap))
+        if len(queue) == 1 and self.stream.running is None:
+            host.rounds.consider(self.stream, key)
         return True
 
 

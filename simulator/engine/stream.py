@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _row = packer(SPANS)
 
-Queued = tuple[int, "ComputeStep", int, int]
-"""A compute that was issued: key, step, time of issue [ns], lap."""
+Queued = tuple[int, int, "ComputeStep", int, int]
+"""A compute that was issued: key, op, step, time of issue [ns], lap."""
 
 
 class Span(simpy.Event):
@@ -146,12 +146,12 @@ class Stream:
     @property
     def is_issued(self) -> bool:
         """Whether the head has been issued: a host that is ahead queues a compute before that."""
-        return self.queue[0][2] <= self._clock.now
+        return self.queue[0][3] <= self._clock.now
 
     @property
     def meeting(self) -> Meeting | None:
         """The meeting that the running op has come to; None if it is no collective."""
-        return None if self.kernels is None or self.running is None else self.kernels.meeting(self.running[1].op)
+        return None if self.kernels is None or self.running is None else self.kernels.meeting(self.running[1])
 
     def wait_for_start(self, count: int, waiter: Waiter) -> None:
         """Call `waiter` when so many computes have started."""
@@ -180,18 +180,18 @@ class Stream:
                 self._in_process = True
             else:
                 clock.leap(due)
-            key, step, issued_ns, _ = self.running  # type: ignore[misc]
+            key, op, step, issued_ns, _ = self.running  # type: ignore[misc]
             self.running, self._due_ns = None, -1
             if self.watchers:
                 self._wake_watchers()
             self.ended = ended = self.ended + 1
-            spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
+            spans += _row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
-                self._leave_places(step)
+                self._leave_places(op, step)
             if ended in at_end:
                 for waiter in at_end.pop(ended):
                     waiter.look_again()
-            if queue and queue[0][1].is_free and self.kernels is None and not rounds.has_work():
+            if queue and queue[0][2].is_free and self.kernels is None and not rounds.has_work():
                 self._run_undisturbed()
             if queue:
                 rounds.close_with(self, queue[0][0])
@@ -211,14 +211,14 @@ class Stream:
         at_start, at_end, rank, number = self._at_start, self._at_end, self.rank, self.number
         start, count, until = clock.now, self.started, events[0][0] if events else math.inf
         while queue:
-            key, step, issued_ns, _ = queue[0]
-            end = start + durations_ns[step.op]
+            key, op, step, issued_ns, _ = queue[0]
+            end = start + durations_ns[op]
             count += 1
             if not step.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
                 break
             queue.popleft()
             self.started = count
-            spans += _row(rank, COMPUTE, step.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            spans += _row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
         self.ended = self.started
         clock.leap(start)
@@ -238,8 +238,9 @@ class Stream:
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
-        step, held, size_bytes = self.queue[0][1], self._held, self.columns.size_bytes
-        room = self._workspace_bytes[step.op]
+        _, op, step, _, _ = self.queue[0]
+        held, size_bytes = self._held, self.columns.size_bytes
+        room = self._workspace_bytes[op]
         for tensor in step.writes:
             if not held[tensor]:
                 room += size_bytes[tensor]
@@ -249,34 +250,35 @@ class Stream:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, step, issued_ns, lap = head = self.queue[0]
+        key, op, step, issued_ns, _ = head = self.queue[0]
         now = self._clock.now
         if issued_ns > now:
             self._alarm.set(issued_ns)
             self._rounds.restless.append(self)
             return
-        if not step.is_free and not self._may_start(step, key, lap):
+        if not step.is_free and not self._may_start(head):
             self._rounds.restless.append(self)
             return
         self.queue.popleft()
         self.running, self.start_ns = head, now
         self.started = started = self.started + 1
         if self.waiting.is_open:
-            self.waiting.end(key & ISSUE_MASK, step.op)
+            self.waiting.end(key & ISSUE_MASK, op)
         if self.watchers:
             self._wake_watchers()
         if self.kernels is not None:
-            self.kernels.begin(self, step.op)
+            self.kernels.begin(self, op)
         elif self._in_process:
-            self._due_ns = now + self._duration_ns[step.op]
+            self._due_ns = now + self._duration_ns[op]
         else:
-            self._clock.at(now + self._duration_ns[step.op], self.span)
+            self._clock.at(now + self._duration_ns[op], self.span)
         if started in self._at_start:
             for waiter in self._at_start.pop(started):
                 waiter.look_again()
 
-    def _may_start(self, step: ComputeStep, key: int, lap: int) -> bool:
+    def _may_start(self, head: Queued) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
+        key, op, step, _, lap = head
         if step.after and self._wait_for_other_stream(step, lap):
             return False
         self.lacking = tensor = self.lacks(step, lap)
@@ -284,14 +286,14 @@ class Stream:
             count = dict(step.turns).get(tensor, NEVER)
             self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], key, self)
             return False
-        workspace = self._workspace_bytes[step.op]
+        workspace = self._workspace_bytes[op]
         if step.writes or workspace:
             room = self.room_bytes()
             if room and step.line and wait_for_start(step.line, lap, self):
                 return False
             if room and not self._room.admit_compute(self, key, room):
                 return False
-            self._take_places(step, workspace)
+            self._take_places(op, step, workspace)
         return True
 
     def _wait_for_other_stream(self, step: ComputeStep, lap: int) -> bool:
@@ -303,18 +305,18 @@ class Stream:
         self._rounds.restless += self.watchers
         self.watchers.clear()
 
-    def _take_places(self, step: ComputeStep, workspace: int) -> None:
+    def _take_places(self, op: int, step: ComputeStep, workspace: int) -> None:
         for tensor in step.writes:
             if not self._held[tensor]:
                 self.places.hold(tensor, self.columns.compute_tier)
         if workspace:
-            self.places.note(self.columns.compute_tier, -1 - step.op, workspace)
+            self.places.note(self.columns.compute_tier, -1 - op, workspace)
 
-    def _leave_places(self, step: ComputeStep) -> None:
+    def _leave_places(self, op: int, step: ComputeStep) -> None:
         """The compute is over: what it wrote is valid here and stale elsewhere."""
-        workspace = self._workspace_bytes[step.op]
+        workspace = self._workspace_bytes[op]
         if workspace:
-            self.places.note(self.columns.compute_tier, -1 - step.op, -workspace)
+            self.places.note(self.columns.compute_tier, -1 - op, -workspace)
             self._room.release(workspace)
         for tensor in step.writes:
             self._valid[tensor] = True
