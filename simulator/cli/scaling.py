@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Run a training step on a few ranks to many, and compare.")
+@click.command(short_help="Run a step at each point of a curve, and compare.")
 @click.argument("scenario")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Run only this row, or this policy.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware.")
@@ -23,9 +23,10 @@ def scaling(
       hosim scaling llama3_8b_layer_scaling
       hosim scaling mine.yaml --unfolded --out results/scaling
 
-    A point sets fields of the workload, such as `parallel.data`. The efficiency is that of tokens per
-    second and rank against the first point. Ranks that run the same stand for one another, which is
-    exact, where nothing tells them apart; --unfolded simulates every one.
+    A point sets fields of the workload, such as `parallel.data` or `batch`. Where points differ in
+    ranks, the efficiency is that of tokens per second and rank against the first point. Ranks that run
+    the same stand for one another, which is exact, where nothing tells them apart; --unfolded simulates
+    every one.
 
     The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"

@@ -248,6 +248,11 @@ class Problem:
         """Time of a copy of the tensor over one link while all other links on its buses are busy [ns]."""
         return int(self.copy_ns(tensor, *hop) * self._crowding[hop])
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a bus may slow down the copies of some link."""
+        return any(factor > 1 for factor in self._crowding.values())
+
     @cached_property
     def _crowding(self) -> dict[tuple[int, int], float]:
         """For each hop, how much longer its copies take if all links on its buses are busy, those of all ranks."""

@@ -25,17 +25,53 @@ def table(rows: Rows) -> str:
     """
     columns = [
         Column("policy", tuple(str(row["policy"]) for row in rows), left=True),
-        Column("ranks", tuple(f"{row['ranks']:,}" for row in rows)),
+        *(Column(head, tuple(_shown(row[key]) for row in rows)) for head, key in axes(rows)),
         Column("status", tuple(str(row["status"]) for row in rows), left=True),
         _quantities("step", rows, "step_ns"),
+        *(_of_ranks(rows) if is_over_ranks(rows) else _of_one(rows)),
+        Column("tokens/s", tuple(_count(row["tokens_per_s"]) for row in rows)),
+    ]
+    return aligned([columns])
+
+
+def is_over_ranks(rows: Rows) -> bool:
+    """Whether points differ in ranks; else they differ in the fields that they set, and nothing more."""
+    return len({row["ranks"] for row in rows}) > 1 or not any(key.startswith(POINT) for key in rows[0])
+
+
+def axes(rows: Rows) -> list[tuple[str, str]]:
+    """What points differ in: a head, and the column of the rows."""
+    if is_over_ranks(rows):
+        return [("ranks", "ranks")]
+    return [(key.removeprefix(POINT), key) for key in rows[0] if key.startswith(POINT)]
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _of_ranks(rows: Rows) -> list[Column]:
+    return [
         Column("efficiency", tuple(percent(row["efficiency"]) for row in rows)),
         _quantities("collectives", rows, "collective_ns"),
         Column("masked", tuple(percent(row.get("masked_fraction")) for row in rows)),
         _quantities("collective", rows, "wait_collective_ns"),
         _quantities("peer", rows, "wait_peer_ns"),
-        Column("tokens/s", tuple(_count(row["tokens_per_s"]) for row in rows)),
     ]
-    return aligned([columns])
+
+
+def _of_one(rows: Rows) -> list[Column]:
+    return [
+        _quantities("compute", rows, "compute_ns"),
+        _quantities("stall", rows, "stall_ns"),
+        *(_quantities(cause, rows, f"wait_{cause}_ns") for cause in CAUSES if _is_waited_for(rows, cause)),
+        Column("gap", tuple(percent(row.get("gap_fraction")) for row in rows)),
+        Column("bounded by", tuple(str(row.get("bound_kind") or ABSENT) for row in rows), left=True),
+    ]
+
+
+def _is_waited_for(rows: Rows, cause: str) -> bool:
+    return any(row.get(f"wait_{cause}_ns") for row in rows)
 
 
 def _quantities(head: str, rows: Rows, key: str) -> Column:
@@ -62,8 +98,33 @@ def sentences(rows: Rows) -> list[str]:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         ran = [row for row in rows if row["policy"] == policy and present(row["efficiency"])]
         if len(ran) > 1:
-            found.append(_kept(ran[0], ran[-1]))
+            found.append(_kept(ran[0], ran[-1]) if is_over_ranks(rows) else _best(ran, axes(rows)))
     return found
+
+
+def _best(rows: Rows, over: Sequence[tuple[str, str]]) -> str:
+    """Say where most tokens come out, against the first point, and where waits are hidden, or why they are not."""
+
+    def at(row: Mapping[str, Any]) -> str:
+        return " and ".join(f"{head} {_shown(row[key])}" for head, key in over)
+
+    def share(row: Mapping[str, Any]) -> float:
+        return float(row["stall_ns"] / row["step_ns"])
+
+    best = max(rows, key=lambda row: row["tokens_per_s"] or 0)
+    said = f"{best['policy']} makes {_count(best['tokens_per_s'])} tokens/s at {at(best)}"
+    said += f", {_count(rows[0]['tokens_per_s'])} at {at(rows[0])}" if best is not rows[0] else ""
+    hidden = next((row for row in rows if share(row) < _HIDDEN), None)
+    if hidden is not None:
+        return f"{said}; from {at(hidden)} on it waits for less than 1 % of a step."
+    least = min(rows, key=share)
+    cause = max(CAUSES, key=lambda cause: least[f"wait_{cause}_ns"])
+    why = f"{percent(share(least))} of a step, most for {_NAMES.get(cause, cause)}"
+    return f"{said}; even at {at(least)} it waits for {why} (no plan beats {least['bound_kind']})."
+
+
+_HIDDEN = 0.01
+"""A step that waits for a smaller share hides its copies."""
 
 
 def _kept(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:

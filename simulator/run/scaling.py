@@ -1,4 +1,4 @@
-"""The story of `hosim scaling`: the same step at each point of a scaling curve, from a few ranks to many."""
+"""The story of `hosim scaling`: the same step at each point of a curve, from a few ranks to many or over a field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from simulator.report.scaling import POINT
 from simulator.run import Progress, run_case
 from simulator.run.case import Case, Policies, prepare
 from simulator.scenario import Scenario
-from simulator.units import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +38,7 @@ class Scaling:
         ``ranks``
             Ranks of the job.
         ``tokens``, ``tokens_per_s``
-            What all ranks train on in a step, and in a second; None of a graph from a file.
+            What all ranks train on, read or add in a step, and in a second; None of a graph from a file.
         ``efficiency``
             Tokens per second and rank, against those of the policy's first point that ran to its end. With as much
             for each rank everywhere (weak scaling) that is the step there over the step here.
@@ -63,7 +62,7 @@ class Scaling:
         return report.sentences(self.rows)
 
     def figure(self) -> Picture:
-        """Draw step and efficiency over ranks."""
+        """Draw step and efficiency over ranks; over a field that changes none, step and tokens per second."""
         from simulator.report.scaling_figure import scaling_picture  # noqa: PLC0415 - drawing takes time to import
 
         return scaling_picture(self.rows, self.loaded.scenario.title or self.loaded.scenario.name)
@@ -115,7 +114,7 @@ def scaling(
     Raises
     ------
     ConfigError
-        If a document is wrong, a point cannot be, or points do not go from fewer ranks to more.
+        If a document is wrong, a point cannot be, or points differ in ranks and do not go from fewer to more.
     HosimError
         If an option or a plan is wrong. What cannot fit and what blocks itself are rows, not errors.
     """
@@ -127,23 +126,25 @@ def scaling(
     rows = []
     for number, case in enumerate(cases):
         about = {POINT + key: values[number] for key, values in loaded.scenario.scaling.items()}
-        said = partial(_said, progress, counted(case.job.ranks, "rank"))
+        point = ", ".join(f"{key} {values[number]}" for key, values in loaded.scenario.scaling.items())
+        said = partial(_said, progress, point)
         rows += [about | _counted(row.summary, case) for row in run_case(case, policies, said).values()]
     order = list(dict.fromkeys(row["policy"] for row in rows))
     return Scaling(loaded, _compared(sorted(rows, key=lambda row: order.index(row["policy"]))))
 
 
 def _check_ranks(loaded: Loaded, ranks: Sequence[int]) -> None:
-    for fewer, more in pairwise(ranks):
+    """Refuse a mixture: all points have as many ranks, or each more than the one before it."""
+    for fewer, more in pairwise(ranks if len(set(ranks)) > 1 else ()):
         if fewer >= more:
             must = "points go from fewer ranks to more"
             do = "order them, and with a model say 'parallel: {ranks: all}' in the workload"
             raise ConfigError(loaded.place("scaling"), must, f"{more:,} after {fewer:,}", do)
 
 
-def _said(progress: Progress | None, ranks: str, label: str, done: int, total: int) -> None:
+def _said(progress: Progress | None, point: str, label: str, done: int, total: int) -> None:
     if progress is not None:
-        progress(f"{ranks}, {label}", done, total)
+        progress(f"{point}, {label}", done, total)
 
 
 def _counted(summary: Mapping[str, Any], case: Case) -> dict[str, Any]:

@@ -96,9 +96,11 @@ class Workload(Document):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that all ranks train on in a step; None if they do not train a model."""
-        if self.model is None or self.phase != "train":
+        """Tokens that all ranks train on, read or add in a step; None of pools, and of a graph from a file."""
+        if self.model is None or self.phase == "serve":
             return None
+        if self.phase in _INFERENCE:
+            return self.replicas * self.batch * (self.sequence if self.phase == "prefill" else self.new_tokens)
         replicas = self.parallel.data if self.parallel.ranks == "all" else 1
         return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
 

@@ -126,11 +126,19 @@ def test_what_does_not_fit_is_a_line_and_the_first_that_runs_is_compared_with(ho
     assert hosim("scaling", curve(), "--set", "tiers.hbm.capacity=10 MB").code == 1
 
 
+def test_points_may_differ_in_a_field_and_not_in_ranks(hosim, curve):
+    done = hosim("scaling", curve("{batch: [1, 2], sequence: [1024, 512]}"), "--policy", "resident")
+    head, *rows = [line.split() for line in done.out.splitlines()[:3]]
+    assert head[:6] == ["policy", "batch", "sequence", "status", "step", "compute"]
+    assert [row[1:4] for row in rows] == [["1", "1,024", "ok"], ["2", "512", "ok"]]
+    assert "resident makes" in done.out
+
+
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
         ("parallel.data: [8, 4]", "curve.yaml:6, scaling: points go from fewer ranks to more, found 4 after 8"),
-        ("batch: [1, 2]", "points go from fewer ranks to more, found 2 after 2; order them"),
+        ("parallel.data: [4, 8, 8]", "points go from fewer ranks to more, found 8 after 8; order them"),
         ("parallel.data: [8, 2048]", "each rank has a device of its own, found 2,048 ranks for 1,024"),
         ("parallel.dta: [8]", "scaling.parallel.dta.0: a change names a field of the workload, found 'parallel.dta'"),
         ("parallel.data: [8, eight]", "scaling.parallel.data.1: a whole number is needed, found 'eight'"),

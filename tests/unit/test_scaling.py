@@ -39,6 +39,41 @@ def test_a_point_that_does_not_run_has_a_line_without_numbers():
     assert lines[2][-2:] == ["1.02", "G"]
 
 
+def over(batch, step_ns, stall_ns):
+    about = row(1, step_ns, "static", transfer=stall_ns)
+    about |= {"set batch": batch, "stall_ns": stall_ns, "compute_ns": step_ns - stall_ns, "bound_kind": "link read"}
+    return about | {"tokens_per_s": batch * 1e9 / step_ns, "gap_fraction": 0.02}
+
+
+def test_points_of_one_rank_are_compared_by_tokens_per_second():
+    rows = [over(1, 1000, 900), over(64, 1000, 700), over(256, 1600, 8)]
+    lines = [line.split() for line in table(rows).splitlines()]
+    assert lines[0] == [
+        "policy",
+        "batch",
+        "status",
+        "step",
+        "compute",
+        "stall",
+        "transfer",
+        "gap",
+        "bounded",
+        "by",
+        "tokens/s",
+    ]
+    assert lines[3][1:5] == ["256", "ok", "1.60", "us"]
+    (said,) = sentences(rows)
+    assert said.startswith("static makes 160 M tokens/s at batch 256, 1 M at batch 1; ")
+    assert said.endswith("; from batch 256 on it waits for less than 1 % of a step.")
+
+
+def test_where_nothing_hides_the_copies_the_sentence_says_what_is_waited_for():
+    (said,) = sentences([over(1, 1000, 900), over(64, 1000, 700)])
+    assert said.endswith(
+        "; even at batch 64 it waits for 70 % of a step, most for transfers (no plan beats link read)."
+    )
+
+
 def test_each_field_has_a_value_at_each_point():
     given = {"name": "toy", "hardware": "box", "workload": "job", "policies": ["resident"]}
     assert Scenario.model_validate(given | {"scaling": {"batch": [1, 2], "steps": [1, 1]}}).scaling["batch"] == (1, 2)
@@ -53,4 +88,7 @@ def test_tokens_are_those_of_all_replicas_that_are_built():
     assert Workload.model_validate(given).tokens == 15
     assert Workload.model_validate(given | {"parallel": spread}).tokens == 30
     assert Workload.model_validate(given | {"parallel": {**spread, "ranks": "all", "tensor": 2}}).tokens == 120
+    decode = {"phase": "decode", "new_tokens": 7, "replicas": 2}
+    assert Workload.model_validate(given | decode).tokens == 2 * 3 * 7
+    assert Workload.model_validate(given | {"phase": "prefill", "chunk": 2}).tokens == 15
     assert Workload.model_validate({"name": "toy", "graph": "graph.jsonl"}).tokens is None

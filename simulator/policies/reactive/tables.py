@@ -60,14 +60,19 @@ class Tables:
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
 
     def _choose_homes(self) -> tuple[int, ...]:
+        """By first use: the compute tier as far as all ops still run, then the nearest tier that has room."""
         problem, here = self.problem, self.problem.compute_tier
-        left, homes = problem.budget_bytes - self._demand(), {}
-        free = [t for t in self.persistent if problem.homes[t] == FREE]
+        left = {tier: problem.capacities[tier] for tier in (here, *problem.neighbours)}
+        left[here] -= self._demand()
+        for tensor, home in enumerate(problem.homes):
+            if home in problem.neighbours and problem.starts_with[tensor]:
+                left[home] -= problem.sizes[tensor]
+        free, homes = [t for t in self.persistent if problem.homes[t] == FREE], {}
         first_use = problem.lifetimes.first_use
         for tensor in sorted(free, key=lambda t: (first_use[t] == NEVER, first_use[t], t)):
-            stays = problem.sizes[tensor] <= left
-            homes[tensor] = here if stays else problem.neighbours[0]
-            left -= problem.sizes[tensor] if stays else 0
+            size = problem.sizes[tensor]
+            homes[tensor] = home = next((tier for tier in left if size <= left[tier]), problem.neighbours[-1])
+            left[home] -= size
         return problem.resolved_homes(homes)
 
     def _demand(self) -> int:
