@@ -297,6 +297,24 @@ class Graph:
         return any(op.late for op in self.ops)
 
     @property
+    def certain(self) -> Self:
+        """The same graph with nothing but what ops read for certain; what late reads choose is left out."""
+        if not self.has_late:
+            return self
+        ops = [
+            replace(op, reads=tuple([t for t in op.reads if t not in late]), late=None)
+            for op in self.ops
+            for late in [frozenset(op.late.candidates if op.late else ())]
+        ]
+        return replace(self, ops=tuple(ops))
+
+    @property
+    def cacheable(self) -> frozenset[int]:
+        """Candidates of late reads that persist and that no op writes: copies of them may outlast a step."""
+        found = {t for op in self.ops if op.late for t in op.late.candidates if self.tensors[t].persistent}
+        return frozenset(found.difference(*(op.writes for op in self.ops)) if found else ())
+
+    @property
     def launches(self) -> tuple[range, ...]:
         """The ops by what is issued together: each fused group, and every other op alone; in program order."""
         found: list[range] = []

@@ -142,6 +142,18 @@ class View(Protocol):
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
 
+    def chosen(self, op: int) -> tuple[int, ...]:
+        """What the next issue of an op reads of its candidates; known once the op that reveals it has ended.
+
+        A host that has synced what that op writes may ask, also one that does not look at the machine otherwise.
+        """
+
+    def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
+        """A guess at what the next issue of an op chooses, right with a probability for each of it.
+
+        It is made from what the op with late reads before this one chooses, when that is known.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

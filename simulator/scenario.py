@@ -88,6 +88,37 @@ class PolicyChoice(Part):
         return {"anyOf": [{"type": "string"}, handler(core)]}
 
 
+class DrawsOrigin(Part):
+    """Where it comes from which candidates of late reads are chosen: a distribution, or a file.
+
+    Attributes
+    ----------
+    distribution
+        ``uniform``: all are equally likely. ``zipf``: the r-th most likely of a layer has a share like r to the power
+        of minus `skew`; which candidate that is, is drawn for each layer.
+    skew
+        See there; ``uniform`` has none.
+    stickiness
+        With this probability each choice of a sample is kept from the step before.
+    file
+        In place of all that a ``.csv``, relative to the scenario: of shares, with the columns ``layer``, ``expert`` and
+        ``share``; or of what was chosen, with the columns ``step``, ``op`` and ``chosen``.
+    """
+
+    distribution: Literal["uniform", "zipf"] = "uniform"
+    skew: Annotated[float, Field(gt=0, le=4)] = 1.1
+    stickiness: Annotated[float, Field(ge=0, le=1)] = 0.0
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        others = self.model_fields_set - {"file"}
+        if self.file is not None and others:
+            must, do = "draws come from a file or from a distribution", "leave one of the two out"
+            raise FieldError(must, f"file and {min(others)}", do, ("file",))
+        return self
+
+
 class Switches(Part):
     """Readings of the machine that are a choice; recorded in the result.
 
@@ -219,6 +250,11 @@ class Scenario(Document):
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
+    draws
+        What is chosen of late reads, step by step: a distribution, or a file. Policies may know how likely a candidate
+        is, and not what is chosen before it is revealed.
+    seed
+        What all that is drawn begins with.
     switches, expect, claim
         See there.
     """
@@ -233,6 +269,8 @@ class Scenario(Document):
     bound: BoundKind = "combinatorial"
     fold: Fold = "auto"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
+    draws: DrawsOrigin = DrawsOrigin()
+    seed: Annotated[int, Field(ge=0)] = 0
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None

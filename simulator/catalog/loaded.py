@@ -14,7 +14,7 @@ from simulator.catalog.shelf import Entry, dump, load, path_of, read_bytes
 from simulator.catalog.text import scalar
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
-from simulator.scenario import Scenario
+from simulator.scenario import DrawsOrigin, Scenario
 from simulator.units import human, nearest
 from simulator.workload import Workload
 
@@ -36,8 +36,9 @@ class Loaded:
     scenario_dir, workload_dir
         What the paths in them are relative to.
     paths, sha256
-        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``plan <row>``) -> file and digest of each input. The
-        path of a row's plan may have a ``*`` for the name of a graph; each file then has a role and a digest as well.
+        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``plan <row>``) -> file and digest of each
+        input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a role and a digest
+        as well.
     """
 
     scenario: Scenario
@@ -67,7 +68,9 @@ class Loaded:
             else choice
             for choice in self.scenario.policies
         )
-        refs = {"hardware": "hardware.yaml", "workload": "workload.yaml", "policies": policies}
+        refs: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml", "policies": policies}
+        if "draws" in self.paths:
+            refs["draws"] = DrawsOrigin(file=str(self.paths["draws"].absolute()))
         workload = self.workload
         if "graph" in self.paths:
             workload = workload.model_copy(update={"graph": str(self.paths["graph"].absolute())})
@@ -224,6 +227,9 @@ def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
                 more = f" {one.relative_to(_above(path))}" if one != path else ""
                 _add_file(loaded, f"plan {choice.row}{more}", one, inputs.get("scenario"), keys)
             loaded.paths[f"plan {choice.row}"] = path
+    if loaded.scenario.draws.file is not None:
+        path = loaded.scenario_dir / loaded.scenario.draws.file
+        _add_file(loaded, "draws", path, inputs.get("scenario"), ("draws", "file"))
     if loaded.workload.graph is not None:
         path = loaded.workload_dir / loaded.workload.graph
         _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))

@@ -39,6 +39,7 @@ from simulator.trace import ISSUED, packer
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
+    from simulator.engine.late import LateReads
 
 _row = packer(ISSUED)
 
@@ -64,6 +65,10 @@ class Book:
         Who issues the steps, if they are not counted before.
     noted
         Takes the code of each step as a row of the trace, if it is written down.
+    late
+        What late reads choose, if there are some.
+    lap_length
+        How many steps a lap of a fixed plan has whose laps are counted as they are issued.
     """
 
     __slots__ = (
@@ -91,6 +96,8 @@ class Book:
         "_tracked",
         "_writes",
         "host",
+        "lap_length",
+        "late",
         "noted",
     )
 
@@ -114,8 +121,17 @@ class Book:
         self._last_taker = (0, NEVER)
         self.host: Host | None = None
         self.noted: bytearray | None = None
+        self.late: LateReads | None = None
+        self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
         self._count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
+
+    def take_late(self, late: LateReads) -> None:
+        """Count ops with late reads, and all that read what others read late, by what they read this time."""
+        self.late = late
+        self._light = [None if possible else reads for possible, reads in zip(late.possible, self._light, strict=True)]
+        if self._alone:
+            self._reads, self._count = late.certain, (self._compute_late, *self._count[1:])
 
     @property
     def _number(self) -> int:
@@ -177,6 +193,24 @@ class Book:
         step.is_free = not (unseen or unwritten or self._columns.workspace_bytes[op])
         return step
 
+    def _compute_late(self, code: Code) -> ComputeStep:
+        """Count a compute of the only stream, where earlier ones may have named what they did not read."""
+        late, op, number = self.late, code[1], self._computes[0] + 1
+        if late is None:
+            return self._compute(code)
+        if op in late:
+            self._admit_late(op, late)
+        reads = late.needed(op, self._streams[0], number)
+        step = self._compute(code)
+        for tensor in late.possible[op]:
+            self._last_use[0][tensor] = number
+        if reads:
+            step = self._look_up(op, 0, (*step.reads, *reads), tuple(step.writes))
+        return late.timed(step)
+
+    def _admit_late(self, op: int, late: LateReads) -> None:
+        """Let an op with late reads be issued; a fixed plan was checked before."""
+
     def _compute_beside(self, code: Code) -> ComputeStep:
         """Count a compute of one of several streams."""
         _, op, stream, _ = code
@@ -190,12 +224,21 @@ class Book:
             last_use[tensor] = number
         for tensor in writes:
             last_use[tensor] = last_write[tensor] = number
-        step = self._look_up(op, stream, reads, writes)
+        step = self._look_up_beside(op, stream, number)
         step.after = after
         if self._takes_room(op):
             step.line = self._line(stream)
             self._last_taker = (stream, number)
         return step
+
+    def _look_up_beside(self, op: int, stream: int, number: int) -> ComputeStep:
+        late, reads, writes = self.late, self._reads[op], self._writes[op]
+        if late is None:
+            return self._look_up(op, stream, reads, writes)
+        if op in late:
+            self._admit_late(op, late)
+        reads = (*late.certain[op], *late.needed(op, self._streams[stream], number))
+        return late.timed(self._look_up(op, stream, reads, writes))
 
     def _takes_room(self, op: int) -> bool:
         """Whether a compute takes room in the compute tier, as issued; from now on it has."""
@@ -297,7 +340,7 @@ class Book:
 
     def _parts_with_output(self, tensor: int) -> bool:
         """Whether the present step, a detach, gives up the only valid copy of an output."""
-        return self._number in self._columns.parting
+        return self._number % self.lap_length in self._columns.parting
 
     def settled(self, tensor: int) -> bool:
         """Whether all steps so far that name the tensor have ended."""

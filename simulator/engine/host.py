@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, cast
 
 import simpy
@@ -102,7 +103,7 @@ class Host:
         self.prices, self.now = _prices(plan, costs)
         self._book = book
         self._laps = plan.repeats if plan.fixed is not None else 1
-        self.has_laps = self._laps > 1
+        self.has_laps = self._laps > 1 and book.late is None
         self.looks = plan.fixed is None and plan.looks
         self._steps: Iterator[Step] = iter(())
         self._issue = self._program(plan)
@@ -139,15 +140,17 @@ class Host:
     """Go on at the sync; begin, after the launch."""
 
     def _program(self, plan: Plan) -> Callable[[], Step | None]:
-        """What issues steps until one has to wait: steps that were counted once if there are several laps."""
+        """What issues steps until one has to wait: steps that were counted once if laps are alike."""
         book, steps = self._book, plan.steps
         if isinstance(steps, Steps) and self.has_laps:
             counted = book.laps(steps.codes())
             self._steps = iter(counted)
             return partial(self._issue_laps, counted)
         book.host = self
-        codes = steps.codes() if isinstance(steps, Steps) else steps(cast("Issued", book))
-        return partial(book.issue, codes, self)
+        if isinstance(steps, Steps):
+            book.lap_length = len(steps)
+            return partial(book.issue, chain.from_iterable(map(Steps.codes, repeat(steps, self._laps))), self)
+        return partial(book.issue, steps(cast("Issued", book)), self)
 
     def _pull(self) -> None:
         """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""

@@ -6,6 +6,7 @@ It is also where a step that cannot act is refused at once, because nobody could
 from __future__ import annotations
 
 from simulator.engine.book import Book, Routes
+from simulator.engine.late import LateReads
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program, outputs
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, SyncStep
@@ -72,6 +73,56 @@ class Issued(Book):
         """Whether every issued step that names the tensor has ended."""
         self._look("settled")
         return super().settled(tensor)
+
+    def chosen(self, op: int) -> tuple[int, ...]:
+        """What the next issue of an op reads of its candidates; known once the op that reveals it has ended."""
+        late = self._of_late(op)
+        if not late.is_revealed(op):
+            raise self._not_revealed(op)
+        return late.draws.chosen(op, late.step_of(op))
+
+    def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
+        """A guess at what the next issue of an op chooses, made when what the op before it chooses is known.
+
+        Parameters
+        ----------
+        op
+            An op with late reads; the first one is guessed at after the last one of the step before.
+        accuracy
+            With this probability each of what is chosen is guessed; for others something else is.
+        """
+        late = self._of_late(op)
+        if not late.is_predictable(op):
+            raise self._not_revealed(op)
+        step = late.step_of(op)
+        return late.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
+
+    def _of_late(self, op: int) -> LateReads:
+        if self.late is None or op not in self.late:
+            must, do = "what is chosen is asked of an op with late reads", "ask for another"
+            raise PlanError(f"step {self._number}", must, repr(self._graph.ops[op].name), do)
+        return self.late
+
+    def _not_revealed(self, op: int) -> PlanError:
+        what = self._graph.ops[op]
+        by = self._graph.ops[what.late.revealed_by].name if what.late else ""
+        return PlanError(
+            f"step {self._number} (what op {what.name!r} reads)",
+            f"what is chosen is known once the op that reveals it ({by!r}) has ended",
+            "a look before that",
+            "sync what that op writes first",
+        )
+
+    def _admit_late(self, op: int, late: LateReads) -> None:
+        """Check that all candidates are there if nobody can know yet which of them the op reads."""
+        if late.is_revealed(op):
+            return
+        here = self._state[self._compute_tier]
+        for tensor in late.possible[op]:
+            if here[tensor] != VALID:
+                must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
+                do = "copy all in first, or sync what the op writes that reveals it"
+                self._refuse(f"compute {self._graph.ops[op].name}", must, tensor, self._compute_tier, do)
 
     def _look(self, what: str) -> None:
         if not self._looks:

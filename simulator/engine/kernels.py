@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from simulator.cost import arithmetic_ns, memory_rate_cap, memory_work
+from simulator.cost import arithmetic_ns, chosen_op, expected_op, memory_rate_cap, memory_work
 from simulator.engine.rounds import Rounds
 from simulator.engine.sharing import Network, Path
+from simulator.engine.steps import LateStep
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -41,12 +42,17 @@ class ContendedKernels:
         self._least = [
             op.duration_ns if op.duration_ns is not None else launch + arithmetic_ns(op, hardware) for op in graph.ops
         ]
-        self._work = [0 if op.duration_ns is not None else memory_work(op, hardware) for op in graph.ops]
-        self._launch = launch
+        sizes = [tensor.size_bytes for tensor in graph.tensors]
+        ops = [expected_op(op, sizes) for op in graph.ops]
+        self._work = [0 if op.duration_ns is not None else memory_work(op, hardware) for op in ops]
+        self._launch, self._graph, self._hardware = launch, graph, hardware
 
     def begin(self, stream: Stream, op: int) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
         clock, work = stream.places.rounds.clock, self._work[op]
+        step = stream.running[2] if stream.running else None
+        if isinstance(step, LateStep) and work:
+            work = memory_work(chosen_op(self._graph.ops[op], step.chosen_bytes), self._hardware)
         if not work:
             stream.span.begin(self._least[op])
             return

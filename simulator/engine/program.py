@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from simulator.draws import Draws
 from simulator.graph import Graph, OpKind
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 
@@ -22,12 +23,15 @@ class Program:
         Time of each op alone [ns].
     starts_ns
         When the host begins to issue [ns].
+    draws
+        What its late reads choose; None: its ops read all candidates, and take what `durations_ns` says.
     """
 
     graph: Graph
     plan: Plan
     durations_ns: Sequence[int]
     starts_ns: int = 0
+    draws: Draws | None = None
 
 
 class Columns:
@@ -45,7 +49,8 @@ class Columns:
     light
         Per op: the same as `reads` if that is all it names and it takes no workspace; else None.
     duration_ns, workspace_bytes, is_collective
-        Per op; a collective without members takes its time alone, as if the others always came in time.
+        Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
+        late reads the duration is set when it starts.
     size_bytes
         Per tensor.
     written

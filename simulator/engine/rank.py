@@ -12,6 +12,7 @@ from simulator.engine.book import Book
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
+from simulator.engine.late import LateReads
 from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.meeting import Collectives, Communicator
 from simulator.engine.places import Places
@@ -107,10 +108,12 @@ class Rank:
         self._share_queues()
         routes = self._routes()
         if plan.fixed is not None:
-            self._host = Host(self, plan, Book(self.places, columns, routes))
+            book = Book(self.places, columns, routes)
         else:
-            noted = recorder.issued(number)
-            self._host = Host(self, plan, Issued(self.places, columns, routes, program, noted))
+            book = Issued(self.places, columns, routes, program, recorder.issued(number))
+        if program.draws is not None:
+            book.take_late(LateReads(program.graph, program.draws, columns))
+        self._host = Host(self, plan, book)
         self._host.now += program.starts_ns
         for stream in self.streams:
             stream.host = self._host

@@ -36,8 +36,11 @@ class ComputeStep:
         The last compute before it that takes room, if that is one of another stream: room is given in issue order.
     is_free
         Whether there is nothing to wait for, to take or to make valid.
+    duration_ns
+        What this issue takes, if its op does not take the same each time [ns]; else negative.
     """
 
+    duration_ns = -1
     __slots__ = ("after", "is_free", "kind", "line", "op", "queue", "reads", "stream", "turns", "writes")
 
     def __init__(
@@ -63,6 +66,25 @@ class ComputeStep:
         if len(queue) == 1 and self.stream.running is None:
             host.rounds.consider(self.stream, key)
         return True
+
+
+class LateStep(ComputeStep):
+    """A compute of an op with late reads: it takes as long as what it reads this time.
+
+    Parameters
+    ----------
+    step
+        What it is otherwise.
+    duration_ns, chosen_bytes
+        Its time alone [ns]; what it reads beside what it reads each time [B].
+    """
+
+    __slots__ = ("chosen_bytes", "duration_ns")
+
+    def __init__(self, step: ComputeStep, duration_ns: int, chosen_bytes: int) -> None:
+        super().__init__(step.op, step.stream, step.reads, step.writes, step.turns)
+        self.after, self.line = step.after, step.line
+        self.duration_ns, self.chosen_bytes = duration_ns, chosen_bytes
 
 
 class CopyStep:

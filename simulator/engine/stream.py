@@ -294,6 +294,8 @@ class Stream:
             if room and not self._room.admit_compute(self, key, room):
                 return False
             self._take_places(op, step, workspace)
+        if step.duration_ns >= 0:
+            self._duration_ns[op] = step.duration_ns
         return True
 
     def _wait_for_other_stream(self, step: ComputeStep, lap: int) -> bool:

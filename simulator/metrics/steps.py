@@ -154,7 +154,10 @@ def _recorded(graph: Graph, codes: dict[str, Ints], homes: Ints, compute_tier: i
 
 
 def _unlike_home(graph: Graph, codes: dict[str, Ints], homes: Ints, compute_tier: int) -> Ints:
-    """After each step, how many places are held that are no homes, or are homes that are not held."""
+    """After each step, how many places are held that are no homes, or are homes that are not held.
+
+    Copies that may outlast a step, because late reads may choose them again, do not count.
+    """
     kind, a, b, c = (codes[name] for name in ("kind", "a", "b", "c"))
     writes = [op.writes for op in graph.ops]
     computes, copies, detaches = (np.flatnonzero(kind == k) for k in (COMPUTE, COPY, DETACH))
@@ -165,7 +168,8 @@ def _unlike_home(graph: Graph, codes: dict[str, Ints], homes: Ints, compute_tier
     issue = np.concatenate((np.full(len(homes), -1), np.repeat(computes, counts), copies, detaches))
     held = np.arange(len(tensor)) < len(tensor) - len(detaches)
     size = np.array([t.size_bytes for t in graph.tensors], np.int64)
-    chosen = np.flatnonzero((size[tensor] > 0) & (tier >= 0))
+    is_copy = np.isin(tensor, list(graph.cacheable)) & (homes[tensor] != tier)
+    chosen = np.flatnonzero((size[tensor] > 0) & (tier >= 0) & ~is_copy)
     tensor, tier, issue, held = tensor[chosen], tier[chosen], issue[chosen], held[chosen]
     place = tensor * (int(tier.max(initial=0)) + 1) + tier
     order = np.lexsort((issue, place))

@@ -86,6 +86,10 @@ class Problem:
         Into how many groups its ranks may be divided that begin one after another; none where that cannot help.
     lone
         The same problem as if no other rank used what ranks share; None if nothing is shared.
+    popularity
+        For each op with late reads, the share of each candidate in what is chosen; what is chosen nobody knows before.
+    backbone
+        Gives the same problem without what late reads choose, in another budget [B]; None if it cannot be had.
     """
 
     graph: Graph
@@ -100,6 +104,8 @@ class Problem:
     room_bytes: tuple[int | float, ...] | None = None
     turns: tuple[int, ...] = ()
     lone: Problem | None = field(default=None, repr=False)
+    popularity: Mapping[int, tuple[float, ...]] = field(default_factory=dict, repr=False)
+    backbone: Callable[[int | float], Problem] | None = field(default=None, repr=False)
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:

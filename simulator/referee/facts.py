@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
 from simulator.referee.naming import describe
 from simulator.trace import CAUSES, Block, Table, Trace
+
+if TYPE_CHECKING:
+    from simulator.referee.late import LateUses
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -89,6 +93,8 @@ class Program:
     ----------
     graph, hardware, plan
         What ran, where, as decided.
+    late
+        What late reads choose, if that is drawn.
 
     Attributes
     ----------
@@ -102,9 +108,9 @@ class Program:
         Columns of the steps of a fixed plan, all repeats; None for a reactive one.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
-        self.graph, self.hardware, self.plan = graph, hardware, plan
-        self.uses = Uses.of(graph)
+    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, late: LateUses | None = None) -> None:
+        self.graph, self.hardware, self.plan, self.late = graph, hardware, plan, late
+        self.uses = Uses.of(graph) if late is None else late.uses
         self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
         self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
@@ -281,10 +287,23 @@ class Facts:
     def compute_uses(self) -> tuple[Ints, Ints]:
         """Issue of each use of a tensor by a compute, and its position in `uses`; by issue."""
         if self._compute_uses is None:
-            computes = self.steps(COMPUTE)
+            computes, late = self.steps(COMPUTE), self.program.late
             who, which = self.uses.expand(self.a[computes])
-            self._compute_uses = computes[who], which
+            issue = computes[who]
+            if late is not None:
+                chosen_by, chosen = late.chosen(computes, self.a[computes])
+                issue, which = np.concatenate((issue, chosen_by)), np.concatenate((which, chosen))
+                order = np.argsort(issue, kind="stable")
+                issue, which = issue[order], which[order]
+            self._compute_uses = issue, which
         return self._compute_uses
+
+    def alone_ns(self, computes: Ints) -> Ints:
+        """Time of each of these computes alone [ns]."""
+        found = self.program.alone_ns[self.a[computes]]
+        if self.program.late is not None:
+            self.program.late.set_times(found, computes, self.a[computes])
+        return found
 
     def running_max(self, group: Ints, value: Ints) -> Ints:
         """The largest value among the earlier rows of the same group, or `NONE`; groups are ascending."""

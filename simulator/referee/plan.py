@@ -3,7 +3,8 @@
 The state is one of absent, valid and stale for each place (a tensor in a tier). A compute makes what it writes valid
 in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
 step is over where every op has run and all places are as they must be between steps: persistent tensors valid at home
-and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began.
+and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began. Copies of
+what late reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
 program order gives it (`values`): run again after something was overwritten, it would make something else. The ops of a
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from simulator.draws import Draws
 from simulator.errors import PlanError
-from simulator.graph import Graph
+from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
 from simulator.referee.fused import FusedGroups
@@ -28,7 +30,9 @@ _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
 
 
-def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = ()) -> None:
+def check_plan(
+    graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
+) -> None:
     """Check a plan before it runs.
 
     Parameters
@@ -41,6 +45,9 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[
         A fixed plan, or the record of what a reactive one issued; of a reactive plan only the homes are checked.
     pinned
         Tensors (ids) that the scenario keeps in the compute tier because it names that as their home.
+    draws
+        What late reads choose, for a plan that was made when that was known, such as a record; one that repeats cannot
+        know it, and then brings all candidates, as without draws.
 
     Raises
     ------
@@ -59,7 +66,9 @@ def check_plan(graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[
             f"{plan.repeats} repeats",
             "make a plan of one training step and repeat it for each",
         )
-    _Walk(graph, hardware, plan, steps, frozenset(pinned)).run(graph.steps // plan.repeats)
+    walk = _Walk(graph, hardware, plan, steps, frozenset(pinned))
+    walk.draws = draws if plan.repeats == 1 else None
+    walk.run(graph.steps // plan.repeats)
 
 
 def _check_tiers(hardware: Hardware, plan: Plan) -> None:
@@ -138,12 +147,13 @@ class _Walk:
         self._ran: set[int] = set()
         self._values, self._groups, self._turns = Values(graph), FusedGroups(graph), Turns(graph)
         self._last_move = NOWHERE
-        self._at = 0
+        self._at = self._done = 0
+        self.draws: Draws | None = None
+        self._cacheable, self._cached = graph.cacheable, 0
 
     def run(self, training_steps: int) -> None:
         """Walk all steps; they must hold so many training steps."""
         act = {COMPUTE: self._compute, COPY: self._copy, DETACH: self._detach, SYNC: self._sync}
-        done = 0
         for at, (kind, a, b, c) in enumerate(self._steps.codes()):
             self._at = at
             if kind not in act:
@@ -154,12 +164,12 @@ class _Walk:
                 raise self._error(*breach)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
-                done += 1
+                self._done += 1
         breach = self._groups.end()
         if breach is not None:
             raise self._end_error(*breach)
-        if done < training_steps or self._unlike:
-            self._explain_end(training_steps, done)
+        if self._done < training_steps or self._unlike or self._cached:
+            self._explain_end(training_steps, self._done)
         overwritten = self._values.first_made()
         if overwritten is not None:
             must = "no op changes what outlasts the last training step after its end"
@@ -175,7 +185,7 @@ class _Walk:
         self._check_range("an op id", op, len(self._graph.ops))
         self._check_range("a stream id", stream, _STREAMS)
         what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
-        for t in what.reads:
+        for t in what.reads if what.late is None else self._needed(op, what.late):
             if state[t * tiers + here] != VALID:
                 self._refuse_read(t, here, f"op {what.name!r}", "what an op reads is valid")
         self._check_values(op)
@@ -188,6 +198,14 @@ class _Walk:
             self._given_up.pop(t, None)
         self._ran.add(op)
         self._last_move = self._at
+
+    def _needed(self, op: int, late: Late) -> tuple[int, ...]:
+        """What an op with late reads needs in this step: all candidates if nothing is known of the draws."""
+        reads = self._graph.ops[op].reads
+        if self.draws is None:
+            return reads
+        left_out = frozenset(late.candidates).difference(self.draws.chosen(op, self._done))
+        return tuple([t for t in reads if t not in left_out])
 
     def _check_values(self, op: int) -> None:
         """Check that the op makes what it makes in program order, also if it runs again."""
@@ -255,7 +273,11 @@ class _Walk:
 
     def _put(self, place: int, state: int) -> None:
         like = self._between[place]
-        self._unlike += (state != like) - (self._state[place] != like)
+        change = (state != like) - (self._state[place] != like)
+        if like == ABSENT and place // self._tiers in self._cacheable:
+            self._cached += change
+        else:
+            self._unlike += change
         self._state[place] = state
 
     def _check_range(self, what: str, number: int, count: int) -> None:

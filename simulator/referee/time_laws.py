@@ -214,7 +214,7 @@ def check_durations(facts: Facts, switches: Switches | None) -> None:
     """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
     computes = facts.ran(COMPUTE)
     computes = computes[~facts.program.meets[facts.a[computes]]]
-    alone = facts.program.alone_ns[facts.a[computes]]
+    alone = facts.alone_ns(computes)
     took = facts.end_ns[computes] - facts.start_ns[computes]
     contended = switches is not None and switches.hbm_contention
     right = took >= alone if contended else took == alone

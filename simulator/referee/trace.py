@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from simulator.draws import Draws
 from simulator.errors import InvariantError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
@@ -15,6 +17,7 @@ from simulator.plan import Plan, Steps
 from simulator.referee import bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
 from simulator.referee.facts import Facts, Program, RankRows
 from simulator.referee.findings import Findings, look
+from simulator.referee.late import LateUses
 from simulator.referee.meetings import meetings
 from simulator.referee.plan import check_plan
 from simulator.trace import CAUSES, Trace
@@ -22,10 +25,17 @@ from simulator.trace import CAUSES, Trace
 _ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "peer"))
 
 
+class Drawn(NamedTuple):
+    """A plan with what late reads choose on the rank that ran it."""
+
+    plan: Plan
+    draws: Draws | None
+
+
 def check_trace(
     job: Job | Graph,
     hardware: Hardware,
-    plans: Sequence[Plan],
+    plans: Sequence[Plan | Drawn],
     trace: Trace,
     budget_bytes: int | float | None = None,
     switches: time_laws.Switches | None = None,
@@ -37,7 +47,7 @@ def check_trace(
     job, hardware
         What ran, where; a graph that all ranks run is a job, too.
     plans
-        What was decided, for each rank.
+        What was decided, for each rank; with draws, what its late reads choose. Without, all candidates are read.
     trace
         What happened.
     budget_bytes
@@ -60,23 +70,29 @@ def check_trace(
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
-    _check_status(plans, trace)
-    _check_folded(job, hardware, plans, trace)
-    once = {tier: stored_once.spare_bytes(job, hardware, plans, tier) for tier in hardware.tiers}
+    draws = [one.draws if isinstance(one, Drawn) else None for one in plans]
+    decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
+    _check_status(decided, trace)
+    _check_folded(job, hardware, decided, trace)
+    once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
     stored_once.check(hardware, trace, once)
     place_laws.check_capacity(hardware, trace, budget_bytes, once)
     rows, ranks = RankRows(trace), []
     programs: dict[tuple[int, int], Program] = {}
-    for rank, plan in enumerate(plans):
+    for rank, plan in enumerate(decided):
         if trace.stands_in[rank] == rank:
             key = job.graph_of[rank], id(plan)
             if key not in programs:
                 programs[key] = Program(job.graph(rank), hardware, plan)
-            ranks.append(Facts(programs[key], rows, rank))
+            program = programs[key]
+            drawn = draws[rank]
+            if drawn is not None:
+                program = Program(program.graph, hardware, plan, LateUses(program.graph, hardware, drawn))
+            ranks.append(Facts(program, rows, rank))
     found = []
     for facts in ranks:
         if facts.plan.fixed is None and facts.complete:
-            check_plan(facts.graph, hardware, _record(facts))
+            check_plan(facts.graph, hardware, _record(facts), draws=draws[facts.rank])
         found.append(_check_rank(facts, switches))
     _check_together(job, hardware, trace, ranks, switches)
     return found[0] if len(found) == 1 else _merge(found)

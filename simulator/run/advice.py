@@ -9,7 +9,8 @@ from functools import partial
 from simulator import bounds
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import POLICIES
-from simulator.run.case import Case, Policy, execute, prepare_job
+from simulator.run.case import Case, Policy, prepare_job
+from simulator.run.execute import execute
 
 _TRIES = 6
 """So often an amount may grow by what it still lacks."""

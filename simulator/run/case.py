@@ -9,7 +9,7 @@ from fnmatch import translate
 from functools import partial
 from pathlib import Path
 
-from simulator import bounds, engine, formats, metrics, referee
+from simulator import bounds, formats, metrics, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
@@ -19,13 +19,15 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
-from simulator.policies.problem import Problem, Replay, streams_of
+from simulator.policies.problem import Problem, streams_of
 from simulator.policies.turns import staggered
 from simulator.report.names import folder_names
+from simulator.run.execute import Trier
+from simulator.run.lots import Lots
 from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
+from simulator.run.tries import Tries
 from simulator.scenario import PolicyChoice
-from simulator.trace import CAUSES, Trace
 from simulator.units import nearest
 
 Policy = Callable[[Problem], Plan]
@@ -73,7 +75,7 @@ class Case:
     def compute_ns(self) -> int:
         """Time of all ops but collectives, of the graph that has most of it [ns]."""
         return max(
-            sum(0 if op.collective else ns for op, ns in zip(task.graph.ops, task.problem.durations_ns, strict=True))
+            sum(0 if op.collective else ns for op, ns in zip(task.graph.ops, task.times_ns, strict=True))
             for task in self.tasks
         )
 
@@ -259,84 +261,68 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     referee.check_job(job, loaded.hardware)
     homes = home_ids(loaded, job.graphs)
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
-    team = _team(loaded, job)
-    tasks = [_task(loaded, team, number, home, room[number]) for number, home in enumerate(homes)]
+    lots = Lots.of(loaded)
+    times = _times(loaded, job)
+    team = _team(loaded, job, times, lots)
+    tasks = []
+    for number, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
+        trier = Trier(lots, Tries())
+        problem = _problem(loaded, graph, home, times[number], trier)
+        if job.ranks > 1:
+            problem = _among(problem, job, room[number], trier)
+        tasks.append(Task(problem, number, team, loaded.scenario.bound, trier))
     return Case(loaded, job, tuple(tasks), is_changed)
 
 
-def _team(loaded: Loaded, job: Job) -> bounds.Team:
-    """All ranks with the times of their ops, and the streams on which they run."""
+def _times(loaded: Loaded, job: Job) -> list[list[int]]:
+    """For each graph, the times of its ops as they are planned with [ns]."""
     first = [job.graph_of.index(number) if graph.meets else None for number, graph in enumerate(job.graphs)]
-    times = [durations_ns(graph, loaded.hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
-    streams = [streams_of(graph, loaded.scenario.switches) for graph in job.graphs]
-    return bounds.Team(job, loaded.hardware, tuple(times), tuple(streams))
+    return [durations_ns(graph, loaded.hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
 
 
-def _task(
-    loaded: Loaded, team: bounds.Team, number: int, homes: tuple[int, ...], room: tuple[int | float, ...] | None
-) -> Task:
-    job, hardware, scenario = team.job, loaded.hardware, loaded.scenario
-    graph = job.graphs[number]
+def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], lots: Lots) -> bounds.Team:
+    """All ranks with the times of their ops, and the streams on which they run, without what late reads choose."""
+    streams = tuple(streams_of(graph, loaded.scenario.switches) for graph in job.graphs)
+    every = enumerate(zip(job.graphs, times, strict=True))
+    measured = tuple(lots.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)
+    certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))
+    return bounds.Team(certain, loaded.hardware, measured, streams)
+
+
+def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: list[int], trier: Trier) -> Problem:
+    """What a policy has to solve for a graph as if no other rank used what ranks share."""
+    hardware, scenario = loaded.hardware, loaded.scenario
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    facts = (graph, hardware, homes, budget, list(team.times_ns[number]), lifetimes(graph))
-    lone = Problem(*facts, lambda plan: _trial(task, plan, 1), scenario.switches)
-    shared = sharers(job.ranks, hardware)
+    found = Problem(
+        graph,
+        hardware,
+        homes,
+        budget,
+        list(times_ns),
+        lifetimes(graph),
+        lambda plan: trier.trial(found, plan),
+        scenario.switches,
+        popularity=trier.lots.popularity(graph),
+        backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
+    )
+    return found
+
+
+def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier: Trier) -> Problem:
+    """The same among other ranks."""
+    shared = sharers(job.ranks, lone.hardware)
     together = job.ranks if shared else 1
-    problem = replace(
+    found = replace(
         lone,
-        replay=lambda plan: _trial(task, plan, together),
+        replay=lambda plan: trier.trial(found, plan, together),
         sharers=shared,
         room_bytes=room,
-        turns=turns(job, hardware, shared),
+        turns=turns(job, lone.hardware, shared),
         lone=lone,
+        backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
     )
-    task = Task(problem if job.ranks > 1 else lone, number, team, scenario.bound)
-    return task
-
-
-def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
-    if case.job.ranks == 1 and (known := case.tasks[0].tries.take(plans[0])) is not None:
-        return known
-    found: dict[int, engine.Program] = {}
-    for task, plan in zip(case.tasks, plans, strict=True):
-        programs = _programs(task.graph, plan, task.problem.durations_ns)
-        found |= {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
-    return engine.run(
-        [found[rank] for rank in range(case.job.ranks)],
-        case.hardware,
-        budget_bytes=case.problem.budget_bytes,
-        switches=case.problem.switches,
-        progress=progress,
-        fold=case.loaded.scenario.fold,
-    )
-
-
-def _programs(graph: Graph, plan: Plan, times_ns: list[int]) -> list[engine.Program]:
-    """What ranks of a graph run in turn: one for each time at which the plan lets them begin."""
-    known = {start: engine.Program(graph, plan, times_ns, start) for start in plan.starts_ns}
-    return [known[start] for start in plan.starts_ns]
-
-
-def _trial(task: Task, plan: Plan, ranks: int) -> Replay:
-    """What a policy learns by trying a plan: on one rank that stands for so many, if it can, which all do the same."""
-    problem = task.problem
-    in_turn = _programs(task.alone, plan, problem.durations_ns)
-    programs = [in_turn[rank % len(in_turn)] for rank in range(ranks)]
-    if engine.obstacle(programs, problem.hardware):
-        programs = programs[:1]
-    budget, switches = problem.budget_bytes, problem.switches
-    whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
-    traces = list({id(trace): trace for trace in whole.by_rank()}.values())
-    rows = [metrics.summarise(problem.graph, problem.hardware, trace) for trace in traces]
-    trace, found = max(zip(traces, rows, strict=True), key=lambda one: one[1]["step_ns"] or 0)
-    peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
-    waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
-    if task.ranks == (0,) and trace.status == "ok":
-        task.tries.note(plan, whole, found["step_ns"])
-    demand = {name: one.demand for name, one in metrics.crowds(problem.hardware, whole).items()} if ranks > 1 else {}
-    return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)
+    return found
 
 
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:

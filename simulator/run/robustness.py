@@ -19,7 +19,8 @@ from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan
 from simulator.report import spread as report
-from simulator.run.case import Case, Policy, execute, prepare
+from simulator.run.case import Case, Policy, prepare
+from simulator.run.execute import execute
 from simulator.run.perturb import (
     COPIES,
     INSPECTION,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from simulator import metrics, referee
 from simulator.plan import Plan
-from simulator.run.case import LEAST_PEAK, Case, execute
+from simulator.run.case import LEAST_PEAK, Case
+from simulator.run.execute import execute
 from simulator.run.results import Result
 
 
@@ -31,13 +32,15 @@ def replayed(
     CapacityError
         If the homes alone do not fit.
     """
+    draws = [case.tasks[number].draws(rank) for rank, number in enumerate(case.job.graph_of)]
     for task, plan in zip(case.tasks, plans, strict=True):
-        referee.check_plan(task.graph, case.hardware, plan, task.pinned)
+        referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
     of_ranks = [plans[number] for number in case.job.graph_of]
     referee.check_order(case.job, of_ranks)
     trace = execute(case, plans, progress)
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
-    findings = referee.check_trace(case.job, case.hardware, of_ranks, trace, budget, switches)
+    ran = [referee.Drawn(plan, drawn) for plan, drawn in zip(of_ranks, draws, strict=True)]
+    findings = referee.check_trace(case.job, case.hardware, ran, trace, budget, switches)
     kind = {"may_repeat": metrics.recomputes(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
     bound = case.bound(**kind)
     summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
@@ -49,7 +52,7 @@ def replayed(
     if trace.status == "ok":
         for task, plan, recorded in zip(case.tasks, plans, result.recordings, strict=True):
             if plan.fixed is None:
-                referee.check_plan(task.graph, case.hardware, recorded, task.pinned)
+                referee.check_plan(task.graph, case.hardware, recorded, task.pinned, draws[task.ranks[0]])
     return result
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from simulator import bounds
+from simulator.draws import Draws
 from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
-from simulator.run.tries import Tries
+from simulator.run.execute import Trier
 from simulator.scenario import BoundKind
 
 
@@ -26,12 +28,29 @@ class Task:
         Which graph of the job it is; all ranks of the job.
     bound_kind
         Which bounds count.
+    trier
+        How plans are tried; it knows what late reads choose.
     """
 
     problem: Problem
     number: int
     team: bounds.Team
     bound_kind: BoundKind
+    trier: Trier
+
+    @property
+    def times_ns(self) -> Sequence[int]:
+        """Time of each op in the step that is measured, alone [ns]."""
+        return self.team.times_ns[self.number]
+
+    def draws(self, rank: int) -> Draws | None:
+        """What late reads of a rank choose; None if there are none."""
+        return self.trier.lots.draws(self.graph, rank)
+
+    @property
+    def certain(self) -> Graph:
+        """What runs, without what late reads choose."""
+        return self.team.job.graphs[self.number]
 
     @property
     def label(self) -> str:
@@ -57,20 +76,6 @@ class Task:
         if last - first < len(self.ranks):
             return f"{self.label}, ranks {first} to {last}"
         return f"{self.label}, {len(self.ranks)} ranks from {first} to {last}"
-
-    @cached_property
-    def tries(self) -> Tries:
-        """What was replayed for the row at hand."""
-        return Tries()
-
-    @cached_property
-    def alone(self) -> Graph:
-        """The graph as one rank runs it if the others always come in time: its collectives take their time alone."""
-        if not self.graph.meets:
-            return self.graph
-        timed = zip(self.graph.ops, self.problem.durations_ns, strict=True)
-        ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
-        return replace(self.graph, ops=tuple(ops))
 
     @property
     def bound_facts(self) -> tuple[list[int], int | float]:
@@ -99,9 +104,9 @@ class Task:
         numbers; so each is then bounded as if the others came in time.
         """
         if (may_repeat, in_turn) not in self._limits:
-            times_ns, streams = self.problem.durations_ns, self.problem.streams
+            times_ns, streams = self.times_ns, self.problem.streams
             self._limits[may_repeat, in_turn] = bounds.Limits(
-                bounds.Order.alone(bounds.Before.of(self.graph, streams), times_ns, may_repeat=may_repeat)
+                bounds.Order.alone(bounds.Before.of(self.certain, streams), times_ns, may_repeat=may_repeat)
                 if in_turn
                 else self.team.orders(may_repeat=may_repeat)[self.number],
                 self.problem.hardware,
@@ -115,7 +120,7 @@ class Task:
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
         if may_repeat not in self._unfit:
-            facts = (self.graph, self.problem.hardware, *self.bound_facts)
+            facts = (self.certain, self.problem.hardware, *self.bound_facts)
             self._unfit[may_repeat] = bounds.infeasible(*facts, may_repeat=may_repeat)
         return self._unfit[may_repeat]
 

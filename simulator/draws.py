@@ -1,0 +1,356 @@
+"""What is chosen of late reads in each step: drawn from a distribution with a seed, or read from a file.
+
+Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
+a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
+another, each with its share among those that the sample has not drawn yet. Draws follow from the graph, the
+distribution and the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cost import chosen_op, duration_ns
+from simulator.errors import ConfigError
+from simulator.graph import Graph, Late
+from simulator.hardware import Hardware
+from simulator.scenario import DrawsOrigin
+from simulator.units import counted
+
+_TRIES = 3
+"""How often a choice is drawn again that the sample has made already, before the others alone are drawn from."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+_RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
+"""What numbers are drawn for: each has a stream of its own."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How likely each expert of each layer is, from a file.
+
+    Attributes
+    ----------
+    by_layer
+        Layer -> expert -> its share; what is not named has none.
+    source
+        What messages call the file.
+    """
+
+    by_layer: Mapping[int, Mapping[int, float]]
+    source: str
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What was chosen, from a file.
+
+    Attributes
+    ----------
+    by_step
+        (step, name of an op) -> positions of what was chosen among the op's candidates.
+    source
+        What messages call the file.
+    """
+
+    by_step: Mapping[tuple[int, str], tuple[int, ...]]
+    source: str
+
+
+Origin = DrawsOrigin | Shares | Routing
+"""Where draws come from."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What each op with late reads reads in each step.
+
+    Attributes
+    ----------
+    graph, hardware, seed
+        Whose draws; where the ops run; what predictions are drawn with.
+    chosen_bits
+        Op -> for each step, which of its candidates are chosen, eight to a byte.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    seed: int
+    chosen_bits: Mapping[int, NDArray[np.uint8]]
+
+    def flags(self, op: int) -> Flags:
+        """For each step and candidate of an op, whether it is chosen."""
+        count = len(self._late(op).candidates)
+        return np.unpackbits(self.chosen_bits[op], axis=1, count=count).astype(bool)
+
+    def chosen(self, op: int, step: int) -> tuple[int, ...]:
+        """Tensors that an op chooses in a step, in the order of its candidates."""
+        candidates = self._arrays[op]
+        found = np.unpackbits(self.chosen_bits[op][step], count=len(candidates))
+        return tuple(candidates[found.view(bool)].tolist())
+
+    def chosen_bytes(self, op: int) -> Ints:
+        """For each step, the size of what an op chooses [B]."""
+        sizes = np.array([self.graph.tensors[t].size_bytes for t in self._late(op).candidates], np.int64)
+        found: Ints = self.flags(op) @ sizes
+        return found
+
+    def durations_ns(self, op: int) -> list[int]:
+        """For each step, the time of an op with what it chooses then, alone [ns]."""
+        what, chosen = self.graph.ops[op], self.chosen_bytes(op).tolist()
+        times = {size: duration_ns(chosen_op(what, size), self.hardware) for size in set(chosen)}
+        return [times[size] for size in chosen]
+
+    def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
+        """Times of all ops with what they choose in a step [ns], from what they take as planned."""
+        found = list(durations_ns)
+        for op in self.chosen_bits:
+            found[op] = self.durations_ns(op)[step]
+        return found
+
+    def predicted(self, op: int, step: int, accuracy: float) -> tuple[int, ...]:
+        """A guess at what an op chooses in a step.
+
+        Parameters
+        ----------
+        op, step
+            Which draw.
+        accuracy
+            Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
+        """
+        candidates, chosen = self._arrays[op], np.unpackbits(self.chosen_bits[op][step]).view(bool)
+        chosen = chosen[: len(candidates)]
+        rng = np.random.default_rng((self.seed, _PREDICTIONS, op, step))
+        right, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
+        is_right = rng.random(len(right)) < accuracy
+        wrong = rng.permutation(others)[: int((~is_right).sum())]
+        return tuple(candidates[np.sort(np.concatenate((right[is_right], wrong)))].tolist())
+
+    @cached_property
+    def _arrays(self) -> dict[int, Ints]:
+        return {op: np.array(self._late(op).candidates, np.int64) for op in self.chosen_bits}
+
+    def _late(self, op: int) -> Late:
+        late = self.graph.ops[op].late
+        if late is None:
+            raise ConfigError("draws", "what is chosen is asked of an op with late reads", f"op {op}", "ask another")
+        return late
+
+
+def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[float, ...]]:
+    """How likely each candidate is, for each op with late reads: its share of what is drawn.
+
+    Parameters
+    ----------
+    graph
+        Whose ops.
+    origin, seed
+        Where draws come from, and what they begin with: it decides which candidates are the likely ones.
+
+    Raises
+    ------
+    ConfigError
+        If a file does not fit the graph.
+    """
+    return {op: tuple(shares.tolist()) for op, shares in _shares(graph, origin, seed).items()}
+
+
+def drawn(graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, rehearsal: bool = False) -> Draws:
+    """Draw what is chosen in each step of a graph.
+
+    Parameters
+    ----------
+    graph, hardware
+        What runs, where.
+    origin
+        Where draws come from.
+    seed
+        What the draws begin with.
+    rehearsal
+        Draw apart, with the same shares: what a policy may try plans with.
+
+    Raises
+    ------
+    ConfigError
+        If a file does not fit the graph.
+    """
+    if isinstance(origin, Routing) and not rehearsal:
+        return Draws(graph, hardware, seed, _recorded(graph, origin))
+    shares = _shares(graph, origin, seed)
+    stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
+    rng = np.random.default_rng((seed, _REHEARSAL if rehearsal else _CHOICES))
+    bits: dict[int, NDArray[np.uint8]] = {}
+    for group in _groups(graph):
+        bits |= group.draw(np.stack([shares[ops[0]] for ops in group.ops]), stickiness, graph.steps, rng)
+    return Draws(graph, hardware, seed, dict(sorted(bits.items())))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Choosers with as many candidates, samples, choices and ops each; they draw side by side."""
+
+    late: Late
+    ops: tuple[tuple[int, ...], ...] = field(default=())
+
+    def draw(
+        self, shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Draw all steps."""
+        choosers, candidates = shares.shape
+        late, turns = self.late, len(self.ops[0])
+        found = np.empty((choosers, turns, steps, -(-candidates // 8)), np.uint8)
+        chooser = np.repeat(np.arange(choosers), late.samples)
+        held = np.full((len(chooser), late.each), -1, np.int64)
+        for step in range(steps):
+            for turn in range(turns):
+                held = np.where(rng.random(held.shape) < stickiness, held, -1)
+                _fill(held, shares, chooser, rng)
+                flags = np.zeros((choosers, candidates), bool)
+                flags[chooser[:, None], held] = True
+                found[:, turn, step] = np.packbits(flags, axis=1)
+        return {op: found[i, turn] for i, ops in enumerate(self.ops) for turn, op in enumerate(ops)}
+
+
+def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
+    """Draw, for each row, what it does not hold (-1), one after another, each among what the row does not hold yet.
+
+    What is held already is drawn again; after a few times, from the shares of the others alone, which is the same.
+    """
+    candidates = shares.shape[1]
+    flat = (np.cumsum(shares, axis=1) + np.arange(len(shares))[:, None]).ravel()
+    flat[candidates - 1 :: candidates] = np.arange(1, len(shares) + 1)
+    for place in range(held.shape[1]):
+        rows = np.flatnonzero(held[:, place] < 0)
+        for _ in range(_TRIES):
+            found = np.searchsorted(flat, rng.random(len(rows)) + chooser[rows], "right") - chooser[rows] * candidates
+            found = np.clip(found, 0, candidates - 1)
+            is_new = (held[rows] != found[:, None]).all(axis=1) & (shares[chooser[rows], found] > 0)
+            held[rows[is_new], place] = found[is_new]
+            rows = rows[~is_new]
+            if not len(rows):
+                break
+        else:
+            held[rows, place] = _others(shares[chooser[rows]], held[rows], rng)
+
+
+def _others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
+    """Draw for each row one that it does not hold."""
+    row, place = np.nonzero(held >= 0)
+    shares[row, held[row, place]] = 0.0
+    upto = np.cumsum(shares, axis=1)
+    wanted = rng.random(len(shares)) * upto[:, -1]
+    past_last = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)
+    found: Ints = np.minimum((upto <= wanted[:, None]).sum(axis=1), past_last)
+    return found
+
+
+def _choosers(graph: Graph) -> dict[Late, list[int]]:
+    """Ops with late reads by how they choose; the op that reveals a choice does not matter for that."""
+    found: dict[Late, list[int]] = {}
+    for op, what in enumerate(graph.ops):
+        if what.late is not None:
+            key = Late(-1, what.late.candidates, what.late.samples, what.late.each)
+            found.setdefault(key, []).append(op)
+    return found
+
+
+def _groups(graph: Graph) -> Iterator[_Group]:
+    alike: dict[tuple[int, int, int, int], list[tuple[Late, tuple[int, ...]]]] = {}
+    for late, ops in _choosers(graph).items():
+        alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), []).append((late, tuple(ops)))
+    for members in alike.values():
+        yield _Group(members[0][0], tuple(ops for _, ops in members))
+
+
+def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
+    """For each op with late reads, the share of each candidate; they add up to 1."""
+    choosers = _choosers(graph)
+    if isinstance(origin, Routing):
+        return _frequencies(graph, origin)
+    if isinstance(origin, Shares):
+        by_layer = _matched(origin, choosers)
+    else:
+        by_layer = [_ranked(origin, len(late.candidates), seed, number) for number, late in enumerate(choosers)]
+    return {op: shares for shares, ops in zip(by_layer, choosers.values(), strict=True) for op in ops}
+
+
+def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
+    """Shares of a chooser by a distribution; which candidate has which rank is drawn."""
+    if origin.distribution == "uniform":
+        return np.full(count, 1.0 / count)
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -origin.skew
+    shuffled = np.random.default_rng((seed, _RANKS, number)).permutation(weights)
+    return np.asarray(shuffled / shuffled.sum())
+
+
+def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
+    """Shares from a file: its layers, ascending, are the choosers in program order."""
+    layers = sorted(origin.by_layer)
+    if len(layers) != len(choosers):
+        must, do = "there is a layer for each op that chooses", "take the file of this model"
+        found = f"{counted(len(layers), 'layer')} for {len(choosers):,}"
+        raise ConfigError(origin.source, f"{must}, in program order", found, do)
+    found_shares = []
+    for layer, late in zip(layers, choosers, strict=True):
+        named, count = origin.by_layer[layer], len(late.candidates)
+        if max(named) >= count:
+            must, do = f"experts of layer {layer} are 0 to {count - 1}", "take the file of this model"
+            raise ConfigError(origin.source, must, str(max(named)), do)
+        shares = np.zeros(count)
+        shares[list(named)] = list(named.values())
+        if np.count_nonzero(shares) < late.each:
+            must = f"at least {late.each} experts of layer {layer} have a share above 0, as so many are chosen"
+            raise ConfigError(origin.source, must, str(np.count_nonzero(shares)), "correct the shares")
+        found_shares.append(shares / shares.sum())
+    return found_shares
+
+
+def _recorded(graph: Graph, origin: Routing) -> dict[int, NDArray[np.uint8]]:
+    """What a file says was chosen, of each op in each step."""
+    bits = {}
+    known = {name for _, name in origin.by_step}
+    for op, what in enumerate(graph.ops):
+        if what.late is None:
+            continue
+        if what.name not in known:
+            raise ConfigError(origin.source, "each op with late reads is in the file", f"no {what.name!r}", "add it")
+        flags = np.zeros((graph.steps, len(what.late.candidates)), bool)
+        for step in range(graph.steps):
+            flags[step, list(_of_step(origin, what.name, what.late, step))] = True
+        bits[op] = np.packbits(flags, axis=1)
+    return bits
+
+
+def _of_step(origin: Routing, op: str, late: Late, step: int) -> tuple[int, ...]:
+    chosen = origin.by_step.get((step, op))
+    if chosen is None:
+        must, do = "the file says what is chosen in each step", "lower steps, or take a longer file"
+        raise ConfigError(origin.source, must, f"nothing for step {step:,} of {op!r}", do)
+    count, do = len(late.candidates), "take the file of this model and batch"
+    if not set(chosen) <= set(range(count)):
+        must = f"candidates of {op!r} are 0 to {count - 1}"
+        raise ConfigError(origin.source, must, f"{max(chosen)} in step {step:,}", do)
+    most = min(count, late.samples * late.each)
+    if not late.each <= len(set(chosen)) <= most:
+        must = f"{op!r} chooses {late.each} to {most} candidates"
+        raise ConfigError(origin.source, must, f"{len(set(chosen))} in step {step:,}", do)
+    return chosen
+
+
+def _frequencies(graph: Graph, origin: Routing) -> dict[int, Floats]:
+    """Shares as often as candidates were chosen; one more each, so that none is impossible."""
+    found = {}
+    for op, bits in _recorded(graph, origin).items():
+        late = graph.ops[op].late
+        count = len(late.candidates) if late else 0
+        often = np.unpackbits(bits, axis=1, count=count).sum(axis=0) + 1.0
+        found[op] = np.asarray(often / often.sum())
+    return found

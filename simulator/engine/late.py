@@ -1,0 +1,108 @@
+"""Late reads of one rank: what each issue of an op reads, and what of that has been revealed.
+
+The k-th issue of an op with late reads reads what is drawn for step k. In issue order it names all its candidates, so
+that a detach after it waits for it; but only what it is sure to read, and what is chosen, must be valid when it starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.draws import Draws
+from simulator.engine.program import Columns
+from simulator.engine.steps import ComputeStep, LateStep
+from simulator.graph import Graph, Late
+
+if TYPE_CHECKING:
+    from simulator.engine.stream import Stream
+
+
+class LateReads:
+    """What ops with late reads read, issue by issue.
+
+    Parameters
+    ----------
+    graph, draws
+        The ops, and what they choose.
+    columns
+        The compiled graph.
+
+    Attributes
+    ----------
+    certain, possible
+        Per op: tracked tensors that it reads for certain and that no op reads late; other tracked ones of its reads.
+        Of the latter nothing is known from the ops before, which may have named them without reading them.
+    """
+
+    __slots__ = (
+        "_chosen_bytes",
+        "_durations",
+        "_graph",
+        "_issued",
+        "_revealed_by",
+        "_tracked",
+        "certain",
+        "draws",
+        "possible",
+    )
+
+    def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
+        self._graph, self.draws, self._tracked = graph, draws, columns.tracked
+        candidates = bytearray(len(graph.tensors))
+        for op in draws.chosen_bits:
+            for tensor in self._late(op).candidates:
+                candidates[tensor] = 1
+        self.certain = [tuple([t for t in reads if not candidates[t]]) for reads in columns.reads]
+        self.possible = [tuple([t for t in reads if candidates[t]]) for reads in columns.reads]
+        self._durations = {op: draws.durations_ns(op) for op in draws.chosen_bits}
+        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in draws.chosen_bits}
+        self._issued = dict.fromkeys(draws.chosen_bits, 0)
+        self._revealed_by: dict[int, tuple[int, Stream | None, int]] = {
+            self._late(op).revealed_by: (0, None, 0) for op in draws.chosen_bits
+        }
+
+    def __contains__(self, op: int) -> bool:
+        return op in self._issued
+
+    def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
+        """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
+        if op in self._revealed_by:
+            self._revealed_by[op] = self._revealed_by[op][0] + 1, stream, number
+        step = self._issued.get(op)
+        if step is None:
+            return self.possible[op]
+        self._issued[op] = step + 1
+        own = self._late(op).candidates
+        others = self.possible[op] if len(self.possible[op]) > len(own) else ()
+        chosen = self.draws.chosen(op, step)
+        tracked = self._tracked
+        return (*[t for t in chosen if tracked[t]], *(t for t in others if t not in own))
+
+    def timed(self, step: ComputeStep) -> ComputeStep:
+        """Return the step of an issue that was just counted, with its own time if the op has late reads."""
+        issued = self._issued.get(step.op)
+        if issued is None:
+            return step
+        return LateStep(step, self._durations[step.op][issued - 1], self._chosen_bytes[step.op][issued - 1])
+
+    def step_of(self, op: int) -> int:
+        """For which step the next issue of an op is."""
+        return self._issued[op]
+
+    def is_revealed(self, op: int) -> bool:
+        """Whether what the next issue of an op reads is known: its revealing op is issued for it and has ended."""
+        times, stream, number = self._revealed_by[self._late(op).revealed_by]
+        return stream is not None and times > self._issued[op] and stream.ended >= number
+
+    def is_predictable(self, op: int) -> bool:
+        """Whether the choice before that of an op's next issue, in program order, is known."""
+        ops = list(self._issued)
+        at = ops.index(op)
+        before, step = ops[at - 1], self._issued[op] - (at == 0)
+        return step >= 0 and (self._issued[before] > step or self.is_revealed(before))
+
+    def _late(self, op: int) -> Late:
+        late = self._graph.ops[op].late
+        if late is None:
+            raise KeyError(op)
+        return late

@@ -1,0 +1,111 @@
+"""Runs plans: those of a case on all ranks, and one that a policy tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from simulator import engine, metrics
+from simulator.draws import Draws
+from simulator.graph import Graph
+from simulator.lifetime import lifetimes
+from simulator.plan import Plan
+from simulator.policies.problem import Problem, Replay
+from simulator.run.lots import Lots
+from simulator.run.tries import Tries
+from simulator.trace import CAUSES, Trace
+
+if TYPE_CHECKING:
+    from simulator.run.case import Case
+
+
+def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
+    """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
+    if case.job.ranks == 1 and (known := case.tasks[0].trier.tries.take(plans[0])) is not None:
+        return known
+    found: dict[int, engine.Program] = {}
+    for task, plan in zip(case.tasks, plans, strict=True):
+        programs = _programs(task.graph, plan, task.problem.durations_ns)
+        of_ranks = {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
+        if task.graph.has_late:
+            of_ranks = {rank: replace(one, draws=task.draws(rank)) for rank, one in of_ranks.items()}
+        found |= of_ranks
+    return engine.run(
+        [found[rank] for rank in range(case.job.ranks)],
+        case.hardware,
+        budget_bytes=case.problem.budget_bytes,
+        switches=case.problem.switches,
+        progress=progress,
+        fold=case.loaded.scenario.fold,
+    )
+
+
+def _programs(graph: Graph, plan: Plan, times_ns: Sequence[int], draws: Draws | None = None) -> list[engine.Program]:
+    """What ranks of a graph run in turn: one for each time at which the plan lets them begin."""
+    known = {start: engine.Program(graph, plan, times_ns, start, draws) for start in plan.starts_ns}
+    return [known[start] for start in plan.starts_ns]
+
+
+def alone(graph: Graph, times_ns: Sequence[int]) -> Graph:
+    """The graph as one rank runs it if the others always come in time: its collectives take their time alone."""
+    if not graph.meets:
+        return graph
+    timed = zip(graph.ops, times_ns, strict=True)
+    ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
+    return replace(graph, ops=tuple(ops))
+
+
+@dataclass(frozen=True, eq=False)
+class Trier:
+    """Tries plans for the policies of a graph.
+
+    Attributes
+    ----------
+    lots
+        What late reads choose.
+    tries
+        What was replayed for the row at hand.
+    """
+
+    lots: Lots
+    tries: Tries
+
+    def trial(self, problem: Problem, plan: Plan, ranks: int = 1) -> Replay:
+        """What a policy learns by trying a plan: on one rank that stands for so many, if it can, which all do the same.
+
+        A fixed plan is tried as if ops with late reads read all candidates, and took what is expected; a runtime is
+        tried with draws that are not those of the run.
+        """
+        graph, draws = problem.graph, self.lots.rehearsal(problem.graph) if plan.fixed is None else None
+        in_turn = _programs(alone(graph, problem.durations_ns), plan, problem.durations_ns, draws)
+        programs = [in_turn[rank % len(in_turn)] for rank in range(ranks)]
+        if engine.obstacle(programs, problem.hardware):
+            programs = programs[:1]
+        budget, switches = problem.budget_bytes, problem.switches
+        whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
+        traces = list({id(trace): trace for trace in whole.by_rank()}.values())
+        rows = [metrics.summarise(graph, problem.hardware, trace) for trace in traces]
+        trace, found = max(zip(traces, rows, strict=True), key=lambda one: one[1]["step_ns"] or 0)
+        peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
+        waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
+        is_as_run = ranks == 1 and problem.backbone is not None and not graph.has_late
+        if is_as_run and trace.status == "ok":
+            self.tries.note(plan, whole, found["step_ns"])
+        crowds = metrics.crowds(problem.hardware, whole).items() if ranks > 1 else ()
+        demand = {name: one.demand for name, one in crowds}
+        return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)
+
+    def backbone(self, problem: Problem, budget_bytes: int | float) -> Problem:
+        """The problem without what late reads choose, in a smaller budget."""
+        graph = problem.graph.certain
+        found = replace(
+            problem,
+            graph=graph,
+            budget_bytes=budget_bytes,
+            lifetimes=lifetimes(graph),
+            popularity={},
+            lone=None,
+            backbone=None,
+        )
+        return replace(found, replay=lambda plan: self.trial(found, plan))

@@ -1,0 +1,83 @@
+"""What late reads choose in a run: drawn once for each rank, and apart from that for trying plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulator import formats
+from simulator.catalog import Loaded
+from simulator.cost import durations_ns
+from simulator.draws import Draws, Origin, drawn, popularity
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+
+_SEEDS_APART = 1_000_003
+"""Between the seeds of two ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lots:
+    """The draws of a run; each is made when it is first asked for.
+
+    Attributes
+    ----------
+    origin, seed
+        Where draws come from, and what they begin with.
+    hardware
+        Where ops run.
+    """
+
+    origin: Origin
+    seed: int
+    hardware: Hardware
+    _known: dict[tuple[int, int], Draws] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Lots:
+        """Read where draws come from.
+
+        Raises
+        ------
+        ConfigError
+            If a file of draws is wrong.
+        """
+        scenario = loaded.scenario
+        origin: Origin = scenario.draws
+        if scenario.draws.file is not None:
+            origin = formats.read_routing(loaded.paths["draws"])
+        return cls(origin, scenario.seed, loaded.hardware)
+
+    def draws(self, graph: Graph, rank: int) -> Draws | None:
+        """What late reads of a rank choose; None if its graph has none."""
+        if not graph.has_late:
+            return None
+        key = id(graph), rank
+        if key not in self._known:
+            self._known[key] = drawn(graph, self.hardware, self.origin, self.seed + rank * _SEEDS_APART)
+        return self._known[key]
+
+    def rehearsal(self, graph: Graph) -> Draws | None:
+        """Draws with the same shares that are not those of the run: what a runtime is tried with."""
+        if not graph.has_late:
+            return None
+        key = id(graph), -1
+        if key not in self._known:
+            self._known[key] = drawn(graph, self.hardware, self.origin, self.seed, rehearsal=True)
+        return self._known[key]
+
+    def popularity(self, graph: Graph) -> dict[int, tuple[float, ...]]:
+        """For each op with late reads, the share of each candidate in what is chosen."""
+        return popularity(graph, self.origin, self.seed) if graph.has_late else {}
+
+    def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
+        """Time of each op in the step that is measured [ns], from what it takes as planned.
+
+        Of several ranks, each of which draws for itself, that is what ops take at least.
+        """
+        if not graph.has_late:
+            return times_ns
+        draws = self.draws(graph, ranks[0])
+        if len(ranks) > 1 or draws is None:
+            return durations_ns(graph.certain, self.hardware)
+        return draws.step_durations_ns(times_ns, graph.steps - 1)

@@ -1,0 +1,138 @@
+"""Laws of late reads: nobody acts on a draw before its reveal, and what happens obeys the same laws as ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from late_cases import chosen_bits, machine, moe, on_demand, plan_of, play
+from replays import rows
+
+from simulator.draws import Draws, drawn
+from simulator.graph import Graph
+from simulator.hardware import Hardware, ReactiveHost
+from simulator.plan import COMPUTE, Plan, Steps
+from simulator.referee import Drawn, check_plan, check_trace
+from simulator.scenario import DrawsOrigin, Switches
+
+graphs = st.builds(
+    moe,
+    st.integers(1, 3),
+    st.integers(2, 5),
+    size=st.integers(0, 30),
+    samples=st.integers(1, 3),
+    each=st.integers(1, 2),
+    steps=st.integers(1, 4),
+)
+origins = st.builds(
+    DrawsOrigin,
+    distribution=st.sampled_from(["uniform", "zipf"]),
+    skew=st.sampled_from([0.5, 1.1, 3.0]),
+    stickiness=st.sampled_from([0.0, 0.7, 1.0]),
+)
+seeds = st.integers(0, 99)
+
+
+@st.composite
+def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
+    """Hosts that pay, or not; links that are slow, or not."""
+    costs = [draw(st.integers(0, 4)) for _ in range(5)]
+    names = ("inspect", "compute", "copy", "detach", "sync")
+    found = machine(
+        h2d={"bandwidth": draw(st.sampled_from(["0.3 GB/s", "2 GB/s"])), "channels": draw(st.integers(1, 2))}
+    )
+    host = found.host.model_copy(
+        update={
+            "reactive": ReactiveHost.model_validate({n: f"{c} ns" for n, c in zip(names, costs, strict=True)}),
+            "queue_depth": draw(st.integers(1, 9)),
+        }
+    )
+    return found.model_copy(update={"host": host})
+
+
+def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]
+    columns = trace.issued[0].whole()
+    steps = Steps.from_columns(*(columns[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, steps=steps, repeats=1)
+
+
+@given(graphs, origins, seeds, machines(), st.integers(0, 4), st.booleans(), st.booleans())
+def test_the_referee_agrees_with_the_engine(
+    graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, keep: int, looks: bool, contended: bool
+) -> None:
+    """A runtime that brings what is chosen, and its record as a fixed plan; copies may slow kernels down."""
+    draws, switches = drawn(graph, hardware, origin, seed), Switches(hbm_contention=contended)
+    plan = plan_of(graph, on_demand(graph, keep), hardware, looks=looks)
+    trace = play(graph, plan, hardware, draws, switches=switches)
+    assert trace.status == "ok"
+    check_trace(graph, hardware, [Drawn(plan, draws)], trace, None, switches)
+    record = recorded(plan, trace)
+    check_plan(graph, hardware, record, draws=draws)
+    again = play(graph, record, hardware, draws, switches=switches)
+    check_trace(graph, hardware, [Drawn(record, draws)], again, None, switches)
+
+
+@given(graphs, origins, seeds, machines(), st.data())
+def test_two_runs_that_differ_in_a_draw_issue_the_same_steps_until_its_reveal(
+    graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, data: st.DataObject
+) -> None:
+    """And at the same times: nothing of a draw shows before the host asks for it."""
+    draws = drawn(graph, hardware, origin, seed)
+    op = data.draw(st.sampled_from(sorted(draws.chosen_bits)))
+    step = data.draw(st.integers(0, graph.steps - 1))
+    bits = draws.chosen_bits[op].copy()
+    bits[step] = np.packbits(~np.unpackbits(bits[step]).astype(bool))
+    bits[step] |= 128  # something is chosen
+    other = replace(draws, chosen_bits={**draws.chosen_bits, op: bits})
+    keep = data.draw(st.integers(0, 3))
+    asked: list[tuple[int, int]] = []
+    one, two = (
+        play(graph, plan_of(graph, on_demand(graph, keep, asked), hardware), hardware, d) for d in (draws, other)
+    )
+    until = [issued for what, issued in asked[: len(asked) // 2] if what == op][step]
+    assert rows(one.issued[0])[:until] == rows(two.issued[0])[:until]
+    times = [[(s["issue"], s["start_ns"]) for s in rows(t.spans) if s["issue"] < until] for t in (one, two)]
+    assert times[0] == times[1]
+
+
+@given(graphs, origins, seeds, machines())
+def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
+    graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware
+) -> None:
+    """It is counted as it is issued, in each lap anew."""
+    everything = [list(range(len(op.late.candidates))) for op in graph.ops if op.late]
+    one_step = replace(graph, steps=1)
+    names = [op.name for op in graph.ops if op.late]
+    all_bits = chosen_bits(one_step, {name: [one] for name, one in zip(names, everything, strict=True)})
+    full = plan_of(graph, on_demand(one_step), hardware)
+    record = recorded(full, play(one_step, full, hardware, Draws(one_step, hardware, 0, all_bits)))
+    plan = replace(record, repeats=graph.steps)
+    draws = drawn(graph, hardware, origin, seed)
+    check_plan(graph, hardware, plan, draws=draws)
+    trace = play(graph, plan, hardware, draws)
+    check_trace(graph, hardware, [Drawn(plan, draws)], trace)
+    took = [(s["item"], s["end_ns"] - s["start_ns"]) for s in rows(trace.spans) if s["kind"] == COMPUTE]
+    for op in draws.chosen_bits:
+        assert [ns for item, ns in took if item == op] == draws.durations_ns(op)
+
+
+@given(graphs, origins, seeds)
+def test_draws_follow_from_graph_origin_and_seed(graph: Graph, origin: DrawsOrigin, seed: int) -> None:
+    """Each op reads the union of what its samples choose: between `each`, and `samples` times as many."""
+    hardware = machine()
+    one, two = (drawn(graph, hardware, origin, seed) for _ in range(2))
+    for op, bits in one.chosen_bits.items():
+        late = graph.ops[op].late
+        assert late is not None
+        assert np.array_equal(bits, two.chosen_bits[op])
+        for step in range(graph.steps):
+            chosen = one.chosen(op, step)
+            assert late.each <= len(chosen) <= min(len(late.candidates), late.samples * late.each)
+            assert set(chosen) <= set(late.candidates)
+            assert one.chosen_bytes(op)[step] == sum(graph.tensors[t].size_bytes for t in chosen)
+            assert one.predicted(op, step, 1.0) == chosen
+            assert len(one.predicted(op, step, 0.5)) <= len(chosen)
+            if origin.stickiness == 1.0:
+                assert chosen == one.chosen(op, 0)
