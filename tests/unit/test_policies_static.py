@@ -8,6 +8,7 @@ from stories import graph
 
 from simulator.errors import CapacityError
 from simulator.policies import FREE, POLICIES
+from simulator.policies.static import validate
 from simulator.policies.static.analyse import analyse
 from simulator.policies.static.insert import insert
 from simulator.policies.static.refine import Knobs, refine
@@ -223,3 +224,18 @@ def test_weights_that_live_away_are_copied_in_ahead_of_each_layer():
     assert done.peak_bytes["hbm"] <= 21
     assert done.step_ns == 100
     assert HBM not in p.homes[1:]
+
+
+def test_what_moves_counts_as_effort_where_that_is_more_than_ops(monkeypatch):
+    """Two ops read twelve tensors that live elsewhere: a second placement would be worth 24 ops."""
+    listed = [f"w{i}" for i in range(12)]
+    ops = (f"first: {' '.join(listed[:6])} ->, 10 ns", f"second: {' '.join(listed[6:])} ->, 10 ns")
+    p = problem(graph(", ".join(f"{name} 10 persistent" for name in listed), *ops), homes=dict.fromkeys(listed, DDR))
+    placements = []
+    monkeypatch.setattr(validate, "refine", lambda *args: placements.append(args) or refine(*args))
+    for effort, at_least in ((23, 1), (10**6, 2)):
+        monkeypatch.setattr(validate, "EFFORT", effort)
+        placements.clear()
+        POLICIES["static"].plan(p)
+        assert len(placements) >= at_least
+        assert effort > 23 or len(placements) == 1

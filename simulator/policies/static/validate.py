@@ -144,7 +144,7 @@ class Validator:
         enough_ns = max(timeline.step_ns, problem.clock[-1]) * GOOD_ENOUGH
         seen = None
         for knobs in self._knobs(max(g.in_ns for g in selection.gaps)):
-            if self._is_spent() or self._promised_ns <= max(enough_ns, problem.bound_ns):
+            if self._is_spent(selection) or self._promised_ns <= max(enough_ns, problem.bound_ns):
                 return True
             augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
             if augmented.cache_ops != seen:
@@ -221,7 +221,7 @@ class Validator:
             best, replay = self.best.candidate, self.best.replay
             if best is None or replay is None or replay.trace is None or self._is_enough():
                 return
-            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self._is_spent():
+            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self._is_spent(best.selection):
                 return
             self._candidates += 1
             timeline = observe(self._problem, best.plan, replay.trace)
@@ -234,9 +234,11 @@ class Validator:
     def _is_enough(self) -> bool:
         return self.best.step_ns <= self._problem.bound_ns
 
-    def _is_spent(self) -> bool:
-        ops = len(self._problem.graph.ops) * self._problem.graph.steps
-        return self.best.replays >= self._tries or (self._candidates + 1) * ops > max(EFFORT, ops)
+    def _is_spent(self, selection: Selection) -> bool:
+        """Whether another candidate would take more effort than is given: ops, or what moves if that is more."""
+        graph = self._problem.graph
+        each = max(len(graph.ops), len(selection.gaps)) * graph.steps
+        return self.best.replays >= self._tries or (self._candidates + 1) * each > max(EFFORT, each)
 
     def _improve(self, replays: int) -> None:
         """On a small graph, go on with single changes."""
