@@ -239,3 +239,17 @@ def test_what_moves_counts_as_effort_where_that_is_more_than_ops(monkeypatch):
         POLICIES["static"].plan(p)
         assert len(placements) >= at_least
         assert effort > 23 or len(placements) == 1
+
+
+def test_blocks_of_alike_caches_leave_in_turn():
+    """Four ops read four blocks of 10 B each, and 30 B are too much: 50 B leave; of one op after the other, 60 B did.
+
+    Nothing hides copies that the first op waits for, so that its blocks stay.
+    """
+    listed = [[f"c{op}b{block}" for block in range(4)] for op in range(4)]
+    ops = [f"f{op}: {' '.join(blocks)} ->, 100 ns" for op, blocks in enumerate(listed)]
+    names = [name for blocks in listed for name in blocks]
+    g = graph(", ".join(f"{name} 10 persistent" for name in names), *ops, steps=2)
+    p = problem(g, budget=130, homes=dict.fromkeys(names, FREE))
+    chosen = select(p, analyse(p), 130).gaps
+    assert sorted(g.tensors[gap.tensor].name[:2] for gap in chosen) == ["c1", "c1", "c2", "c2", "c3"]

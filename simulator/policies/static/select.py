@@ -99,8 +99,20 @@ class Selection:
 
 
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
-    """Sort the candidates: those that the rules by kind do not mind first, then by score; ties by tensor and op."""
-    return sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
+    """Sort the candidates: those that the rules by kind do not mind first, then by score.
+
+    Those with the same score take turns by the op that needs them back, since all that one op needs must be there at
+    once: where they are blocks of a few caches, some of each leave rather than all of a few. Then by tensor and op.
+    """
+    found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
+    before: dict[tuple[bool, float, int], int] = {}
+    turns = []
+    for pair in found:
+        key = (*_turn(pair)[:2], pair[0].before)
+        turns.append(before.get(key, 0))
+        before[key] = turns[-1] + 1
+    order = sorted(range(len(found)), key=lambda i: (*_turn(found[i])[:2], turns[i], i))
+    return [found[i] for i in order]
 
 
 def _turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
