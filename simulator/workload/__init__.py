@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "parallel", "pools")
+_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "experts", "parallel", "pools")
 _INFERENCE = ("prefill", "decode")
 
 
@@ -62,6 +62,9 @@ class Workload(Document):
     kv
         With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
         one for what a step or a chunk adds.
+    experts
+        With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
+        tensor for each matrix of all of them, or ``each`` is a tensor, read late: only if the router chooses it.
     pools
         With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
     graph
@@ -86,6 +89,7 @@ class Workload(Document):
     new_tokens: Count = 1
     dtypes: Dtypes = Dtypes()
     kv: KvBlocks | None = None
+    experts: Literal["together", "each"] = "together"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     graph: str | None = None
@@ -151,6 +155,19 @@ class Workload(Document):
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
             self.kv.check(model.attention, tokens, self.chunk)
             self.kv.check_count(model.layers, self.batch, tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _each_expert_may_be_read(self) -> Self:
+        if self.experts == "together" or self.model is None:
+            return self
+        part = None
+        if isinstance(self.model, (LlamaModel, DecoderModel)) and self.phase in _INFERENCE:
+            part = self.model.decoder.feed_forward
+        if not isinstance(part, Experts) or part.ranks > 1:
+            must = "experts are read each for itself at prefill and decode, of a model that has all of them on its rank"
+            found = f"phase {self.phase}" if self.phase not in _INFERENCE else "none of its own"
+            raise FieldError(must, found, "write 'experts: together', or change the model", ("experts",))
         return self
 
     @model_validator(mode="after")

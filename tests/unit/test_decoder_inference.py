@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from simulator.builders import build
 from simulator.builders.decoder.inference import chunks
 from simulator.builders.decoder.weights import count
-from simulator.graph import Graph, Op, chosen_number
+from simulator.catalog import load
+from simulator.graph import Graph, Late, Op, chosen_number
 from simulator.workload import Workload
 
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6, "qk_norms": True}
@@ -184,3 +185,53 @@ def test_a_llama_decodes_as_well() -> None:
     }
     runs = [Workload.model_validate({"name": "w", "model": model, "phase": "decode"}) for model in (llama, parts)]
     assert build(runs[0]) == build(runs[1])
+
+
+@pytest.mark.parametrize("weights", [None, "fp8", "int4"])
+def test_each_expert_may_be_a_tensor_that_is_read_late(weights) -> None:
+    dtypes = {"weights": weights} if weights else {}
+    together, each = (
+        graph(MLA, EXPERTS, phase="decode", dtypes=dtypes, experts=how, new_tokens=2) for how in ("together", "each")
+    )
+    experts = sizes(each, "expert")
+    assert len(experts) == 2 * 8
+    rounded_up = sum(experts.values()) - sum(sizes(together, "expert").values())
+    assert 0 <= rounded_up < 3 * 16
+    assert weights == "int4" or not rounded_up
+    assert len(set(experts.values())) == 1
+    grouped = op(each, "t0/L01/decode/ffn.experts")
+    route = each.ops.index(op(each, "t0/L01/decode/ffn.route"))
+    assert grouped.late == Late(route, grouped.reads[1:], samples=2, each=2)
+    assert op(each, "t1/L01/decode/ffn.experts").reads[1:] == grouped.reads[1:], "all tokens choose among the same"
+    assert grouped.flops == sum(op(together, f"t0/L01/decode/ffn.{name}").flops for name in ("gate", "up", "down"))
+    within = 3 * 2 * 2 * 9 * 2
+    assert grouped.workspace_bytes == within
+    assert grouped.read_bytes == within + 2 * 2 * H * 2
+    assert grouped.write_bytes == within + 2 * 2 * H * 2
+    order = [one.name.rpartition(".")[2] for one in each.ops if one.name.startswith("t0/L01/decode/ffn")]
+    assert order[:2] == ["router", "route"]
+    assert order[-2:] == ["experts", "combine"], "the shared expert runs while what is chosen comes in"
+
+
+@pytest.mark.parametrize("name", ["qwen3_30b_decode", "deepseek_v3_decode", "mixtral_8x7b_decode"])
+def test_of_shipped_models_as_many_bytes_of_experts_are_expected(name: str) -> None:
+    found = load(name, "workload").document
+    together, each = (build(found.model_copy(update={"experts": how})) for how in ("together", "each"))
+    late = [one.late for one in each.ops if one.late]
+    chosen = sum(one.expected * each.tensors[one.candidates[0]].size_bytes for one in late)
+    kinds = [[t for t in one.tensors if t.kind == "expert"] for one in (together, each)]
+    assert sum(t.size_bytes for t in kinds[0]) == sum(t.size_bytes for t in kinds[1])
+    stacks = {i for i, t in enumerate(together.tensors) if t.kind == "expert"}
+    through = [one for one in together.ops if stacks.intersection(one.reads)]
+    made = sum(together.tensors[t].size_bytes for one in through for t in one.reads if t not in stacks)
+    assert sum(one.read_bytes for one in through) - made == chosen
+
+
+@pytest.mark.parametrize("changes", [{}, {"phase": "decode"}])
+def test_only_inference_with_experts_reads_them_each_for_itself(changes) -> None:
+    model = {"layers": 1, "hidden": 8, "heads": 2, "kv_heads": 2, "ffn": 8, "vocabulary": 8}
+    if not changes:
+        model["experts"] = 2
+    data = {"name": "w", "model": model, "phase": changes.get("phase", "train"), "experts": "each"}
+    with pytest.raises(ValidationError, match="experts are read each for itself at prefill and decode"):
+        Workload.model_validate(data)

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple, Unpack
 
 from simulator.builders.decoder.weights import BATCH, size_bytes
-from simulator.graph import Collective, CollectiveKind
+from simulator.graph import Collective, CollectiveKind, Late
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Change, Layout, Mesh, Weight
 from simulator.workload import Workload
@@ -84,6 +84,7 @@ class Tape:
         self.rows = (rows or workload.batch * workload.sequence * mesh.size(BATCH),)
         self.dtypes, self.dtype = workload.dtypes, workload.dtypes.compute
         self.element_bytes = workload.dtypes.element_bytes
+        self.experts = workload.experts
         self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
         self.micro, self.block, self.phase = "", "", "forward"
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
@@ -176,6 +177,10 @@ class Tape:
         more.setdefault("dtype", self.dtype)
         kind = "collective" if more.get("collective") else "compute"
         self.graph.op(self.op_name(name), reads, writes, kind, **more)
+
+    def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
+        """Late reads of the op of the current block that is added next."""
+        return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
 
     def meet(self, name: str, reads: list[str], writes: list[str], about: Meeting) -> None:
         """Add a collective of the ranks that differ along some axes only."""
