@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, pairwise
 
 from simulator.errors import CapacityError, Shortfall
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, View
+from simulator.plan import COPY, DETACH, SYNC, Code, View
 from simulator.policies.reactive.tables import Tables
 from simulator.policies.reactive.victims import Victims
 
@@ -52,7 +52,7 @@ class Runtime:
         problem = tables.problem
         self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
         self._sizes, self._tier = problem.sizes, problem.compute_tier
-        self._direct: set[tuple[int, int]] = set()
+        self._direct = [[False] * len(problem.capacities) for _ in problem.capacities]
         n = len(self._sizes)
         self._codes: list[Code] = []
         self._here = [False] * n
@@ -85,7 +85,7 @@ class Runtime:
         tables, codes = self._tables, self._codes
         ops = len(tables.moves)
         for base in range(0, tables.problem.graph.steps * ops, ops):
-            left = enumerate(zip(tables.moves, tables.problem.streams, tables.busy, strict=True))
+            left = zip(tables.computes, tables.moves, tables.busy, strict=True)
             for _ in range(0, ops, _AT_ONCE):
                 self._decide(base, islice(left, _AT_ONCE))
                 yield codes
@@ -94,12 +94,13 @@ class Runtime:
             yield codes
             codes.clear()
 
-    def _decide(self, base: int, ops: Iterable[tuple[int, tuple[tuple[int, ...], int, bool]]]) -> None:
+    def _decide(self, base: int, ops: Iterable[tuple[Code, tuple[int, ...], bool]]) -> None:
         """Issue some ops of the step that begins at op `base` of the run, and what they need."""
         tables, here, append, ahead = self._tables, self._here, self._codes.append, self._ahead
-        victims, touch = self._victims, self._victims.touch
-        for op, (moves, stream, busy) in ops:
-            victims.now = base + op
+        victims, touch, tells_time = self._victims, self._victims.touch, self._victims.tells_time
+        for compute, moves, busy in ops:
+            if tells_time:
+                victims.now = base + compute[1]
             absent: tuple[int, ...] = ()
             for tensor in moves:
                 if here[tensor]:
@@ -107,14 +108,14 @@ class Runtime:
                 else:
                     absent = (*absent, tensor)
             if absent:
-                self._admit(op, absent)
-            elif busy and self._room[self._tier] < tables.born_bytes[op]:
-                self._make_room(tables.born_bytes[op], moves)
+                self._admit(compute[1], absent)
+            elif busy and self._room[self._tier] < tables.born_bytes[compute[1]]:
+                self._make_room(tables.born_bytes[compute[1]], moves)
             if ahead:
-                self._look_ahead(op, base)
-            append((COMPUTE, op, stream, 0))
+                self._look_ahead(compute[1], base)
+            append(compute)
             if busy:
-                self._conclude(op)
+                self._conclude(compute[1])
 
     def _conclude(self, op: int) -> None:
         """Note what the op has taken and written, and free what is dead after it."""
@@ -194,12 +195,12 @@ class Runtime:
             self._copy_at[tensor], self._copy_valid[tensor] = NONE, False
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        if (source, target) in self._direct:
+        if self._direct[source][target]:
             self._codes.append((COPY, tensor, source, target))
             return
         hops = tuple(pairwise(self._tables.problem.path(source, target)))
         if len(hops) == 1 and not self._synchronous:
-            self._direct.add((source, target))
+            self._direct[source][target] = True
         for start, end in hops:
             if end != target and self._room[end] < self._sizes[tensor]:
                 raise self._too_small(tensor, end)

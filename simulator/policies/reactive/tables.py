@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
-from simulator.plan import DETACH, FREE
+from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.policies.problem import Problem
 
 
@@ -17,8 +17,8 @@ class Tables:
         By op: tensors that may move and are read, written, or either.
     held_bytes, born_bytes
         By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
-    detaches
-        By tensor: the code of its ``Detach`` from the compute tier.
+    computes, detaches
+        By op: the code of its ``Compute``; by tensor: that of its ``Detach`` from the compute tier.
     homes
         By tensor: its tier at time 0.
     busy
@@ -43,6 +43,7 @@ class Tables:
         self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in graph.ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
+        self.computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(problem.streams)]
         self.detaches = [(DETACH, t, problem.compute_tier, 0) for t in range(len(sizes))]
         self.held_bytes = [0] * len(graph.ops)
         for t, first in enumerate(lifetimes.first_write):

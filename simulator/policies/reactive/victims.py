@@ -20,10 +20,13 @@ class Victims(Protocol):
 
     Attributes
     ----------
+    tells_time
+        Whether it needs to know `now`.
     now
-        Number of the running op since the run began; the runtime keeps it.
+        Number of the running op since the run began; the runtime keeps it for an order that needs it.
     """
 
+    tells_time: bool
     now: int
 
     def add(self, tensor: int) -> None:
@@ -42,6 +45,7 @@ class Victims(Protocol):
 class LeastRecent:
     """``lru``: the one whose last use is longest ago."""
 
+    tells_time = False
     __slots__ = ("_held", "add", "discard", "now", "touch")
 
     def __init__(self, problem: Problem) -> None:
@@ -60,6 +64,8 @@ class LeastRecent:
 
 class Oldest:
     """``fifo``: the one whose producer is oldest, then the larger (upstream's warm-up rule)."""
+
+    tells_time = False
 
     def __init__(self, problem: Problem) -> None:
         self.now = -1
@@ -107,6 +113,8 @@ class Oldest:
 
 class Furthest:
     """``furthest``: the one whose next use is furthest away (the rule of MindSpore's sliding window)."""
+
+    tells_time = True
 
     def __init__(self, problem: Problem) -> None:
         self.now = -1
