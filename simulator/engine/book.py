@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _row = packer(ISSUED)
 
-Routes = dict[tuple[int, int], LinkQueue]
+Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
 
 
@@ -87,14 +87,17 @@ class Book:
         "_light",
         "_moves",
         "_moves_per_lap",
+        "_outputs",
         "_places",
         "_reads",
         "_routes",
         "_seen_after",
+        "_size_bytes",
         "_sole",
         "_streams",
         "_tracked",
         "_writes",
+        "_written",
         "host",
         "lap_length",
         "late",
@@ -113,8 +116,7 @@ class Book:
         self._seen_after = [[NEVER] * len(self._streams) for _ in self._streams]
         self._sole = [False] * tensors
         self._light = columns.light if self._alone else [None] * len(columns.light)
-        self._free = ComputeStep(-1, self._streams[0])
-        self._free.is_free = True
+        self._size_bytes, self._written, self._outputs = columns.size_bytes, columns.written, columns.outputs
         self._tracked = columns.tracked
         self._gate, self._at = 0, -1
         self._held = list(columns.starts_here)
@@ -124,6 +126,7 @@ class Book:
         self.late: LateReads | None = None
         self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
+        self._free = self._shared_step()
         self._count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
 
     def take_late(self, late: LateReads) -> None:
@@ -189,9 +192,7 @@ class Book:
                 unwritten = (*unwritten, tensor)
                 sole[tensor] = True
             last_use[tensor] = last_write[tensor] = number
-        step = self._look_up(op, 0, unseen, unwritten)
-        step.is_free = not (unseen or unwritten or self._columns.workspace_bytes[op])
-        return step
+        return self._look_up(op, 0, unseen, unwritten)
 
     def _compute_late(self, code: Code) -> ComputeStep:
         """Count a compute of the only stream, where earlier ones may have named what they did not read."""
@@ -286,17 +287,35 @@ class Book:
         for tensor in writes:
             if moves[tensor] or per_lap[tensor]:
                 turns.append((tensor, moves[tensor]))
-        return ComputeStep(op, self._streams[stream], reads, writes, turns)
+        step = ComputeStep()
+        step.op, step.stream = op, self._streams[stream]
+        step.queue, step.turns = step.stream.queue, turns
+        step.reads, step.writes = reads, writes
+        step.after = step.line = ()
+        step.duration_ns = -1
+        step.is_free = self._alone and not (reads or writes or self._columns.workspace_bytes[op])
+        return step
+
+    def _shared_step(self) -> ComputeStep:
+        """The step of all computes that have nothing to see to."""
+        step = ComputeStep()
+        step.after = step.line = step.reads = step.writes = step.turns = ()
+        step.is_free, step.duration_ns = True, -1
+        return step
 
     def _sync(self, code: Code) -> SyncStep:
-        tensor = code[1]
-        return SyncStep(tensor, self._moves[tensor], self._latest(self._last_use, tensor))
+        step = SyncStep()
+        step.tensor = tensor = code[1]
+        step.moves, step.users = self._moves[tensor], self._latest(self._last_use, tensor)
+        return step
 
     def _detach(self, code: Code) -> DetachStep:
         _, tensor, tier, _ = code
-        users = self._issued() if self._parts_with_output(tensor) else self._latest(self._last_use, tensor)
-        step = DetachStep(tensor, tier, self._moves[tensor], users)
-        self._moves[tensor] = self._fence[tensor] = self._moves[tensor] + 1
+        step, moves = DetachStep(), self._moves[tensor]
+        step.tensor, step.tier, step.moves = tensor, tier, moves
+        parts = tensor in self._outputs and self._parts_with_output(tensor)
+        step.users = self._issued() if parts else self._latest(self._last_use, tensor)
+        self._moves[tensor] = self._fence[tensor] = moves + 1
         self._sole[tensor] = False
         if self._alone:
             self._last_use[0][tensor] = self._last_write[0][tensor] = NEVER
@@ -306,12 +325,14 @@ class Book:
 
     def _copy(self, code: Code) -> CopyStep:
         _, tensor, source, target = code
-        link = self._routes.get((source, target)) or self._no_link(source, target)
+        step, gate = CopyStep(), self._gate
+        step.link = link = self._routes[source][target] or self._no_link(source, target)
+        step.tensor, step.alone_ns = tensor, link.alone_ns[self._size_bytes[tensor]]
+        step.gate, step.gate_number = self._streams[gate], self._computes[gate]
+        step.moves, step.line = self._fence[tensor], ()
+        step.writers = self._latest(self._last_write, tensor) if self._written[tensor] else ()
         self._moves[tensor] += 1
         self._sole[tensor] = False
-        writers = self._latest(self._last_write, tensor) if self._columns.written[tensor] else ()
-        gate, number = self._streams[self._gate], self._computes[self._gate]
-        step = CopyStep(link, tensor, gate, number, self._fence[tensor], writers)
         if not self._alone and target == self._columns.compute_tier:
             self._held[tensor] = True
             step.line = self._line(self._gate)
@@ -327,12 +348,16 @@ class Book:
         )
 
     def _latest(self, last: list[list[int]], tensor: int) -> Computes:
-        """The compute that a list by stream and tensor names, for each stream that has one."""
+        """The compute that a list by stream and tensor names, for each stream that has one, unless it has ended.
+
+        In a plan of several laps, that is another compute in each.
+        """
+        has_laps = self.host is None
         if self._alone:
-            number = last[0][tensor]
-            return ((self._streams[0], number),) if number > NEVER else ()
+            stream, number = self._streams[0], last[0][tensor]
+            return ((stream, number),) if number > (NEVER if has_laps else stream.ended) else ()
         found = [(stream, numbers[tensor]) for stream, numbers in zip(self._streams, last, strict=True)]
-        return tuple([(stream, number) for stream, number in found if number > NEVER])
+        return tuple([at for at in found if at[1] > (NEVER if has_laps else at[0].ended)])
 
     def _issued(self) -> Computes:
         """The last compute issued on each stream."""
@@ -348,17 +373,18 @@ class Book:
             return False
         return all(stream.ended >= number for stream, number in self._latest(self._last_use, tensor))
 
-    def laps(self, codes: Iterable[Code]) -> list[Step]:
-        """Count the steps of a lap that is run many times."""
+    def laps(self, codes: Iterable[Code]) -> list[tuple[int, Step]]:
+        """Count the steps of a lap that is run many times, each with its kind."""
         codes = list(codes)
         self._count_lap(codes)
         self._begin_lap()
         return self._count_lap(codes)
 
-    def _count_lap(self, codes: list[Code]) -> list[Step]:
+    def _count_lap(self, codes: list[Code]) -> list[tuple[int, Step]]:
         steps = []
         for self._at, code in enumerate(codes):
-            steps.append(self._count[code[0]](code))
+            kind = code[0]
+            steps.append((kind, self._count[kind](code)))
         return steps
 
     def _begin_lap(self) -> None:

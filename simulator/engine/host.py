@@ -105,7 +105,7 @@ class Host:
         self._laps = plan.repeats if plan.fixed is not None else 1
         self.has_laps = self._laps > 1 and book.late is None
         self.looks = plan.fixed is None and plan.looks
-        self._steps: Iterator[Step] = iter(())
+        self._steps: Iterator[tuple[int, Step]] = iter(())
         self._issue = self._program(plan)
         self._pending: Step | None = None
         self._caught_up = recurring(self.clock, self._go_on)
@@ -158,7 +158,7 @@ class Host:
             self._pending = self._issue()
             self.finished = self._pending is None
 
-    def _issue_laps(self, counted: list[Step]) -> Step | None:
+    def _issue_laps(self, counted: list[tuple[int, Step]]) -> Step | None:
         """Issue counted steps, lap after lap, until one has to wait; that one, or None if there are no more."""
         while self.lap < self._laps:
             step = self._issue_lap()
@@ -171,8 +171,7 @@ class Host:
     def _issue_lap(self) -> Step | None:
         """Issue the rest of a lap; the step that has to wait, if one has."""
         prices = self.prices if any(self.prices) else None
-        for step in self._steps:
-            kind = step.kind
+        for kind, step in self._steps:
             if prices is not None:
                 self.now += prices[kind]
             if kind == COMPUTE and self.credit and step.queue:  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from simulator.engine.book import Book, Routes
 from simulator.engine.late import LateReads
 from simulator.engine.places import Places
-from simulator.engine.program import Columns, Program, outputs
+from simulator.engine.program import Columns, Program
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, SyncStep
 from simulator.errors import PlanError
 from simulator.plan import Code
@@ -37,7 +37,6 @@ class Issued(Book):
         "_graph",
         "_look_up_step",
         "_looks",
-        "_outputs",
         "_state",
     )
 
@@ -47,7 +46,7 @@ class Issued(Book):
         self._looks, home, self.noted = program.plan.looks, program.plan.home, noted
         if self._looks:
             self._light = [None] * len(self._light)
-        self._graph, self._compute_tier, self._outputs = program.graph, columns.compute_tier, outputs(program.graph)
+        self._graph, self._compute_tier = program.graph, columns.compute_tier
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -173,7 +172,7 @@ class Issued(Book):
         self._refuse(what, "a tensor that the plan calls untouched is not named", tensor, tier, "leave it out there")
 
     def _parts_with_output(self, tensor: int) -> bool:
-        return tensor in self._outputs and all(state[tensor] != VALID for state in self._state)
+        return all(state[tensor] != VALID for state in self._state)
 
     def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name

@@ -5,7 +5,6 @@ from __future__ import annotations
 from simulator.cost import arithmetic_ns, chosen_op, expected_op, memory_rate_cap, memory_work
 from simulator.engine.rounds import Rounds
 from simulator.engine.sharing import Network, Path
-from simulator.engine.steps import LateStep
 from simulator.engine.stream import Stream
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -51,7 +50,7 @@ class ContendedKernels:
         """Begin a kernel now; its launch takes no bandwidth."""
         clock, work = stream.places.rounds.clock, self._work[op]
         step = stream.running[2] if stream.running else None
-        if isinstance(step, LateStep) and work:
+        if step is not None and work and step.duration_ns >= 0:
             work = memory_work(chosen_op(self._graph.ops[op], step.chosen_bytes), self._hardware)
         if not work:
             stream.span.begin(self._least[op])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simulator.draws import Draws
 from simulator.engine.program import Columns
-from simulator.engine.steps import ComputeStep, LateStep
+from simulator.engine.steps import ComputeStep
 from simulator.graph import Graph, Late
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class LateReads:
         issued = self._issued.get(step.op)
         if issued is None:
             return step
-        return LateStep(step, self._durations[step.op][issued - 1], self._chosen_bytes[step.op][issued - 1])
+        step.is_free, step.duration_ns = False, self._durations[step.op][issued - 1]
+        step.chosen_bytes = self._chosen_bytes[step.op][issued - 1]
+        return step
 
     def step_of(self, op: int) -> int:
         """For which step the next issue of an op is."""

@@ -93,14 +93,14 @@ class Shared:
 
 
 class _AloneTimes(dict[int, int]):
-    """By tensor, time of its transfer on a link alone [ns]; found when first asked for."""
+    """By size [B], time of a transfer on a link alone [ns]; found when first asked for."""
 
-    def __init__(self, size_bytes: list[int], link: Link) -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
-        self._size_bytes, self._link = size_bytes, link
+        self._link = link
 
-    def __missing__(self, tensor: int) -> int:
-        self[tensor] = found = transfer_ns(self._size_bytes[tensor], self._link)
+    def __missing__(self, size: int) -> int:
+        self[size] = found = transfer_ns(size, self._link)
         return found
 
 
@@ -125,7 +125,7 @@ class LinkQueue:
     Attributes
     ----------
     alone_ns
-        By tensor, time of its transfer if nobody slows it down [ns].
+        By size [B], time of a transfer if nobody slows it down [ns].
     queue, running
         Transfers that have not started; channels in use.
     shared
@@ -180,7 +180,7 @@ class LinkQueue:
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
-        self.alone_ns = _AloneTimes(places.size_bytes, link)
+        self.alone_ns = _AloneTimes(link)
         self._rounds = places.rounds
         self._alarm = Alarm(self._rounds, self)
         self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]

@@ -61,6 +61,8 @@ class Columns:
         Id of the tier that kernels work in.
     starts_here
         Per tensor: whether it is in the compute tier at time 0.
+    outputs
+        What a step puts out, beside what is persistent.
     parting
         Positions, in a fixed plan, of the detaches that give up the only valid copy of an output.
     """
@@ -70,6 +72,7 @@ class Columns:
         "duration_ns",
         "is_collective",
         "light",
+        "outputs",
         "parting",
         "reads",
         "size_bytes",
@@ -97,6 +100,7 @@ class Columns:
         self.written = [tensor in written for tensor in range(len(graph.tensors))]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.starts_here = [home == compute_tier for home in plan.home]
+        self.outputs = outputs(graph)
         self.parting = _parting(graph, plan, compute_tier)
 
 

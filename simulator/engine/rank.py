@@ -8,7 +8,7 @@ from typing import Protocol
 
 from simulator.cost import Stretch
 from simulator.engine.blocked import Explainer
-from simulator.engine.book import Book
+from simulator.engine.book import Book, Routes
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
@@ -152,11 +152,11 @@ class Rank:
             for other in others:
                 links[other].share(links[first])
 
-    def _routes(self) -> dict[tuple[int, int], LinkQueue]:
+    def _routes(self) -> Routes:
         """The first link between two tiers."""
-        routes: dict[tuple[int, int], LinkQueue] = {}
-        for link in self._links:
-            routes.setdefault((link.source, link.target), link)
+        routes: Routes = [[None] * len(self._tiers) for _ in self._tiers]
+        for link in reversed(self._links):
+            routes[link.source][link.target] = link
         return routes
 
     def _contend(self) -> None:

@@ -1,20 +1,20 @@
 """Steps as the host issues them: with the counts of what must have happened before each may take effect.
 
-See `simulator.engine.book`, which finds these counts.
+See `simulator.engine.book`, which finds these counts and fills the steps in: a constructor would cost as much as that.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from simulator.engine.places import Computes, Places, wait_for
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
     from simulator.engine.link import LinkQueue
-    from simulator.engine.stream import Stream
+    from simulator.engine.stream import Queued, Stream
 
 
 class ComputeStep:
@@ -22,8 +22,6 @@ class ComputeStep:
 
     Attributes
     ----------
-    kind
-        ``COMPUTE``.
     op, stream, queue
         What runs where (of a step that ops share, no op); computes that were issued there and have not started.
     after
@@ -36,25 +34,35 @@ class ComputeStep:
         The last compute before it that takes room, if that is one of another stream: room is given in issue order.
     is_free
         Whether there is nothing to wait for, to take or to make valid.
-    duration_ns
-        What this issue takes, if its op does not take the same each time [ns]; else negative.
+    duration_ns, chosen_bytes
+        What this issue takes alone [ns], and what it reads beside what it reads each time [B], if its op has late
+        reads; else the first is negative.
     """
 
-    duration_ns = -1
-    __slots__ = ("after", "is_free", "kind", "line", "op", "queue", "reads", "stream", "turns", "writes")
-
-    def __init__(
-        self,
-        op: int,
-        stream: Stream,
-        reads: Sequence[int] = (),
-        writes: Sequence[int] = (),
-        turns: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.kind, self.op, self.stream, self.queue = COMPUTE, op, stream, stream.queue
-        self.reads, self.writes, self.turns = reads, writes, turns
-        self.after = self.line = ()  # type: Computes
-        self.is_free = False
+    op: int
+    stream: Stream
+    queue: deque[Queued]
+    after: Computes
+    turns: Sequence[tuple[int, int]]
+    reads: Sequence[int]
+    writes: Sequence[int]
+    line: Computes
+    is_free: bool
+    duration_ns: int
+    chosen_bytes: int
+    __slots__ = (
+        "after",
+        "chosen_bytes",
+        "duration_ns",
+        "is_free",
+        "line",
+        "op",
+        "queue",
+        "reads",
+        "stream",
+        "turns",
+        "writes",
+    )
 
     def issue(self, host: Host) -> bool:
         """Issue it, unless the queue is full."""
@@ -66,25 +74,6 @@ class ComputeStep:
         if len(queue) == 1 and self.stream.running is None:
             host.rounds.consider(self.stream, key)
         return True
-
-
-class LateStep(ComputeStep):
-    """A compute of an op with late reads: it takes as long as what it reads this time.
-
-    Parameters
-    ----------
-    step
-        What it is otherwise.
-    duration_ns, chosen_bytes
-        Its time alone [ns]; what it reads beside what it reads each time [B].
-    """
-
-    __slots__ = ("chosen_bytes", "duration_ns")
-
-    def __init__(self, step: ComputeStep, duration_ns: int, chosen_bytes: int) -> None:
-        super().__init__(step.op, step.stream, step.reads, step.writes, step.turns)
-        self.after, self.line = step.after, step.line
-        self.duration_ns, self.chosen_bytes = duration_ns, chosen_bytes
 
 
 class CopyStep:
@@ -104,15 +93,15 @@ class CopyStep:
         Computes issued before that write the tensor.
     """
 
-    __slots__ = ("alone_ns", "gate", "gate_number", "kind", "line", "link", "moves", "tensor", "writers")
-
-    def __init__(
-        self, link: LinkQueue, tensor: int, gate: Stream, gate_number: int, moves: int, writers: Computes
-    ) -> None:
-        self.kind, self.link, self.tensor, self.moves, self.writers = COPY, link, tensor, moves, writers
-        self.gate, self.gate_number = gate, gate_number
-        self.line: Computes = ()
-        self.alone_ns = link.alone_ns[tensor]
+    link: LinkQueue
+    tensor: int
+    alone_ns: int
+    gate: Stream
+    gate_number: int
+    line: Computes
+    moves: int
+    writers: Computes
+    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
 
     def issue(self, host: Host) -> bool:
         """Issue it."""
@@ -136,23 +125,31 @@ class DetachStep:
     """
 
     callbacks: ClassVar[tuple[Callable[[DetachStep], None], ...]]
+    tensor: int
+    tier: int
+    moves: int
+    users: Computes
     _places: Places
     _key: int
     _lap: int
     _issued_ns: int
     _left: Iterator[tuple[Stream, int]]
-    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "_places", "kind", "moves", "tensor", "tier", "users")
-
-    def __init__(self, tensor: int, tier: int, moves: int, users: Computes) -> None:
-        self.kind, self.tensor, self.tier, self.moves, self.users = DETACH, tensor, tier, moves, users
+    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "_places", "moves", "tensor", "tier", "users")
 
     def issue(self, host: Host) -> bool:
         """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
-        issued = DetachStep(self.tensor, self.tier, self.moves, self.users) if host.has_laps else self
-        issued._key, issued._lap, issued._issued_ns, issued._places = host.key, host.lap, host.now, host.places
+        issued = self._again() if host.has_laps else self
+        issued._key, issued._lap = host.key, host.lap
+        issued._issued_ns, issued._places = host.now, host.places
         issued._left = iter(self.users)
         issued.look_again()
         return True
+
+    def _again(self) -> DetachStep:
+        other = DetachStep()
+        other.tensor, other.tier = self.tensor, self.tier
+        other.moves, other.users = self.moves, self.users
+        return other
 
     def look_again(self) -> None:
         """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
@@ -189,10 +186,10 @@ DetachStep.callbacks = (DetachStep.join_round,)
 class SyncStep:
     """A sync; attributes as those of a detach."""
 
-    __slots__ = ("kind", "moves", "tensor", "users")
-
-    def __init__(self, tensor: int, moves: int, users: Computes) -> None:
-        self.kind, self.tensor, self.moves, self.users = SYNC, tensor, moves, users
+    tensor: int
+    moves: int
+    users: Computes
+    __slots__ = ("moves", "tensor", "users")
 
     def issue(self, host: Host) -> bool:
         """Go past it, or let the host look again when the next step that names the tensor ends."""
