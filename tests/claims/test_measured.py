@@ -1,0 +1,40 @@
+"""The measurements of `tests/bench/measured.py` whose scenarios have points: the README states these errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench" / "measured.py"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("measured", BENCH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_counts_is_stated(bench):
+    rows = list(bench.rows())
+    assert sum(row.counts for row in rows) == 34
+    assert {row.measurement for row in rows} == set(bench.SOURCES)
+
+
+def test_prompts_are_read_a_sixth_too_fast(bench):
+    errors = [row.error() for row in bench.rows() if row.measurement == bench.READ]
+    assert statistics.median(errors) == pytest.approx(-0.173, abs=0.005)
+    assert max(map(abs, errors)) < 0.19
+
+
+def test_caches_are_loaded_a_ninth_too_fast_but_short_ones_more(bench):
+    first, *rest = [row.error() for row in bench.rows() if row.measurement == bench.LOAD]
+    assert first == pytest.approx(-0.374, abs=0.005)
+    assert max(map(abs, rest)) < 0.19
+    assert statistics.median(rest) == pytest.approx(-0.11, abs=0.01)
