@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 from pydantic import Field
@@ -24,7 +25,7 @@ class Options(Part):
     synchronous
         The host issues a copy when the ops before it have ended, and waits for it: nothing is hidden.
     barrier_before_backward
-        The first op of the backward pass is issued after the last copy out has ended.
+        The first op of a backward pass is issued after all copies out before it have ended.
     """
 
     synchronous: bool = Field(False, description="no copy overlaps an op")
@@ -52,8 +53,8 @@ class Move(NamedTuple):
 def plan(problem: Problem, options: Options) -> Plan:
     """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
 
-    Copies in are issued in the order of use from the start of the backward pass on, as far ahead as the budget allows
-    in issue order. Saved is what an op of phase ``forward`` writes and one of phase ``backward`` uses, where the time
+    Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
+    allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one of phase ``backward`` uses, where the time
     between the two is longer than the tensor's own copies out and in (which leaves out what lives around the loss).
     Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
 
@@ -70,15 +71,16 @@ def plan(problem: Problem, options: Options) -> Plan:
         If the rest does not fit the budget.
     """
     writer = Writer(problem, "offload_saved")
-    backward = _first_backward(problem)
+    turns = _turns(problem)
     saved = _saved(problem)
-    queue = _Queue(problem, saved, backward)
+    queue = _Queue(problem, saved, min(turns, default=len(problem.graph.ops)))
     stores = _stores(problem, saved)
     stored: list[int] = []
     for op in range(len(problem.graph.ops)):
-        if op == backward and options.barrier_before_backward:
+        if op in turns and options.barrier_before_backward:
             for tensor in stored:
                 writer.sync(tensor)
+            stored.clear()
         for tensor in queue.due(op, ahead=not options.synchronous):
             _copy(writer, writer.fetch, tensor, options)
             writer.forget(tensor)
@@ -99,9 +101,10 @@ def _copy(writer: Writer, copy: Callable[[int], None], tensor: int, options: Opt
         writer.sync(tensor)
 
 
-def _first_backward(problem: Problem) -> int:
-    ops = problem.graph.ops
-    return next((i for i, op in enumerate(ops) if op.phase == "backward"), len(ops))
+def _turns(problem: Problem) -> frozenset[int]:
+    """First ops of each backward pass: one for each micro-batch, or for several in a row."""
+    phases = ["", *(op.phase for op in problem.graph.ops)]
+    return frozenset(op for op, two in enumerate(pairwise(phases)) if two[1] == "backward" != two[0])
 
 
 def _saved(problem: Problem) -> dict[int, tuple[int, int]]:
@@ -141,7 +144,7 @@ class _Queue:
         self._budget, self._sizes, self._at = problem.budget_bytes, sizes, 0
         self._live = Profile(live_bytes(problem.graph, lifetimes))
         fences = problem.fences
-        moves = [Move(before, t, max(backward, fences[before])) for t, (_, before) in saved.items()]
+        moves = [Move(use, t, max(backward, fences[use], last + 1)) for t, (last, use) in saved.items()]
         for tensor, (forward, before) in saved.items():
             self._live.add(forward + 1, before - 1, -sizes[tensor])
         for tensor in problem.visitors:

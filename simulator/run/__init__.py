@@ -129,12 +129,24 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
     """Decide, and replay what was decided; what does not fit, or is not for this policy, is a row, too."""
     progress(label, 0, 0)
     try:
-        plans = [_decided(label, decide, task.problem) for task in case.tasks]
-        return replayed(case, label, plans, partial(progress, label))
+        return replayed(case, label, _plans(case, label, decide), partial(progress, label))
     except CapacityError as error:
         return _infeasible(case, label, decide, error.report)
     except ScopeError as error:
         return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
+
+
+def _plans(case: Case, label: str, decide: Policy) -> list[Plan]:
+    """Decide for each graph of the job; what lacks most room speaks for all that do not fit."""
+    plans, short = [], []
+    for task in case.tasks:
+        try:
+            plans.append(_decided(label, decide, task.problem))
+        except CapacityError as error:
+            short.append(error)
+    if short:
+        raise max(short, key=lambda error: error.report.gap_bytes)
+    return plans
 
 
 def _decided(label: str, decide: Policy, problem: Problem) -> Plan:

@@ -267,3 +267,10 @@ def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path
 def test_a_job_that_is_none_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="job: what all ranks run is a Job, found one int"):
         hosim.run(written(tmp_path, "tensor: 2"), job=3)
+
+
+def test_the_stage_that_lacks_most_room_speaks_for_all(tmp_path):
+    path = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
+    needed = hosim.run(path)["resident"].summary["peak_hbm_bytes"]
+    short = hosim.run(path, set={"tiers.hbm.capacity": "550 kB"})["resident"].summary
+    assert (short["status"], short["short_bytes"]) == ("infeasible", needed - 550_000)

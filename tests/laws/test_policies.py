@@ -54,8 +54,9 @@ class Given:
 @st.composite
 def problems(draw) -> Given:
     graph = draw(graphs(max_ops=8))
-    turn = draw(st.integers(0, len(graph.ops)))
-    ops = tuple(replace(op, phase="forward" if i < turn else "backward") for i, op in enumerate(graph.ops))
+    turns = draw(st.lists(st.integers(0, len(graph.ops)), min_size=1, max_size=3))
+    phases = [("forward", "backward")[sum(i >= turn for turn in turns) % 2] for i in range(len(graph.ops))]
+    ops = tuple(replace(op, phase=phase) for op, phase in zip(graph.ops, phases, strict=True))
     graph = replace(graph, ops=draw(fused(ops)))
     hardware = draw(machines(staged=True))
     start = draw(homes(graph, hardware))

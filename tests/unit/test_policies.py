@@ -1,14 +1,17 @@
 """The registry, and the policies that follow a fixed rule: exact steps on a chain of layers."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from policy_problems import DDR, machine, problem, replay, tell, train
 from stories import graph
 
+from simulator import catalog
 from simulator.errors import CapacityError, ConfigError
 from simulator.policies import FREE, POLICIES, choose
 from simulator.policies.search import tune
+from simulator.run import prepare, run_case
 
 
 def words(text):
@@ -238,3 +241,15 @@ def test_a_pinned_activation_stays():
     assert not any(">" in step for step in tell(p, POLICIES["offload_saved"].plan(p)))
     assert p.pinned(1)
     assert p.homes[5] == FREE
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"synchronous": True}, {"barrier_before_backward": False}])
+def test_offload_saved_stores_what_each_micro_batch_saves_before_it_comes_back(micro_batches, options):
+    loaded = catalog.resolve("tiny_train_910c")
+    parallel = loaded.workload.parallel.model_copy(update={"micro_batches": micro_batches})
+    workload = loaded.workload.model_copy(update={"parallel": parallel})
+    case = prepare(catalog.resolve("tiny_train_910c", workload=workload))
+    row = run_case(case, {"row": partial(POLICIES["offload_saved"].plan, options=options)})["row"]
+    assert row.status == "ok"
+    assert f"{sum(row.spans['track'] == 'd2h') // case.graph.steps} tensors saved" in row.summary["notes"]
