@@ -8,6 +8,7 @@ from policy_problems import DDR, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator.errors import CapacityError
+from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
 from simulator.policies.reactive.victims import Furthest, LeastRecent, Oldest
 
@@ -154,3 +155,16 @@ def test_best_is_no_slower_than_any_single_choice():
     for evict in ("lru", "fifo", "furthest"):
         one = POLICIES["reactive"].plan(p, {"evict": evict, "look_ahead": 32})
         assert best <= replay(p, one).step_ns
+
+
+def test_what_is_free_and_does_not_stay_goes_to_the_nearest_tier_with_room():
+    document = machine(ddr="25 B").model_dump(mode="json", by_alias=True)
+    document["tiers"]["ssd"] = {"capacity": "inf"}
+    ends = {"write": ("hbm", "ssd"), "read": ("ssd", "hbm")}
+    document["links"] |= {name: {"source": a, "target": b, "bandwidth": "0.5 GB/s"} for name, (a, b) in ends.items()}
+    g = graph("a 10 persistent, b 10 persistent, c 10 persistent, d 10 persistent, e 1", "f: a -> e, 1 ns",
+              "g: b e ->, 1 ns", "h: c ->, 1 ns", "i: d ->, 1 ns")  # fmt: skip
+    p = problem(g, 21, dict.fromkeys("abcd", FREE), Hardware.model_validate(document))
+    plan = POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0})
+    assert [p.tiers[home] for home in plan.home[:4]] == ["hbm", "ddr", "ddr", "ssd"]
+    assert replay(p, plan).status == "ok"
