@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from simulator.report.rows import ABSENT, percent, present, quantity
@@ -114,9 +115,11 @@ def _best(rows: Rows, over: Sequence[tuple[str, str]]) -> str:
     best = max(rows, key=lambda row: row["tokens_per_s"] or 0)
     said = f"{best['policy']} makes {_count(best['tokens_per_s'])} tokens/s at {at(best)}"
     said += f", {_count(rows[0]['tokens_per_s'])} at {at(rows[0])}" if best is not rows[0] else ""
-    hidden = next((row for row in rows if share(row) < _HIDDEN), None)
-    if hidden is not None:
-        return f"{said}; from {at(hidden)} on it waits for less than 1 % of a step."
+    first, last = (list(takewhile(lambda row: share(row) < _HIDDEN, some)) for some in (rows, reversed(rows)))
+    if first or last:
+        where = f"from {at(last[-1])} on" if last else f"up to {at(first[-1])}"
+        where = "everywhere" if len(first) == len(rows) else where
+        return f"{said}; {where} it waits for less than 1 % of a step."
     least = min(rows, key=share)
     cause = max(CAUSES, key=lambda cause: least[f"wait_{cause}_ns"])
     why = f"{percent(share(least))} of a step, most for {_NAMES.get(cause, cause)}"

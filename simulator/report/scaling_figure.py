@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from simulator.report.scaling import axes, is_over_ranks
 
 _HEIGHT_IN = 4.4
 _PANELS = ((0.06, 0.13, 0.41, 0.68), (0.555, 0.13, 0.41, 0.68))
+_APART = 0.09
+"""Share of the axis that a label takes; a point closer to the last one with a label has none."""
+_DECADES = 100
+"""Values that differ by more are drawn on a logarithmic axis."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -63,8 +68,17 @@ def _finish(ax: Axes, places: Mapping[Any, float], head: str, label: str) -> Non
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else str(value) for value in places])
+    apart, labels = _APART * math.log(max(places.values()) / min(places.values())), []
+    last = -math.inf
+    for value, place in places.items():
+        is_near = math.log(place) - last < apart
+        labels.append("" if is_near else f"{value:,}" if isinstance(value, int) else str(value))
+        last = last if is_near else math.log(place)
+    ax.set_xticklabels(labels)
     ax.set_xlabel(head, fontsize=9)
     ax.set_ylabel(label, fontsize=9)
-    ax.set_ylim(0, 1.08 * ax.dataLim.y1 if ax.dataLim.y1 > 0 else 1)
+    if ax.dataLim.y1 > _DECADES * ax.dataLim.y0 > 0:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.08 * ax.dataLim.y1 if ax.dataLim.y1 > 0 else 1)
     plain(ax)

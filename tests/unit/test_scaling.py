@@ -67,6 +67,14 @@ def test_points_of_one_rank_are_compared_by_tokens_per_second():
     assert said.endswith("; from batch 256 on it waits for less than 1 % of a step.")
 
 
+@pytest.mark.parametrize(
+    ("stalls", "said"), [((0, 0), "everywhere"), ((0, 700), "up to batch 1"), ((700, 0), "from batch 64 on")]
+)
+def test_where_copies_are_hidden_is_said_of_either_end(stalls, said):
+    (found,) = sentences([over(batch, 1000, stall) for batch, stall in zip((1, 64), stalls, strict=True)])
+    assert found.endswith(f"; {said} it waits for less than 1 % of a step.")
+
+
 def test_where_nothing_hides_the_copies_the_sentence_says_what_is_waited_for():
     (said,) = sentences([over(1, 1000, 900), over(64, 1000, 700)])
     assert said.endswith(
