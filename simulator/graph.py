@@ -311,8 +311,13 @@ class Graph:
     @property
     def cacheable(self) -> frozenset[int]:
         """Candidates of late reads that persist and that no op writes: copies of them may outlast a step."""
-        found = {t for op in self.ops if op.late for t in op.late.candidates if self.tensors[t].persistent}
+        found = {t for t in self.candidates if self.tensors[t].persistent}
         return frozenset(found.difference(*(op.writes for op in self.ops)) if found else ())
+
+    @property
+    def candidates(self) -> frozenset[int]:
+        """All tensors that some op may read late."""
+        return frozenset(t for op in self.ops if op.late for t in op.late.candidates)
 
     @property
     def launches(self) -> tuple[range, ...]:

@@ -181,6 +181,9 @@ class Plan:
     starts_ns
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
+    is_compiled
+        Whether a reactive plan decides about late reads alone: all else was planned before, and costs the host what it
+        does in a fixed plan. What is decided is what names candidates of late reads, and each sync.
     file
         Where it was read, as people wrote it; empty if it was made here.
     """
@@ -194,6 +197,7 @@ class Plan:
     looks: bool = True
     untouched: frozenset[int] = frozenset()
     starts_ns: tuple[int, ...] = (0,)
+    is_compiled: bool = False
     file: str = ""
 
     @property

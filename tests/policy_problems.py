@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator import engine, metrics
 from simulator.cost import durations_ns
+from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
@@ -86,9 +87,9 @@ def problem(
     return made
 
 
-def replay(given: Problem, plan: Plan) -> Replay:
+def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
     """Run a plan on the engine."""
-    program = engine.Program(given.graph, plan, given.durations_ns)
+    program = engine.Program(given.graph, plan, given.durations_ns, draws=draws)
     trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
     row = metrics.summarise(given.graph, given.hardware, trace, None)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}

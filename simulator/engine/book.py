@@ -132,7 +132,7 @@ class Book:
     def take_late(self, late: LateReads) -> None:
         """Count ops with late reads, and all that read what others read late, by what they read this time."""
         self.late = late
-        self._light = [None if possible else reads for possible, reads in zip(late.possible, self._light, strict=True)]
+        self._light = [None if late.sees(op) else reads for op, reads in enumerate(self._light)]
         if self._alone:
             self._reads, self._count = late.certain, (self._compute_late, *self._count[1:])
 
@@ -169,7 +169,7 @@ class Book:
             step = count[kind]((kind, item, at, target))
             if (looks and host.must_wait()) or not step.issue(host):
                 return step
-            credit = host.credit
+            now, credit = host.now, host.credit
             host.key = key = key + 1
         host.now = now
         return None

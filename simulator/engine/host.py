@@ -256,7 +256,6 @@ class _Look:
 
 def _prices(plan: Plan, costs: HostCosts) -> tuple[tuple[int, ...], int]:
     """The price of each kind of step, and the cost of the launch [ns]."""
-    fixed, reactive = costs.fixed, costs.reactive
-    if plan.fixed is not None:
-        return (fixed.step_ns,) * 4, fixed.launch_ns
-    return (reactive.inspect_ns + reactive.compute_ns, reactive.copy_ns, reactive.detach_ns, reactive.sync_ns), 0
+    if plan.fixed is not None or plan.is_compiled:
+        return (costs.fixed.step_ns,) * 4, costs.fixed.launch_ns
+    return costs.reactive.prices_ns, 0

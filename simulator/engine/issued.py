@@ -5,13 +5,17 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from simulator.engine.book import Book, Routes
 from simulator.engine.late import LateReads
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, SyncStep
+from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
-from simulator.plan import Code
+from simulator.hardware import Host as HostCosts
+from simulator.plan import COMPUTE, SYNC, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -31,10 +35,12 @@ class Issued(Book):
     """
 
     __slots__ = (
+        "_candidates",
         "_compute_tier",
         "_count_copy",
         "_count_detach",
         "_graph",
+        "_late_ops",
         "_look_up_step",
         "_looks",
         "_state",
@@ -47,10 +53,24 @@ class Issued(Book):
         if self._looks:
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier
+        self._late_ops = frozenset(op for op, what in enumerate(program.graph.ops) if what.late)
+        self._candidates = program.graph.candidates
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
                 self._state[tier][tensor] = VALID
+
+    def charge(self, costs: HostCosts) -> None:
+        """Let the host pay the price of a runtime for what is decided at run time: about late reads, and each sync."""
+        dearer = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
+        self._count = tuple(partial(self._charged, *pair) for pair in zip(self._count, dearer, strict=True))
+
+    def _charged(self, count: Callable[[Code], Step], more_ns: int, code: Code) -> Step:
+        kind, item = code[:2]
+        decided = self._late_ops if kind == COMPUTE else self._candidates
+        if self.host is not None and (kind == SYNC or item in decided):
+            self.host.now += more_ns
+        return count(code)
 
     @property
     def now_ns(self) -> int:

@@ -64,6 +64,10 @@ class LateReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
+    def sees(self, op: int) -> bool:
+        """Whether an issue of an op has to be noted here: it reads what some op reads late, or reveals late reads."""
+        return bool(self.possible[op]) or op in self._revealed_by
+
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
         if op in self._revealed_by:

@@ -65,6 +65,11 @@ class ReactiveHost(Part):
     detach_ns: Nanoseconds = Field(0, alias="detach")
     sync_ns: Nanoseconds = Field(0, alias="sync")
 
+    @property
+    def prices_ns(self) -> tuple[int, int, int, int]:
+        """What a compute, a copy, a detach and a sync cost [ns]."""
+        return self.inspect_ns + self.compute_ns, self.copy_ns, self.detach_ns, self.sync_ns
+
 
 class Host(Part):
     """The runtime on the host: what it pays for each step, and how far it may run ahead.

@@ -16,7 +16,17 @@ from pydantic.fields import FieldInfo
 from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
-from simulator.policies import lookahead, offload_saved, optimal, reactive, recompute, resident, static, upstream_greedy
+from simulator.policies import (
+    hybrid,
+    lookahead,
+    offload_saved,
+    optimal,
+    reactive,
+    recompute,
+    resident,
+    static,
+    upstream_greedy,
+)
 from simulator.policies.fused import contract
 from simulator.policies.problem import Problem, Replay
 from simulator.units import in_yaml
@@ -178,6 +188,7 @@ POLICIES: dict[str, PolicyEntry] = {
             "a compiler that places copies by time, bandwidth and room",
             may_repeat=lambda options: options.recompute,
         ),
+        PolicyEntry("hybrid", hybrid.plan, hybrid.Options, "static for what is known, a cache for what is read late"),
         PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),
     )
 }

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from simulator.cost import Stretch, transfer_ns
-from simulator.plan import COMPUTE, COPY, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
 from simulator.referee.bandwidth_laws import factors_of
 from simulator.referee.facts import NONE, Facts, Intervals, Ints
 from simulator.trace import CAUSES
@@ -146,7 +146,16 @@ def _issue_costs(facts: Facts) -> Ints:
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
     paid = host.reactive
     by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
-    return np.cumsum(np.array(by_kind, np.int64)[facts.kind])
+    prices = np.array(by_kind, np.int64)[facts.kind]
+    if facts.plan.is_compiled:
+        is_late = np.array([op.late is not None for op in facts.graph.ops], bool)
+        is_candidate = np.isin(np.arange(len(facts.sizes)), list(facts.graph.candidates))
+        decided = facts.kind == SYNC
+        for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
+            mine = facts.steps(kind)
+            decided[mine] = flags[facts.a[mine]]
+        return host.fixed.launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns))
+    return np.cumsum(prices)
 
 
 def check_waits(facts: Facts) -> None:

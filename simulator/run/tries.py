@@ -31,4 +31,4 @@ class Tries:
 
 def _decides(plan: Plan) -> tuple[object, ...]:
     """All of a plan that the engine heeds."""
-    return plan.tiers, plan.home, plan.steps, plan.repeats, plan.looks, plan.untouched, plan.starts_ns
+    return plan.tiers, plan.home, plan.steps, plan.repeats, plan.looks, plan.untouched, plan.starts_ns, plan.is_compiled

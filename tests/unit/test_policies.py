@@ -27,6 +27,7 @@ def test_policies_are_named_with_a_line_each():
         "upstream_greedy",
         "recompute",
         "static",
+        "hybrid",
         "optimal",
     ]
     assert all(entry.summary and entry.name == name for name, entry in POLICIES.items())
@@ -35,7 +36,7 @@ def test_policies_are_named_with_a_line_each():
 def test_unknown_policy_is_answered_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'static'") as caught:
         choose("statik")
-    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, recompute, static, optimal" in str(
+    assert "resident, reactive, lookahead, offload_saved, upstream_greedy, recompute, static, hybrid, optimal" in str(
         caught.value
     )
     assert choose("static") is POLICIES["static"]
@@ -46,7 +47,7 @@ def test_unknown_option_names_policy_option_and_known_options():
         POLICIES["reactive"].plan(problem(train()), {"lookahead": 3})
     text = str(caught.value)
     assert "policy 'reactive', option 'lookahead'" in text
-    assert "evict, look_ahead, synchronous" in text
+    assert "evict, look_ahead, synchronous, late" in text
     assert "did you mean 'look_ahead'?" in text
 
 

@@ -15,13 +15,19 @@ from pydantic import Field
 
 from simulator.document import Part
 from simulator.plan import Code, Plan, View
+from simulator.policies.late import LateOps
 from simulator.policies.problem import Problem
+from simulator.policies.reactive.on_demand import OnDemand
 from simulator.policies.reactive.runtime import Runtime
 from simulator.policies.reactive.tables import Tables
-from simulator.policies.reactive.victims import Furthest, LeastRecent, Oldest, Victims
+from simulator.policies.reactive.victims import Furthest, LeastRecent, LeastUsed, Oldest, Staying, Victims
 from simulator.policies.search import tune
 
 EVICT: dict[str, Callable[[Problem], Victims]] = {"lru": LeastRecent, "fifo": Oldest, "furthest": Furthest}
+CACHES: dict[str, Callable[[Problem], Victims]] = {**EVICT, "lfu": LeastUsed, "hot": LeastRecent}
+"""Orders of eviction where late reads are handled on demand; ``hot`` keeps the likeliest candidates beside."""
+ORDERS = ("lru", "lfu", "hot")
+"""What ``best`` tries of them."""
 LOOK_AHEAD = (32, 0, 64)
 """What ``best`` tries."""
 
@@ -33,16 +39,22 @@ class Options(Part):
     ----------
     evict
         ``lru``: least recent use first. ``fifo``: oldest producer first, then the larger. ``furthest``: furthest next
-        use first, which needs to know the order of all ops.
+        use first, which needs to know the order of all ops. ``lfu``: least often used first. ``hot``: the likeliest
+        candidates of late reads stay once they are there, as far as all ops have room beside; else ``lru``. ``best``
+        tries the first three, and for late reads on demand lru, lfu and hot.
     look_ahead
         How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
     synchronous
         The host waits for each copy as it is issued.
+    late
+        What it does about late reads: fetches ``all`` candidates before an op; or syncs what reveals them, and fetches
+        what is chosen, ``on_demand``; copies may then stay from step to step.
     """
 
-    evict: Literal["best", "lru", "fifo", "furthest"] = Field("best", description="who leaves first")
+    evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = Field("best", description="who leaves first")
     look_ahead: Annotated[int, Field(ge=0)] | Literal["best"] = Field("best", description="ops fetched ahead")
     synchronous: bool = Field(False, description="the host waits for each copy")
+    late: Literal["all", "on_demand"] = Field("all", description="what it does about late reads")
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -63,18 +75,24 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If what is pinned and the working set of some op exceed the budget together.
     """
-    tables = Tables(problem)
-    evict = tuple(EVICT) if options.evict == "best" else (options.evict,)
+    late = LateOps(problem) if options.late == "on_demand" and problem.graph.has_late else None
+    if late is not None:
+        late.check("reactive")
+    tables = Tables(problem, late)
+    evict = (tuple(EVICT) if late is None else ORDERS) if options.evict == "best" else (options.evict,)
     look_ahead = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if tables.nothing_moves:
-        evict, look_ahead = evict[:1], look_ahead[:1]
+        evict = evict[:1]
+    if tables.nothing_moves or (options.look_ahead == "best" and tables.only_late_moves):
+        look_ahead = (0,)
     return tune(problem, (evict, look_ahead), partial(_make, tables, options.synchronous))
 
 
 def _make(tables: Tables, synchronous: bool, evict: str, look_ahead: int) -> Plan:
     problem = tables.problem
-    runtime = partial(_start, tables, EVICT[evict], look_ahead, synchronous)
-    note = f"evicts {evict}, looks {look_ahead} ops ahead"
+    runtime = partial(_start, tables, evict, look_ahead, synchronous)
+    how = "" if tables.late is None else ", fetches late reads on demand"
+    note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     return Plan(
         "reactive",
         problem.tiers,
@@ -87,8 +105,12 @@ def _make(tables: Tables, synchronous: bool, evict: str, look_ahead: int) -> Pla
     )
 
 
-def _start(
-    tables: Tables, order: Callable[[Problem], Victims], ahead: int, synchronous: bool, view: View
-) -> Iterator[Code]:
+def _start(tables: Tables, evict: str, ahead: int, synchronous: bool, view: View) -> Iterator[Code]:
     """Start a fresh runtime; a plan may be run more than once."""
-    return Runtime(tables, order(tables.problem), ahead, synchronous=synchronous).run(view)
+    victims = CACHES[evict](tables.problem)
+    if tables.late is None:
+        return Runtime(tables, victims, ahead, synchronous=synchronous).run(view)
+    if evict == "hot":
+        room_bytes = tables.problem.budget_bytes - tables.demand_bytes
+        victims = Staying(victims, tables.late.hottest(room_bytes))
+    return OnDemand(tables, victims, ahead, synchronous=synchronous).run(view)

@@ -224,12 +224,16 @@ class Runtime:
         name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tier]
         return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),)))
 
+    def _goes_home(self, tensor: int) -> bool:
+        """Whether a tensor leaves for its home, which is another tier, when a step ends."""
+        return True
+
     def _go_home(self) -> None:
         """End the step: bring every persistent tensor home, and release the outputs last."""
         tables, tier = self._tables, self._tier
         residents = [t for t in tables.persistent if tables.homes[t] == tier]
         for tensor in tables.persistent:
-            if tables.homes[tensor] != tier and self._here[tensor]:
+            if tables.homes[tensor] != tier and self._here[tensor] and self._goes_home(tensor):
                 self._evict(tensor)
         for tensor in residents:
             if not self._here[tensor]:

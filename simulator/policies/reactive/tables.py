@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
+
 from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
 from simulator.plan import COMPUTE, DETACH, FREE
+from simulator.policies.late import LateOps
 from simulator.policies.problem import Problem
 
 
@@ -25,6 +30,8 @@ class Tables:
         By op: whether it takes room, writes something that may move, or is the last to use a tensor.
     untouched
         Pinned tensors that persist.
+    late
+        Ops with late reads, if these are handled at run time: then `reads` and `moves` have none of their candidates.
     persistent, outputs
         Persistent tensors that may move; outputs that are not persistent.
 
@@ -34,13 +41,14 @@ class Tables:
         If some op cannot run within the budget whatever is evicted.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, late: LateOps | None = None) -> None:
+        self.problem, self.late = problem, late
         graph, lifetimes, sizes = problem.graph, problem.lifetimes, problem.sizes
         self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
         persistent = {t for t, about in enumerate(graph.tensors) if about.persistent}
         self.untouched = frozenset(t for t in persistent if pinned[t])
-        self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in graph.ops]
+        ops = graph.ops if late is None else graph.certain.ops
+        self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
         self.computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(problem.streams)]
@@ -60,11 +68,22 @@ class Tables:
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
 
+    @property
+    def only_late_moves(self) -> bool:
+        """Whether all has room in the compute tier but what is read late, beside what of that is read at once."""
+        problem = self.problem
+        if self.late is None:
+            return False
+        away = sum(problem.sizes[t] for t in self.late.candidates)
+        home = {problem.homes[t] for t in self.persistent if t not in self.late.candidates}
+        live = live_bytes(problem.graph, problem.lifetimes) - away + np.array(self.late.awaited_bytes)
+        return home <= {FREE, problem.compute_tier} and int(live.max()) <= problem.budget_bytes
+
     def _choose_homes(self) -> tuple[int, ...]:
         """By first use: the compute tier as far as all ops still run, then the nearest tier that has room."""
         problem, here = self.problem, self.problem.compute_tier
         left = {tier: problem.capacities[tier] for tier in (here, *problem.neighbours)}
-        left[here] -= self._demand()
+        left[here] -= self.demand_bytes
         for tensor, home in enumerate(problem.homes):
             if home in problem.neighbours and problem.starts_with[tensor]:
                 left[home] -= problem.sizes[tensor]
@@ -76,7 +95,8 @@ class Tables:
             left[home] -= size
         return problem.resolved_homes(homes)
 
-    def _demand(self) -> int:
+    @cached_property
+    def demand_bytes(self) -> int:
         """The most that any op needs with all else evicted [B]."""
         problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
         change = [0] * (len(self.moves) + 1)
@@ -88,6 +108,7 @@ class Tables:
         for op, moves in enumerate(self.moves):
             held += change[op]
             demand = held + problem.graph.ops[op].workspace_bytes + sum(sizes[t] for t in moves)
+            demand += 0 if self.late is None else self.late.awaited_bytes[op]
             worst, most = (op, demand) if demand > most else (worst, most)
         if most > problem.budget_bytes:
             raise CapacityError(self._shortfall(worst, most))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
+from simulator.policies.late import Leaving, least_used
 from simulator.policies.problem import Problem
 
 
@@ -109,6 +110,57 @@ class Oldest:
         for rank in kept:
             heappush(self._heap, rank)
         return found
+
+
+class LeastUsed:
+    """``lfu``: the one that was used least often since the run began; of equals, whose last use is longest ago."""
+
+    tells_time = False
+
+    def __init__(self, problem: Problem) -> None:
+        self.now = -1
+        self._order = Leaving(least_used)
+        self.touch = self.add = self._order.touch
+        self.discard = self._order.discard
+
+    def first(self, needed: Sequence[int]) -> int:
+        """Return the least used."""
+        return self._order.first(needed)
+
+
+class Staying:
+    """Another order, but some tensors never leave.
+
+    Parameters
+    ----------
+    others
+        The order of the others.
+    stay
+        Those that stay.
+    """
+
+    def __init__(self, others: Victims, stay: Collection[int]) -> None:
+        self._others, self._stay = others, stay
+        self.tells_time, self.now = others.tells_time, -1
+
+    def add(self, tensor: int) -> None:
+        """Take in a tensor that may leave."""
+        if tensor not in self._stay:
+            self._others.add(tensor)
+
+    def touch(self, tensor: int) -> None:
+        """Note a use."""
+        if tensor not in self._stay:
+            self._others.touch(tensor)
+
+    def discard(self, tensor: int) -> None:
+        """Leave it out."""
+        if tensor not in self._stay:
+            self._others.discard(tensor)
+
+    def first(self, needed: Sequence[int]) -> int:
+        """Return the first of the others."""
+        return self._others.first(needed)
 
 
 class Furthest:

@@ -1,0 +1,264 @@
+"""`hybrid`: a compiled backbone, and a cache for what only the run can tell.
+
+All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
+those of a fixed plan do. Of late reads the runtime decides: it syncs what reveals them, copies in what is chosen and
+not in the cache, and lets others leave. It may fetch for the op with late reads that comes next, all candidates or a
+guess. Copies stay in the cache from one step to the next; when the run ends they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
+from simulator.lifetime import lifetimes, live_bytes
+from simulator.plan import COMPUTE, COPY, DETACH, FREE, SYNC, Code, Plan, Steps, View
+from simulator.policies import static
+from simulator.policies.late import CACHES, LateOps, Leaving, following, leaving
+from simulator.policies.problem import Problem
+from simulator.policies.search import tune
+from simulator.units import Bytes, human
+
+
+class Options(Part):
+    """How late reads are handled; ``best`` tries the values by replay and takes the fastest.
+
+    Attributes
+    ----------
+    cache
+        Room for what is read late [B]; default: all that the backbone leaves when nothing of it moves, or else what may
+        be chosen at once.
+    evict
+        Who leaves the cache first: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
+        first.
+    prefetch
+        What is fetched for the next op with late reads when the reads of one are revealed: nothing (``none``), all of
+        its candidates (``next_layer_all``), or a guess at what it will choose (``speculative``).
+    accuracy
+        How likely each of what is chosen is guessed.
+    """
+
+    cache: Bytes | None = Field(None, description="room for what is read late")
+    evict: Literal["best", "lru", "lfu", "hot"] = Field("best", description="who leaves the cache first")
+    prefetch: Literal["none", "next_layer_all", "speculative"] = Field("none", description="what is fetched ahead")
+    accuracy: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="how often a guess is right")
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Plan what is known, and handle what is read late at run time; without late reads it is the plan of `static`.
+
+    Parameters
+    ----------
+    problem
+        What to run.
+    options
+        See `Options`.
+
+    Raises
+    ------
+    CapacityError
+        If the cache has no room for what one op may choose, or the backbone none beside it.
+    ScopeError
+        If late reads cannot be handled at run time.
+    """
+    if not problem.graph.has_late:
+        return static.plan(problem, static.Options())
+    ops = LateOps(problem)
+    ops.check("hybrid")
+    cache_bytes = _cache_bytes(ops, options.cache)
+    backbone = static.plan(backbone_of(problem, cache_bytes), static.Options())
+    orders = CACHES if options.evict == "best" else (options.evict,)
+    return tune(problem, (orders,), partial(_make, ops, backbone, cache_bytes, options))
+
+
+def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
+    """The problem of the backbone: without what is read late, in the budget less the room of the cache.
+
+    Parameters
+    ----------
+    problem, cache_bytes
+        The whole; the room of the cache [B].
+
+    Raises
+    ------
+    ScopeError
+        If the graph cannot be had without late reads.
+    """
+    if problem.backbone is None or any(op.fused for op in problem.graph.ops):
+        must, do = "a graph with late reads has no fused groups", "use reactive, or take the groups apart"
+        raise ScopeError("policy 'hybrid'", must, "some", do)
+    found = problem.backbone(problem.budget_bytes - cache_bytes)
+    candidates = LateOps(problem).candidates
+    homes = [problem.away(t)[0] if home == FREE and t in candidates else home for t, home in enumerate(problem.homes)]
+    return replace(found, homes=tuple(homes))
+
+
+def _cache_bytes(ops: LateOps, asked: int | None) -> int:
+    """The room of the cache [B]: as asked, or what the backbone leaves, and never less than one op may choose."""
+    problem, least = ops.problem, max(ops.awaited_bytes)
+    if asked is not None and asked < least:
+        at = f"op {problem.graph.ops[ops.awaited_bytes.index(least)].name!r}, for what may be chosen"
+        raise CapacityError(Shortfall(f"the cache in {problem.tiers[problem.compute_tier]}", least, asked, at))
+    if asked is not None:
+        return asked
+    certain = problem.graph.certain
+    live = live_bytes(certain, lifetimes(certain))
+    away = sum(problem.sizes[t] for t in ops.candidates)
+    rest = problem.budget_bytes - (int(live.max()) - away)
+    return max(least, int(min(rest, away)))
+
+
+def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str) -> Plan:
+    problem = ops.problem
+    moved = {a for kind, a, _, _ in _steps(backbone).codes() if kind != COMPUTE}
+    exists = {t for t, home in enumerate(backbone.home) if home == problem.compute_tier}
+    guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
+    note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
+    start = partial(_run, ops, backbone, cache_bytes, options, order)
+    return Plan(
+        "hybrid",
+        problem.tiers,
+        backbone.home,
+        start,
+        problem.graph.steps,
+        notes=(*backbone.notes, note),
+        looks=False,
+        untouched=frozenset(exists - moved - set(ops.signal.values())),
+        is_compiled=True,
+    )
+
+
+def _run(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View) -> Iterator[Code]:
+    """Start a fresh runtime; a plan may be run more than once."""
+    cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - max(ops.awaited_bytes)))
+    ahead = Ahead(ops, options, view)
+    steps, revealed, signal = _steps(backbone), ops.revealed, ops.signal
+    for _ in range(backbone.repeats):
+        for code in steps.codes():
+            yield code
+            if code[0] != COMPUTE:
+                continue
+            op = code[1]
+            cache.read(op)
+            if op in revealed:
+                yield SYNC, signal[op], 0, 0
+                for late in revealed[op]:
+                    yield from cache.bring(late, view.chosen(late))
+                for late in revealed[op]:
+                    following_op, wanted = ahead.of(late)
+                    yield from cache.fetch(following_op, wanted)
+    yield from cache.clear()
+
+
+def _steps(backbone: Plan) -> Steps:
+    """The steps of a plan of `static`, which is fixed."""
+    if backbone.fixed is None:
+        raise InvariantError("hybrid", "the backbone has a fixed plan", "a reactive one", "report this")
+    return backbone.fixed
+
+
+class Ahead:
+    """What is fetched for the op with late reads that comes next."""
+
+    def __init__(self, ops: LateOps, options: Options, view: View) -> None:
+        self._ops, self._options, self._view = ops, options, view
+        self._next = dict(following(ops))
+        self._last = list(ops.late)[-1]
+        self._steps_left = ops.problem.graph.steps
+
+    def of(self, op: int) -> tuple[int, tuple[int, ...]]:
+        """The op that comes after one whose reads were just revealed, and what to fetch for it."""
+        coming, prefetch = self._next[op], self._options.prefetch
+        if op == self._last:
+            self._steps_left -= 1
+        if prefetch == "none" or not self._steps_left or coming == op:
+            return coming, ()
+        if prefetch == "next_layer_all":
+            return coming, self._ops.late[coming].candidates
+        return coming, self._view.predicted(coming, self._options.accuracy)
+
+
+class Cache:
+    """What is read late and has a copy in the compute tier, as issued.
+
+    Parameters
+    ----------
+    ops
+        What there is to read late.
+    home
+        Tier of each tensor at time 0.
+    room_bytes
+        How much it may hold [B].
+    leaving
+        Who leaves first.
+    """
+
+    def __init__(self, ops: LateOps, home: tuple[int, ...], room_bytes: int, leaving: Leaving) -> None:
+        problem = ops.problem
+        self._home, self._sizes, self._tier = home, problem.sizes, problem.compute_tier
+        self._moves = frozenset(t for t in ops.candidates if home[t] != self._tier)
+        self._left, self._leaving = room_bytes, leaving
+        self._here: dict[int, None] = {}
+        self._awaited: dict[int, frozenset[int]] = {}
+        for tensor in self._moves:
+            if (home[tensor], self._tier) not in problem.links:
+                name, tier = problem.graph.tensors[tensor].name, problem.tiers[home[tensor]]
+                must, do = "a link leads from the home of what is read late into the compute tier", "change its home"
+                raise ScopeError("policy 'hybrid'", must, f"none from {tier}, the home of {name!r}", do)
+
+    def bring(self, op: int, chosen: Iterable[int]) -> Iterator[Code]:
+        """Copy in what an op is known to read, as far as it is not here; whatever is in the way leaves."""
+        wanted = [t for t in chosen if t in self._moves]
+        self._awaited[op] = frozenset(wanted)
+        kept = frozenset().union(*self._awaited.values())
+        for tensor in wanted:
+            if tensor in self._here:
+                self._leaving.touch(tensor)
+            else:
+                yield from self._room_for(tensor, kept)
+                yield self._come(tensor)
+
+    def read(self, op: int) -> None:
+        """Note that an op was issued: what it reads may leave."""
+        self._awaited.pop(op, None)
+
+    def fetch(self, op: int, wanted: Iterable[int]) -> Iterator[Code]:
+        """Copy in what an op may read, as far as there is room beside what is awaited."""
+        tensors = [t for t in wanted if t in self._moves]
+        kept = frozenset(tensors).union(*self._awaited.values())
+        for tensor in tensors:
+            if tensor not in self._here:
+                yield from self._room_for(tensor, kept)
+                if self._left < self._sizes[tensor]:
+                    return
+                yield self._come(tensor)
+
+    def clear(self) -> Iterator[Code]:
+        """Let all leave."""
+        for tensor in list(self._here):
+            yield self._leave(tensor)
+
+    def _room_for(self, tensor: int, kept: frozenset[int]) -> Iterator[Code]:
+        while self._left < self._sizes[tensor]:
+            first = self._leaving.first(kept)
+            if first < 0:
+                return
+            yield self._leave(first)
+
+    def _come(self, tensor: int) -> Code:
+        self._here[tensor] = None
+        self._left -= self._sizes[tensor]
+        self._leaving.touch(tensor)
+        return COPY, tensor, self._home[tensor], self._tier
+
+    def _leave(self, tensor: int) -> Code:
+        del self._here[tensor]
+        self._left += self._sizes[tensor]
+        self._leaving.discard(tensor)
+        return DETACH, tensor, self._tier, 0

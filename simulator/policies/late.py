@@ -1,0 +1,177 @@
+"""What policies share that decide about late reads at run time: what there is to decide, and who leaves a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from simulator.errors import ScopeError
+from simulator.graph import Late
+from simulator.policies.problem import Problem
+
+
+@dataclass(frozen=True)
+class LateOps:
+    """The ops with late reads of a problem.
+
+    Attributes
+    ----------
+    problem
+        What they are of.
+    """
+
+    problem: Problem
+
+    @cached_property
+    def late(self) -> dict[int, Late]:
+        """By op, in program order."""
+        return {op: what.late for op, what in enumerate(self.problem.graph.ops) if what.late is not None}
+
+    @cached_property
+    def revealed(self) -> dict[int, list[int]]:
+        """By revealing op, the ops whose reads it reveals."""
+        found: dict[int, list[int]] = {}
+        for op, late in self.late.items():
+            found.setdefault(late.revealed_by, []).append(op)
+        return found
+
+    @cached_property
+    def signal(self) -> dict[int, int]:
+        """By revealing op, a tensor that it writes: who has synced it knows what is revealed."""
+        return {op: self.problem.graph.ops[op].writes[0] for op in self.revealed}
+
+    @cached_property
+    def candidates(self) -> frozenset[int]:
+        """All that may be read late, and may move."""
+        found = {t for late in self.late.values() for t in late.candidates}
+        return frozenset(t for t in found if not self.problem.pinned(t))
+
+    def most_bytes(self, op: int) -> int:
+        """What an op may choose at most [B], of what may move."""
+        late = self.late[op]
+        sizes = sorted((self.problem.sizes[t] for t in late.candidates if t in self.candidates), reverse=True)
+        return sum(sizes[: late.samples * late.each])
+
+    @cached_property
+    def awaited_bytes(self) -> list[int]:
+        """By op, what is revealed and not read before it at most [B], that of the op itself included."""
+        change = [0] * (len(self.problem.graph.ops) + 1)
+        for op, late in self.late.items():
+            change[late.revealed_by + 1] += self.most_bytes(op)
+            change[op + 1] -= self.most_bytes(op)
+        return list(accumulate(change))[:-1]
+
+    @cached_property
+    def shares(self) -> dict[int, float]:
+        """How likely each candidate is to be chosen by the op that is likeliest to."""
+        found: dict[int, float] = {}
+        for op, shares in self.problem.popularity.items():
+            for tensor, share in zip(self.late[op].candidates, shares, strict=True):
+                found[tensor] = max(share, found.get(tensor, 0.0))
+        return found
+
+    def hottest(self, room_bytes: int | float) -> frozenset[int]:
+        """The likeliest candidates that have room together."""
+        found, left = set(), room_bytes
+        for tensor in sorted(self.candidates, key=lambda t: (-self.shares.get(t, 0.0), t)):
+            if self.problem.sizes[tensor] > left:
+                break
+            left -= self.problem.sizes[tensor]
+            found.add(tensor)
+        return frozenset(found)
+
+    def check(self, policy: str) -> None:
+        """Refuse what no policy of this kind can handle.
+
+        Raises
+        ------
+        ScopeError
+            If a candidate may change or does not persist, or a revealing op writes nothing that could be synced.
+        """
+        graph = self.problem.graph
+        odd = next(iter(self.candidates - graph.cacheable), None)
+        if odd is not None:
+            name = graph.tensors[odd].name
+            must, do = "what is handled at run time persists, and no op writes it", "keep its home in the compute tier"
+            raise ScopeError(f"policy {policy!r}", must, f"{name!r}, which may be read late", do)
+        mute = next((op for op in self.revealed if not graph.ops[op].writes), None)
+        if mute is not None:
+            must, do = "an op that reveals late reads writes what can be synced", "let it write what it decides"
+            raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
+
+
+class Leaving:
+    """Who leaves a cache first: the one with the least rank.
+
+    Parameters
+    ----------
+    rank
+        From how often a tensor was used, and when it was used last, to its rank.
+    stay
+        Those that never leave.
+    """
+
+    def __init__(self, rank: Callable[[int, int], tuple[int, int]], stay: Collection[int] = ()) -> None:
+        self._rank, self._stay = rank, stay
+        self._uses: dict[int, int] = {}
+        self._now = 0
+        self._current: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], int]] = []
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor is used, or has come."""
+        self._now += 1
+        self._uses[tensor] = uses = self._uses.get(tensor, 0) + 1
+        if tensor not in self._stay:
+            self._current[tensor] = rank = self._rank(uses, self._now)
+            heappush(self._heap, (rank, tensor))
+
+    def discard(self, tensor: int) -> None:
+        """Leave out one that has left."""
+        self._current.pop(tensor, None)
+
+    def first(self, needed: Collection[int]) -> int:
+        """The one to leave first, none of `needed`; -1 if there is none."""
+        kept, found = [], -1
+        while self._heap and found < 0:
+            rank, tensor = self._heap[0]
+            if self._current.get(tensor) != rank:
+                heappop(self._heap)
+            elif tensor in needed:
+                kept.append(heappop(self._heap))
+            else:
+                found = tensor
+        for entry in kept:
+            heappush(self._heap, entry)
+        return found
+
+
+def least_recent(uses: int, now: int) -> tuple[int, int]:
+    """Rank by the last use."""
+    return now, 0
+
+
+def least_used(uses: int, now: int) -> tuple[int, int]:
+    """Rank by how often it was used, then by the last use."""
+    return uses, now
+
+
+CACHES = ("lru", "lfu", "hot")
+"""Orders in which a cache may be left: least recent use first; least often used first; the likeliest candidates stay,
+of the others least recent use first."""
+
+
+def leaving(order: str, ops: LateOps, room_bytes: int | float) -> Leaving:
+    """Make the order of leaving a cache of `room_bytes` beside what one op may choose [B]; see `CACHES`."""
+    if order == "hot":
+        return Leaving(least_recent, ops.hottest(room_bytes))
+    return Leaving(least_used if order == "lfu" else least_recent)
+
+
+def following(ops: LateOps) -> Iterator[tuple[int, int]]:
+    """Each op with late reads and the next one; the first comes after the last, a step later."""
+    order = list(ops.late)
+    yield from zip(order, (*order[1:], order[0]), strict=True)

@@ -1,0 +1,86 @@
+"""The runtime that handles late reads when they are revealed: it syncs, looks, and fetches what is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from simulator.plan import SYNC, Code, View
+from simulator.policies.late import LateOps
+from simulator.policies.reactive.runtime import Runtime
+from simulator.policies.reactive.tables import Tables
+from simulator.policies.reactive.victims import Victims
+
+
+class OnDemand(Runtime):
+    """The state of one run whose late reads are fetched once they are known.
+
+    What is chosen stays until it is read; copies of candidates may stay longer, also from one step to the next.
+
+    Parameters
+    ----------
+    tables, victims, ahead, synchronous
+        As for `Runtime`; the tables know of late reads.
+    """
+
+    def __init__(self, tables: Tables, victims: Victims, ahead: int, *, synchronous: bool) -> None:
+        super().__init__(tables, victims, ahead, synchronous=synchronous)
+        self._ops = tables.late or LateOps(tables.problem)
+        self._awaited: dict[int, tuple[int, ...]] = {}
+        self._is_last = False
+
+    def _parts_looking(self, view: View) -> Iterator[list[Code]]:
+        tables, codes, revealed, steps = self._tables, self._codes, self._ops.revealed, self._tables.problem.graph.steps
+        every = list(zip(tables.computes, tables.moves, tables.busy, strict=True))
+        for step in range(steps):
+            self._is_last = step == steps - 1
+            for op, entry in enumerate(every):
+                for chosen in self._awaited.values():
+                    self._touch(chosen)
+                self._decide(step * len(every), (entry,))
+                self._awaited.pop(op, None)
+                if op in revealed:
+                    codes.append((SYNC, self._ops.signal[op], 0, 0))
+                    yield codes
+                    codes.clear()
+                    for late in revealed[op]:
+                        self._bring(op, late, view.chosen(late))
+            self._go_home()
+            yield codes
+            codes.clear()
+
+    def run(self, view: View) -> Iterator[Code]:
+        """Issue all steps of the run.
+
+        Parameters
+        ----------
+        view
+            Asked for what is chosen, and for nothing else.
+        """
+        for codes in self._parts_looking(view):
+            yield from codes
+
+    def _bring(self, op: int, late: int, chosen: Sequence[int]) -> None:
+        """Fetch what an op is known to read."""
+        candidates = self._ops.candidates
+        self._awaited[late] = wanted = tuple([t for t in chosen if t in candidates])
+        self._touch(wanted)
+        for tensor in wanted:
+            if not self._here[tensor]:
+                self._make_room(self._sizes[tensor], self._tables.moves[op])
+                self._copy(tensor, self._copy_at[tensor], self._tier)
+                self._arrive(tensor)
+
+    def _touch(self, tensors: Sequence[int]) -> None:
+        for tensor in tensors:
+            if self._here[tensor]:
+                self._victims.touch(tensor)
+
+    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> None:
+        """Evict as ever, but nothing that is awaited."""
+        if self._room[self._tier] < needed:
+            kept = [t for chosen in self._awaited.values() for t in chosen]
+            super()._make_room(needed, (*moves, *kept), keep_after)
+
+    def _goes_home(self, tensor: int) -> bool:
+        """Whether a tensor leaves when a step ends; candidates do when the run ends."""
+        return self._is_last or tensor not in self._ops.candidates

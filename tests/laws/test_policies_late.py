@@ -1,0 +1,135 @@
+"""Laws of policies that handle late reads at run time: what they issue obeys every rule, in any room they accept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from late_cases import DDR, HBM, machine, moe
+from policy_problems import replay
+
+from simulator import engine
+from simulator.cost import durations_ns
+from simulator.draws import Draws, drawn, popularity
+from simulator.errors import CapacityError
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.lifetime import lifetimes
+from simulator.plan import FREE, Plan
+from simulator.policies import POLICIES, Problem, static
+from simulator.policies.hybrid import backbone_of
+from simulator.referee import Drawn, check_plan, check_trace
+from simulator.scenario import DrawsOrigin
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
+    ("reactive", {"late": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
+    ("reactive", {"late": "on_demand"}),
+    ("reactive", {}),
+    ("static", {}),
+    *(("hybrid", {"evict": evict}) for evict in ("lru", "lfu", "hot")),
+    ("hybrid", {"prefetch": "next_layer_all"}),
+    ("hybrid", {"prefetch": "speculative", "accuracy": 0.5}),
+]
+graphs = st.builds(
+    moe,
+    st.integers(1, 3),
+    st.integers(2, 5),
+    size=st.integers(0, 30),
+    samples=st.integers(1, 2),
+    each=st.integers(1, 2),
+    steps=st.integers(1, 4),
+)
+origins = st.builds(
+    DrawsOrigin, distribution=st.sampled_from(["uniform", "zipf"]), stickiness=st.sampled_from([0.0, 0.8])
+)
+
+
+def problem(graph: Graph, hardware: Hardware, origin: DrawsOrigin, budget: float) -> Problem:
+    """Experts at home in DDR, all else where the policy puts it; plans are tried as a run tries them."""
+    homes = tuple(DDR if t.kind == "expert" else FREE for t in graph.tensors)
+    times = durations_ns(graph, hardware)
+
+    def trial(of: Problem, plan: Plan):  # type: ignore[no-untyped-def]
+        tried = plan.fixed is None and of.graph.has_late
+        return replay(of, plan, drawn(of.graph, hardware, origin, 7, rehearsal=True) if tried else None)
+
+    def backbone(budget_bytes: float) -> Problem:
+        certain = graph.certain
+        of = replace(found, graph=certain, budget_bytes=budget_bytes, lifetimes=lifetimes(certain), backbone=None)
+        return replace(of, replay=partial(trial, of))
+
+    found = Problem(
+        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: trial(found, plan),
+        popularity=popularity(graph, origin, 7), backbone=backbone,
+    )  # fmt: skip
+    return found
+
+
+def least(graph: Graph) -> int:
+    """Room in which any of these graphs can run with late reads on demand: what is chosen, and a few bytes made."""
+    late = [op.late for op in graph.ops if op.late]
+    sizes = sorted((graph.tensors[t].size_bytes for one in late for t in one.candidates), reverse=True)
+    return sum(sizes[: late[0].samples * late[0].each]) + 8
+
+
+def run(p: Problem, plan: Plan, draws: Draws) -> engine.Trace:
+    check_plan(p.graph, p.hardware, plan, draws=draws)
+    program = engine.Program(p.graph, plan, p.durations_ns, draws=draws)
+    trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes)
+    check_trace(p.graph, p.hardware, [Drawn(plan, draws)], trace, p.budget_bytes)
+    return trace
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
+def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
+    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
+) -> None:
+    """And holds no more than its budget; on demand and hybrid accept what one op may choose."""
+    hardware = machine()
+    p = problem(graph, hardware, origin, least(graph) + spare)
+    try:
+        plan = POLICIES[name].plan(p, options)
+    except CapacityError:
+        assert name == "static" or options == {}, "what is chosen has room"
+        return
+    trace = run(p, plan, drawn(graph, hardware, origin, seed))
+    assert trace.status == "ok"
+
+
+@given(graphs, origins, st.integers(0, 120))
+def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: DrawsOrigin, spare: int) -> None:
+    """Of hybrid's steps, those that name no candidate, but for syncs, are those of `static` for the graph without."""
+    hardware = machine()
+    p = problem(graph, hardware, origin, least(graph) + spare)
+    room = least(graph) - 8
+    mine = POLICIES["hybrid"].plan(p, {"cache": f"{room} B", "evict": "lru"})
+    backbone = static.plan(backbone_of(p, room), static.Options())
+    draws = drawn(graph, hardware, origin, 3)
+    program = engine.Program(graph, mine, p.durations_ns, draws=draws)
+    issued = engine.run([program], hardware, budget_bytes=p.budget_bytes).issued[0].whole()
+    codes = list(zip(*(issued[name].tolist() for name in ("kind", "a", "b", "c")), strict=True))
+    kept = [code for code in codes if code[0] != 3 and (code[0] == 0 or code[1] not in graph.candidates)]
+    assert backbone.fixed is not None
+    assert kept == list(backbone.fixed.codes()) * backbone.repeats
+    assert mine.home == backbone.home
+
+
+@given(graphs, origins, st.integers(0, 60), st.integers(0, 9))
+def test_a_perfect_guess_fetches_nothing_in_vain(graph: Graph, origin: DrawsOrigin, spare: int, seed: int) -> None:
+    """Each copy in is of something that is chosen in that step, or in the next."""
+    hardware = machine()
+    p = problem(graph, hardware, origin, 2 * least(graph) + spare)
+    plan = POLICIES["hybrid"].plan(p, {"prefetch": "speculative", "accuracy": 1.0, "evict": "lru"})
+    draws = drawn(graph, hardware, origin, seed)
+    trace = run(p, plan, draws)
+    spans = trace.spans.whole()
+    chosen = {t for op in draws.chosen_bits for step in range(graph.steps) for t in draws.chosen(op, step)}
+    copied = spans["item"][(spans["kind"] == 1) & (spans["track"] == list(hardware.links).index("h2d"))]
+    assert set(copied.tolist()) <= chosen | set(range(len(graph.tensors))) - graph.candidates
+    assert p.compute_tier == HBM
