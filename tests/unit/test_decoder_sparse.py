@@ -130,12 +130,15 @@ def test_chunks_do_the_work_of_the_whole(attention, chunk: int) -> None:
 
 
 def test_selected_blocks_are_late_reads() -> None:
-    """Token 41 is alone in block 10; block 0, 9 and 10 are read for certain, one of eight for each of two groups."""
+    """Token 41 is alone in block 10; blocks 0, 9 and 10 are read for certain, one of 1 to 7 for each of two groups.
+
+    The window begins in block 8.
+    """
     found = graph(GQA | {"sparse": SPARSE}, phase="decode", kv={"block": 4})
     ops = [op(found, f"L01/decode/attn.selected.s{s}") for s in range(BATCH)]
     for s, selected in enumerate(ops):
         assert selected.late is not None
-        assert cached(found, selected.late.candidates) == [f"s{s}/b{b:04}" for b in range(1, 9)]
+        assert cached(found, selected.late.candidates) == [f"s{s}/b{b:04}" for b in range(1, 8)]
         assert (selected.late.samples, selected.late.each) == (2, 1)
         assert found.ops[selected.late.revealed_by].name == "L01/decode/attn.select"
         certain = set(cached(found, selected.reads)) - set(cached(found, selected.late.candidates))
@@ -146,6 +149,14 @@ def test_selected_blocks_are_late_reads() -> None:
     assert sum(op.flops for op in found.ops) == sum(
         op.flops for op in graph(GQA | {"sparse": SPARSE}, phase="decode").ops
     )
+
+
+def test_where_the_window_leaves_too_few_blocks_all_are_read() -> None:
+    """Token 21: block 0, 4 and 5 are fixed, and the window of 17 sees the others."""
+    about = SPARSE | {"window": 17}
+    found = graph(GQA | {"sparse": about}, phase="decode", sequence=20, kv={"block": 4})
+    assert not found.has_late
+    assert len(cached(found, op(found, "L01/decode/attn.selected").reads)) == 6 * BATCH
 
 
 def test_what_all_select_is_read_for_certain() -> None:
