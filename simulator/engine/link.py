@@ -7,6 +7,7 @@ after another, so that one object for each channel serves as event, and as flow 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ class Shared:
     """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs."""
 
     __slots__ = (
+        "_leads_ns",
         "_link",
         "_network",
         "_path",
@@ -69,15 +71,15 @@ class Shared:
 
     def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
         self._queue, self._link, self._path, self._network = queue, link, path, network
+        self._leads_ns = _Times(link, lead_ns)
         for channel in queue.channels:
             channel.callbacks = [self._join_late]
 
     def begin(self, channel: Channel) -> None:
         """Begin now; the channel's `end` is called when it is over."""
-        link, queue = self._link, self._queue
-        size = queue.places.size_bytes[channel.transfer[1].tensor] if link.stages else 0
-        if before_ns := lead_ns(size, link):
-            queue.clock.at(queue.clock.now + stretched(before_ns, queue.factor(channel.transfer)), channel)
+        queue = self._queue
+        if lead := self._leads_ns[queue.places.size_bytes[channel.transfer[1].tensor]]:
+            queue.clock.at(queue.clock.now + stretched(lead, queue.factor(channel.transfer)), channel)
         else:
             self._join(channel)
 
@@ -92,15 +94,15 @@ class Shared:
         self._network.join(self._path, rate_cap(size, self._link), own_work, key, channel)
 
 
-class _AloneTimes(dict[int, int]):
-    """By size [B], time of a transfer on a link alone [ns]; found when first asked for."""
+class _Times(dict[int, int]):
+    """By size [B], a time of a transfer on a link [ns]; found when first asked for."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, time_ns: Callable[[int, Link], int]) -> None:
         super().__init__()
-        self._link = link
+        self._link, self._time_ns = link, time_ns
 
     def __missing__(self, size: int) -> int:
-        self[size] = found = transfer_ns(size, self._link)
+        self[size] = found = self._time_ns(size, self._link)
         return found
 
 
@@ -180,7 +182,7 @@ class LinkQueue:
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
-        self.alone_ns = _AloneTimes(link)
+        self.alone_ns = _Times(link, transfer_ns)
         self._rounds = places.rounds
         self._alarm = Alarm(self._rounds, self)
         self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]

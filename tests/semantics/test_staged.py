@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simulator import referee
-from simulator.cost import transfer_ns
+from simulator import engine, referee
+from simulator.cost import durations_ns, transfer_ns
 from simulator.errors import InvariantError
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -207,3 +207,22 @@ def test_a_way_that_is_none_is_refused(more, message):
 def test_a_link_has_a_bandwidth_or_a_way():
     with pytest.raises(ValidationError, match=r"'bandwidth' is needed here.*links that it goes via"):
         deep(on_over={"via": []})
+
+
+def test_ranks_share_the_drives_and_may_stand_for_one_another():
+    drives = {"drives": {"links": ["read"], "bandwidth": "2 GB/s", "scope": "node"}}
+    machine = deep(read="2 GB/s", h2d="8 GB/s", topology={"devices_per_node": 4}, buses=drives)
+    g = graph("w 40 persistent, x 40 persistent", "f: w x -> , 1 ns")
+    homes = tuple(machine.tier_names.index(tier) for tier in ("ssd", "ddr"))
+    text = "copy w ssd hbm; copy x ddr hbm; compute f; detach w hbm; detach x hbm"
+    plan = Plan("story", machine.tier_names, homes, steps(g, machine, text), 1)
+    program = engine.Program(g, plan, durations_ns(g, machine))
+    folded, whole = (engine.run(4 * [program], machine, fold=fold) for fold in ("always", "never"))
+    ends = whole.spans.whole()
+    assert set(ends["rank"].tolist()) == {0, 1, 2, 3}
+    assert folded.spans.whole()["end_ns"].tolist() == ends["end_ns"][ends["rank"] == 0].tolist()
+    # each has 0.5 B/ns of the drives: a chunk of 4 B passes h2d in half a ns, which makes one, and then 40 B flow
+    assert timeline(folded, g, machine)[0] == "0-81 over w"
+    for trace in (folded, whole):
+        referee.check_trace(g, machine, 4 * [plan], trace)
+    assert machine.tiers["ddr"].staging_bytes == 4 * 2 * 4
