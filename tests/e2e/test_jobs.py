@@ -270,7 +270,7 @@ def test_a_job_that_is_none_is_refused(tmp_path):
 
 
 def test_the_stage_that_lacks_most_room_speaks_for_all(tmp_path):
-    path = written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2")
-    needed = hosim.run(path)["resident"].summary["peak_hbm_bytes"]
-    short = hosim.run(path, set={"tiers.hbm.capacity": "550 kB"})["resident"].summary
+    stages, small = "tensor: 2, pipeline: 2, micro_batches: 2", "budget: 550 kB\nassumed: {budget: a story}\n"
+    needed = hosim.run(written(tmp_path, stages))["resident"].summary["peak_hbm_bytes"]
+    short = hosim.run(written(tmp_path, stages, SCENARIO + small))["resident"].summary
     assert (short["status"], short["short_bytes"]) == ("infeasible", needed - 550_000)
