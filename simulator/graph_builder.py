@@ -214,7 +214,7 @@ class GraphBuilder:
         if more.get("phase", "") not in PHASES:
             raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
         self._check_fused(name, more.get("fused", ""), is_barrier=more.get("barrier", False))
-        self._check_collective(name, known, more.get("collective"))
+        self._check_collective(name, known, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         candidates: tuple[int, ...] = ()
         if late := more.get("late"):
@@ -324,8 +324,12 @@ class GraphBuilder:
             raise self._error("op", name, must, found, "put them in a row, or give it another group")
         self._groups.add(group)
 
-    def _check_collective(self, op: str, kind: OpKind, about: Collective | None) -> None:
+    def _check_collective(self, op: str, kind: OpKind, fields: OpFields) -> None:
+        about = fields.get("collective")
         if about is None:
+            if kind is OpKind.COLLECTIVE and fields.get("duration_ns") is None:
+                must = "an op of kind collective says what it does, or how long it took"
+                raise self._error("op", op, must, "neither", "add collective, or duration_ns")
             return
         if kind is not OpKind.COLLECTIVE:
             must = "an op with a collective is of kind collective"

@@ -100,6 +100,8 @@ def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[st
         {
             "weight": w.name,
             "shape": w.shape,
+            "device_matrix": w.layout.mesh.device_matrix,
+            "axis_names": w.layout.mesh.axis_names,
             "tensor_map": w.layout.tensor_map,
             "rank_bytes": w.parameters * element_bytes,
             "held_by_ranks": _holders(w),
@@ -167,8 +169,9 @@ def _head(job: Job, workload: Workload) -> str:
             f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model; {answers} an answer"
         )
     if parallel.ranks == "all":
-        axes = [f"{name} {getattr(parallel, name)}" for name in ("pipeline", "data", "tensor")]
-        lines[0] += f" = {' x '.join(axes)}; neighbours along tensor, then data, then pipeline"
+        axes = [name for name in parallel.axis_names if name != "expert"]
+        lines[0] += " = " + " x ".join(f"{name} {getattr(parallel, name)}" for name in axes)
+        lines[0] += f"; neighbours along {', then '.join(reversed(axes))}"
     details = []
     if parallel.expert > 1:
         details.append(f"{parallel.expert} replicas in a row share the experts")

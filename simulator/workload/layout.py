@@ -10,13 +10,20 @@ from simulator.document import Part
 from simulator.units import FieldError, would_divide
 from simulator.workload.counts import Count
 
+AXES = ("pipeline", "data", "expert", "tensor")
+"""Axes of the device matrix, as they stand unless a workload says otherwise."""
+
+MOST_RANKS = 1 << 20
+"""Most ranks of a job: what is said of each of them still takes seconds."""
+
 
 class Parallel(Part):
     """How the model is spread over ranks.
 
     With ``ranks: one`` the graph is one rank's slice: `data` and `zero_stage` say how much optimizer state it holds,
     and nothing is communicated. With ``ranks: all`` there is a graph for every rank, with all that they communicate:
-    data * tensor * pipeline ranks, neighbours along tensor, then along data, then along pipeline.
+    data * tensor * pipeline ranks. They stand in a device matrix with an axis for each, and `layouts` map dimensions
+    of weights to these.
 
     Attributes
     ----------
@@ -40,6 +47,9 @@ class Parallel(Part):
         Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``).
     layers
         Layers of each stage; default: as even as possible, more in the first stages.
+    axis_names
+        Axes of the device matrix, the slowest first: ranks that differ along the last one only have consecutive
+        numbers, and are the first to share a node. ``expert``, if left out, stands behind ``data``.
     layouts
         Pattern of weight names -> for inputs and outputs the axis that cuts them (``tensor`` or ``none``), of
         experts the axis that cuts their number before; instead of the usual ones, and the last match wins.
@@ -55,7 +65,33 @@ class Parallel(Part):
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[Count, ...] | None = None
+    axis_names: tuple[str, ...] = AXES
     layouts: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def device_matrix(self) -> dict[str, int]:
+        """Axis -> how many ranks stand along it, in order; expert ranks are replicas that share experts."""
+        names = list(self.axis_names)
+        if "expert" not in names:
+            names.insert(names.index("data") + 1, "expert")
+        sizes = {"pipeline": self.pipeline, "data": self.data // self.expert, "expert": self.expert}
+        return {name: {**sizes, "tensor": self.tensor}[name] for name in names}
+
+    @model_validator(mode="after")
+    def _axes_are_those_of_the_matrix(self) -> Self:
+        needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
+        if sorted(self.axis_names) != sorted(needed):
+            found = ", ".join(self.axis_names) or "none"
+            raise FieldError(f"each axis is named once ({', '.join(needed)})", found, "correct it", ("axis_names",))
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        ranks = self.data * self.tensor * self.pipeline
+        if self.ranks == "all" and ranks > MOST_RANKS:
+            largest = max(("data", "tensor", "pipeline"), key=lambda axis: getattr(self, axis))
+            raise FieldError(f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", f"lower {largest}", (largest,))
+        return self
 
     @model_validator(mode="after")
     def _one_rank_is_alone(self) -> Self:
@@ -64,6 +100,7 @@ class Parallel(Part):
             several += ["sequence"] if self.sequence else []
             several += ["zero_stage"] if self.zero_stage > 1 else []
             several += ["layouts"] if self.layouts else []
+            several += ["axis_names"] if self.axis_names != AXES else []
             if several:
                 must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
                 raise FieldError(

@@ -274,3 +274,14 @@ def test_the_stage_that_lacks_most_room_speaks_for_all(tmp_path):
     needed = hosim.run(written(tmp_path, stages))["resident"].summary["peak_hbm_bytes"]
     short = hosim.run(written(tmp_path, stages, SCENARIO + small))["resident"].summary
     assert (short["status"], short["short_bytes"]) == ("infeasible", needed - 550_000)
+
+
+def test_the_order_of_axes_matters_where_ranks_are_on_several_nodes(tmp_path):
+    def step_ns(nodes, names):
+        machine = {"topology.devices_per_node": 8 // nodes, "topology.nodes": nodes}
+        scenario = SCENARIO.replace("[resident, reactive, static]", "[resident]").split("expect:")[0]
+        path = written(tmp_path, f"data: 4, tensor: 2, axis_names: [pipeline, {names}]", scenario)
+        return hosim.run(path, set=machine)["resident"].summary["step_ns"]
+
+    assert step_ns(1, "data, tensor") == step_ns(1, "tensor, data")
+    assert step_ns(2, "data, tensor") < step_ns(2, "tensor, data"), "sums of each layer would go between nodes"

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from simulator import catalog
+
 
 def test_layout_of_a_pipeline_lines_up(hosim):
     done = hosim("layout", "llama3_8b_train_2x2x2")
@@ -45,6 +47,23 @@ def test_layout_as_json_has_every_rank_and_byte(hosim):
     assert len(found["weights"]) == 32 * 9 + 3
 
 
+def test_ranks_stand_along_the_axes_in_the_order_that_is_named(hosim, tmp_path):
+    text = catalog.path_of("llama3_8b_train_2x2x2", "workload").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("  pipeline: 2", "  pipeline: 2\n  axis_names: [data, tensor, pipeline]"))
+    lines = hosim("layout", path).out.splitlines()
+    assert lines[0].endswith(
+        "8 ranks = data 2 x tensor 2 x pipeline 2; neighbours along pipeline, then tensor, then data"
+    )
+    assert any("send" in line and line.endswith("0 > 1 | 2 > 3 | 4 > 5 | ... (4)") for line in lines)
+    found = json.loads(hosim("layout", path, "--json").out)
+    assert [program["ranks"] for program in found["programs"]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert found["groups"]["tensor"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    query = next(weight for weight in found["weights"] if weight["weight"] == "L00/attn.q.weight")
+    assert (query["axis_names"], query["device_matrix"]) == (["data", "expert", "tensor", "pipeline"], [2, 1, 2, 2])
+    assert query["tensor_map"] == [[], ["tensor"]]
+
+
 def test_one_rank_communicates_nothing(hosim, scenario):
     assert hosim("layout", "tiny_train").out.endswith("\n\nnothing is communicated\n")
     assert "1 rank\n" in hosim("layout", scenario.parent / "workload.yaml").out
@@ -70,14 +89,25 @@ def test_layout_of_pools(hosim):
         ),
         ("pipeline: 5", "each stage has a layer, found 5 stages for 4 layers; set pipeline to at most 4"),
         (
+            "data: 2\n  axis_names: [data, data, tensor, pipeline]",
+            "each axis is named once (pipeline, data, tensor), found data, data, tensor, pipeline; correct it",
+        ),
+        ("data: 2097152", "there are at most 1,048,576 ranks, found 2,097,152; lower data"),
+        (
+            "tensor: 2\n  layouts: {L00/attn.q.weight: [tensor, tensor]}",
+            "parallel.layouts.L00/attn.q.weight: an axis cuts one dimension of a weight, found tensor twice;",
+        ),
+        (
+            "tensor: 2\n  layouts: {L00/norm1.weight: [none, none]}",
+            "L00/norm1.weight: its layout has 1 dimension, found 2; write one entry for each dimension",
+        ),
+        (
             "tensor: 2\n  layouts: {head.lm: [none, none]}",
             "a layout is for weights that the model has, found 'head.lm'",
         ),
     ],
 )
 def test_what_does_not_divide_is_one_message(hosim, tmp_path, changed, message):
-    from simulator import catalog
-
     text = catalog.path_of("tiny_train", "workload").read_text(encoding="utf-8")
     text = text.replace("steps: 2", f"parallel:\n  ranks: all\n  {changed}\nsteps: 2").replace(
         "assumed:\n", "assumed:\n  parallel: to see what is refused\n"

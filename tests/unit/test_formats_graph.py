@@ -138,7 +138,7 @@ def graphs(draw: st.DrawFn) -> Graph:
                 },
             )
         )
-        if more.get("kind") == "collective" and draw(st.booleans()):
+        if more.get("kind") == "collective" and (more.get("duration_ns") is None or draw(st.booleans())):
             does, ranks = draw(st.sampled_from([("all_reduce", "meet"), ("broadcast", "meet"), ("recv", "pass on")]))
             algorithm = draw(st.sampled_from(ALGORITHMS))
             more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)

@@ -52,9 +52,6 @@ from simulator.layout import Mesh, Weight
 from simulator.units import would_divide
 from simulator.workload import DecoderModel, LlamaModel, Parallel, Workload
 
-AXES = ("pipeline", "data", "expert", "tensor")
-"""Axes of the mesh; ranks that are neighbours along the last one have consecutive numbers."""
-
 
 def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     """Build the training step of `model` as `workload` runs it, or its inference.
@@ -90,9 +87,8 @@ def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     ends = list(accumulate(_stage_layers(parallel, model, where), initial=0))
     parts = [names[start:end] for start, end in pairwise(ends)]
     graphs = tuple(Stage(workload, model, mesh, spread, place).graph() for place in enumerate(parts))
-    of_stage = mesh.ranks // len(graphs)
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
-    return Job(workload.name, graphs, tuple(rank // of_stage for rank in range(mesh.ranks)), labels)
+    return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
 
 
 def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:
@@ -105,9 +101,8 @@ def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict
 
 
 def _mesh(parallel: Parallel) -> Mesh:
-    if parallel.ranks == "one":
-        return Mesh((1, 1, 1, 1), AXES)
-    return Mesh((parallel.pipeline, parallel.data // parallel.expert, parallel.expert, parallel.tensor), AXES)
+    matrix = parallel.device_matrix
+    return Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
 
 
 def _check(workload: Workload, model: LlamaModel, where: str) -> None:

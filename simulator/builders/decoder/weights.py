@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
-from simulator.units import nearest
+from simulator.units import counted, nearest
 from simulator.workload import DecoderModel, Dtypes, Experts, Gqa, Mla, Parallel
 
 TENSOR = ("tensor",)
@@ -207,6 +207,9 @@ def _tensor_map(pattern: str, axes: tuple[str, ...], where: str) -> tuple[Axes, 
         if axis not in ("none", "tensor", "expert"):
             must = "a dimension of a weight is cut by tensor, expert or none (replicas shard weights by zero_stage: 3)"
             raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, str(axis), "write one of these")
+        if axis != "none" and (axis,) in found:
+            must, do = "an axis cuts one dimension of a weight", "write none for the other"
+            raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, f"{axis} twice", do)
         found.append(() if axis == "none" else (axis,))
     return tuple(found)
 
@@ -214,7 +217,7 @@ def _tensor_map(pattern: str, axes: tuple[str, ...], where: str) -> tuple[Axes, 
 def _weight(name: str, spec: Spec, tensor_map: tuple[Axes, ...], mesh: Mesh, where: str) -> Weight:
     place = f"{where}, {name}"
     if len(tensor_map) != len(spec.shape):
-        must, found = f"a layout has {len(spec.shape)} dimensions here", str(len(tensor_map))
+        must, found = f"its layout has {counted(len(spec.shape), 'dimension')}", str(len(tensor_map))
         raise ConfigError(place, must, found, "write one entry for each dimension")
     if [axes == EXPERT for axes in tensor_map] != [axes == EXPERT for axes in spec.tensor_map]:
         must, found = (
