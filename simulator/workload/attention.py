@@ -190,12 +190,12 @@ class Mla(_Attention):
         return 1
 
 
-def kind_of(part: object) -> object:
+def kind(part: object) -> object:
     """The kind that a part names, read or not."""
     return part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
 
 
-Attention = Annotated[Annotated[Gqa, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(kind_of)]
+Attention = Annotated[Annotated[Gqa, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(kind)]
 """How tokens attend to one another."""
 
 

@@ -8,7 +8,7 @@ from pydantic import Discriminator, StrictBool, Tag, model_validator
 
 from simulator.document import Part
 from simulator.units import FieldError, would_divide
-from simulator.workload.attention import Attention, Gqa, kind_of
+from simulator.workload.attention import Attention, Gqa, kind
 from simulator.workload.counts import Count, CountOrNone
 
 
@@ -80,7 +80,7 @@ def _family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(kind_of)]
+FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(kind)]
 """What a layer does to each token alone."""
 
 
