@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from simulator.run import Result, Results, run
     from simulator.run.robustness import Robustness, robustness
     from simulator.run.scaling import Scaling, scaling
+    from simulator.run.serving import Serving, serve
     from simulator.scenario import Scenario
     from simulator.trace import Trace
     from simulator.workload import Workload
@@ -55,6 +56,7 @@ _HOMES = {
     "simulator.run": ("Result", "Results", "run"),
     "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.run.scaling": ("Scaling", "scaling"),
+    "simulator.run.serving": ("Serving", "serve"),
     "simulator.scenario": ("Scenario",),
     "simulator.trace": ("Trace",),
     "simulator.workload": ("Workload",),
@@ -84,6 +86,7 @@ __all__ = [
     "Robustness",
     "Scaling",
     "Scenario",
+    "Serving",
     "Shortfall",
     "Steps",
     "Tensor",
@@ -94,6 +97,7 @@ __all__ = [
     "robustness",
     "run",
     "scaling",
+    "serve",
 ]
 
 

@@ -255,6 +255,10 @@ class Scenario(Document):
         is, and not what is chosen before it is revealed.
     seed
         What all that is drawn begins with.
+    kv_tiers
+        For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
+        with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
+        run as well. Default: the compute tier alone.
     switches, expect, claim
         See there.
     """
@@ -271,6 +275,7 @@ class Scenario(Document):
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0)] = 0
+    kv_tiers: dict[str, Bytes | None] = {}
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from simulator.builders import decoder, residency_acceptance
+from simulator.builders.decoder import Iteration, iteration
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, check_run
 from simulator.layout import Weight
 from simulator.workload import LlamaModel, Model, Parallel, Workload
+
+__all__ = ["MODELS", "Iteration", "ReadGraph", "build", "build_job", "iteration", "layouts"]
 
 MODELS: dict[str, Callable[[Workload, Any], Job]] = {
     "llama": decoder.build,

@@ -36,9 +36,9 @@ class Loaded:
     scenario_dir, workload_dir
         What the paths in them are relative to.
     paths, sha256
-        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``plan <row>``) -> file and digest of each
-        input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a role and a digest
-        as well.
+        Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan <row>``) -> file and
+        digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a
+        role and a digest as well.
     """
 
     scenario: Scenario
@@ -74,6 +74,10 @@ class Loaded:
         workload = self.workload
         if "graph" in self.paths:
             workload = workload.model_copy(update={"graph": str(self.paths["graph"].absolute())})
+        if "requests" in self.paths:
+            file = {"file": str(self.paths["requests"].absolute())}
+            requests = workload.requests and workload.requests.model_copy(update=file)
+            workload = workload.model_copy(update={"requests": requests})
         return {
             "scenario.yaml": dump(self.scenario.model_copy(update=refs)),
             "hardware.yaml": dump(self.hardware),
@@ -115,6 +119,7 @@ def resolve(
             inputs[kind] = _named(kind, ref, base, entry)
     scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes or {}, entry)
     _check_homes(scenario, machine, entry)
+    _check_kv_tiers(scenario, machine, entry)
     _check_budget(scenario, machine, entry)
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     subject = workload or inputs["workload"].document
@@ -209,6 +214,15 @@ def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] 
             raise ConfigError(where, "a home is a tier, or free", repr(tier), nearest(tier, known))
 
 
+def _check_kv_tiers(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
+    for tier in scenario.kv_tiers:
+        if tier not in hardware.tiers:
+            where = _place(scenario, entry, "kv_tiers", tier)
+            raise ConfigError(
+                where, "a tier of the machine keeps KV blocks", repr(tier), nearest(tier, (*hardware.tiers,))
+            )
+
+
 def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
@@ -233,6 +247,9 @@ def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
     if loaded.workload.graph is not None:
         path = loaded.workload_dir / loaded.workload.graph
         _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))
+    if loaded.workload.requests is not None and loaded.workload.requests.file is not None:
+        path = loaded.workload_dir / loaded.workload.requests.file
+        _add_file(loaded, "requests", path, inputs.get("workload"), ("requests", "file"))
 
 
 def _matching(path: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import click
 
 from simulator.cli.documents import check, list_, schema
 from simulator.cli.scaling import scaling
+from simulator.cli.serve import serve
 
 if TYPE_CHECKING:
     from simulator.run import Case, Results
@@ -126,7 +127,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (scaling, list_, check, schema):
+for command in (scaling, serve, list_, check, schema):
     hosim.add_command(command)
 
 

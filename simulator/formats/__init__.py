@@ -10,12 +10,13 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
+from simulator.formats.requests_csv import read as read_requests
 from simulator.formats.residency_json import Views
 from simulator.formats.routing_csv import read as read_routing
 from simulator.graph import Graph
 from simulator.plan import Plan
 
-__all__ = ["FORMATS", "SUFFIXES", "check", "read_graph", "read_plan", "read_routing", "sniff"]
+__all__ = ["FORMATS", "SUFFIXES", "check", "read_graph", "read_plan", "read_requests", "read_routing", "sniff"]
 
 FORMATS: dict[str, Callable[[Path], str]] = {
     graph_jsonl.SCHEMA: graph_jsonl.describe,

@@ -21,8 +21,10 @@ from simulator.workload.models import (
     Model,
     ResidencyAcceptanceModel,
 )
+from simulator.workload.requests import Arrivals, Lengths, Prefixes, Request, Requests
 
 __all__ = [
+    "Arrivals",
     "Compress",
     "Count",
     "DecoderModel",
@@ -31,11 +33,15 @@ __all__ = [
     "Experts",
     "Gqa",
     "KvBlocks",
+    "Lengths",
     "LlamaModel",
     "Mla",
     "Model",
     "Parallel",
     "Pools",
+    "Prefixes",
+    "Request",
+    "Requests",
     "ResidencyAcceptanceModel",
     "Select",
     "Sparse",
@@ -43,7 +49,11 @@ __all__ = [
 ]
 
 
+<<<<<<< HEAD
 _ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "experts", "parallel", "pools")
+=======
+_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "parallel", "pools", "requests")
+>>>>>>> 7be487c (Serve requests that come and leave, iteration by iteration)
 _INFERENCE = ("prefill", "decode")
 
 
@@ -62,9 +72,14 @@ class Workload(Document):
     kv
         With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
         one for what a step or a chunk adds.
+<<<<<<< HEAD
     experts
         With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
         tensor for each matrix of all of them, or ``each`` is a tensor, read late: only if the router chooses it.
+=======
+    requests
+        With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
+>>>>>>> 7be487c (Serve requests that come and leave, iteration by iteration)
     pools
         With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
     graph
@@ -82,7 +97,7 @@ class Workload(Document):
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
     model: Model | None = None
-    phase: Literal["train", "serve", "prefill", "decode"] = "train"
+    phase: Literal["train", "serve", "prefill", "decode", "requests"] = "train"
     batch: Count = 1
     sequence: Count = 2048
     chunk: Count | None = None
@@ -92,6 +107,7 @@ class Workload(Document):
     experts: Literal["together", "each"] = "together"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
+    requests: Requests | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
@@ -101,7 +117,7 @@ class Workload(Document):
     @property
     def tokens(self) -> int | None:
         """Tokens that all ranks train on, read or add in a step; None of pools, and of a graph from a file."""
-        if self.model is None or self.phase == "serve":
+        if self.model is None or self.phase in ("serve", "requests"):
             return None
         if self.phase in _INFERENCE:
             return self.replicas * self.batch * (self.sequence if self.phase == "prefill" else self.new_tokens)
@@ -172,6 +188,8 @@ class Workload(Document):
 
     @model_validator(mode="after")
     def _inference_is_of_one_rank(self) -> Self:
+        if self.phase == "requests":
+            return self
         if self.phase in _INFERENCE:
             if "parallel" in self.model_fields_set:
                 must = f"phase {self.phase} runs the whole model on one rank"
@@ -181,12 +199,27 @@ class Workload(Document):
                 raise FieldError(must, self.model.family, "set 'phase: train', or change the family", ("phase",))
             return self
         if isinstance(self.model, DecoderModel):
-            must = "a model of the family decoder has phase prefill or decode"
+            must = "a model of the family decoder has phase prefill, decode or requests"
             raise FieldError(must, self.phase, "set phase, or use the family llama", ("phase",))
         for key in ("weights", "kv_cache"):
             if getattr(self.dtypes, key) is not None:
                 must, found = f"dtypes.{key} is for phases prefill and decode", f"it with phase {self.phase}"
                 raise FieldError(must, found, "remove it", ("dtypes", key))
+        return self
+
+    @model_validator(mode="after")
+    def _requests_arrive(self) -> Self:
+        if (self.requests is not None) != (self.phase == "requests"):
+            must = "with phase requests a workload has requests, and else none"
+            found = f"phase {self.phase} {'with' if self.requests else 'without'} requests"
+            raise FieldError(must, found, "set 'phase: requests', and say when they come", ("phase",))
+        if self.requests is None or self.model is None:
+            return self
+        self.requests.check(self.model)
+        extra = sorted(self.model_fields_set & {"batch", "sequence", "parallel", "replicas"})
+        if extra:
+            must = "requests say how many sequences there are and how long, on one rank"
+            raise FieldError(must, f"the key {extra[0]}", "remove it", (extra[0],))
         return self
 
     @model_validator(mode="after")

@@ -43,14 +43,18 @@ from itertools import accumulate, pairwise
 from math import gcd
 
 from simulator.builders.decoder import inference, serve
+from simulator.builders.decoder import iteration as serving
+from simulator.builders.decoder.iteration import Iteration
 from simulator.builders.decoder.stage import Stage
 from simulator.builders.decoder.weights import weights
 from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
-from simulator.graph import Job
+from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
 from simulator.units import would_divide
 from simulator.workload import DecoderModel, LlamaModel, Parallel, Workload
+
+__all__ = ["Iteration", "build", "iteration", "spread_weights"]
 
 
 def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
@@ -79,6 +83,9 @@ def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     mesh = _mesh(parallel)
     if workload.phase in ("prefill", "decode"):
         return inference.build(workload, model.decoder, mesh, spread)
+    if workload.phase == "requests":
+        must, do = "a run is of steps that are alike", "run hosim serve on a scenario with it"
+        raise ConfigError(where, must, "requests that arrive over time", do)
     if isinstance(model, DecoderModel):
         must, do = "a model of the family decoder has phase prefill or decode", "set phase, or use the family llama"
         raise ConfigError(where, must, workload.phase, do)
@@ -89,6 +96,26 @@ def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     graphs = tuple(Stage(workload, model, mesh, spread, place).graph() for place in enumerate(parts))
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
+
+
+def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
+    """Build one iteration of serving the requests of a workload.
+
+    Parameters
+    ----------
+    workload
+        With a model of the family decoder, and requests.
+    work
+        What runs together.
+    room
+        How many tokens the KV cache has room for in the compute tier, less those that are stored [tokens].
+    """
+    if not isinstance(workload.model, DecoderModel):
+        raise ConfigError(
+            f"workload {workload.name}", "requests are served by a decoder", "another model", "choose a decoder"
+        )
+    weights = spread_weights(workload, workload.model)
+    return serving.build(workload, weights, _mesh(workload.parallel), work, room)
 
 
 def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:

@@ -1,0 +1,133 @@
+"""Requests as a table of commas, one a line; the first line names the columns, and says so whose they are.
+
+========================  =====================================================================================
+hosim's own               ``arrival,prompt,output``, and if prompts share prefixes ``prefix,prefix_tokens``
+Azure LLM inference       ``TIMESTAMP,ContextTokens,GeneratedTokens`` (github.com/Azure/AzurePublicDataset)
+BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...`` (arXiv 2401.17644)
+========================  =====================================================================================
+
+Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600``, and count from the first one; requests are put in the
+order of their arrival. ``prefix`` is any name; two prompts with the same one have as many of their first tokens in
+common as the shorter of both ``prefix_tokens`` says. Other columns are not read. Requests without an output token
+(BurstGPT lists what failed with none) are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import NamedTuple
+
+from simulator.errors import ConfigError
+from simulator.workload import Request
+
+_LARGEST = 10_000_000
+_LONGEST_S = 10**9
+_NS = 10**9
+
+
+class _Columns(NamedTuple):
+    """What the columns of a trace are called."""
+
+    arrival: str
+    prompt: str
+    output: str
+
+
+_KNOWN = (
+    _Columns("arrival", "prompt", "output"),
+    _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    _Columns("Timestamp", "Request tokens", "Response tokens"),
+)
+_PREFIX, _PREFIX_TOKENS = "prefix", "prefix_tokens"
+
+
+def read(path: Path) -> list[Request]:
+    """Read requests.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    list of Request
+        In the order of arrival, the first one at 0.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, has other columns, or a line is wrong; the message names the line.
+    """
+    try:
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        do = "correct the path or the file"
+        raise ConfigError(str(path), "a file of requests can be read", str(error), do) from None
+    lines = _Lines(path, [name.strip() for name in rows[0]] if rows else [])
+    found = [lines.request(number, row) for number, row in enumerate(rows[1:], 2) if row]
+    kept = sorted((one for one in found if one.output), key=lambda one: one.arrival_ns)
+    if not kept:
+        raise ConfigError(str(path), "a file of requests has some that add a token", "none", "add lines")
+    return [one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept]
+
+
+class _Lines:
+    """The lines below the first one, which names the columns."""
+
+    def __init__(self, path: Path, head: list[str]) -> None:
+        self._path, self._head = path, head
+        names = next((names for names in _KNOWN if set(names) <= set(head)), None)
+        if names is None:
+            must = f"the first line names {' or '.join(','.join(names) for names in _KNOWN)}"
+            raise ConfigError(f"{path}:1", must, repr(",".join(head)), "name the columns")
+        self._names, self._shares = names, {_PREFIX, _PREFIX_TOKENS} <= set(head)
+        self._prefixes: dict[str, int] = {}
+
+    def request(self, number: int, row: list[str]) -> Request:
+        if len(row) != len(self._head):
+            raise self._error(number, f"a line has {len(self._head)} fields", f"{len(row)}")
+        field = dict(zip(self._head, row, strict=True))
+        prompt = self._whole(number, self._names.prompt, field, least=1)
+        output = self._whole(number, self._names.output, field, least=0)
+        arrival = self._time(number, field[self._names.arrival].strip())
+        if not self._shares or not field[_PREFIX].strip():
+            return Request(arrival, prompt, output)
+        tokens = self._whole(number, _PREFIX_TOKENS, field, least=0)
+        if tokens > prompt:
+            raise self._error(number, "a prefix is a part of its prompt", f"{tokens:,} of {prompt:,} tokens")
+        prefix = self._prefixes.setdefault(field[_PREFIX].strip(), len(self._prefixes))
+        return Request(arrival, prompt, output, prefix, tokens)
+
+    def _whole(self, number: int, what: str, field: dict[str, str], *, least: int) -> int:
+        text = field[what].strip()
+        if not (text.isascii() and text.isdigit()) or not least <= int(text) <= _LARGEST:
+            raise self._error(number, f"{what} is a whole number from {least} to {_LARGEST:,}", repr(text))
+        return int(text)
+
+    def _time(self, number: int, text: str) -> int:
+        """A number of seconds, or a day with its time, as whole nanoseconds."""
+        must = f"{self._names.arrival} is a number of seconds from 0, or a day and a time"
+        try:
+            seconds = Decimal(text)
+        except InvalidOperation:
+            return self._moment(number, text, must)
+        if not seconds.is_finite() or not 0 <= seconds <= _LONGEST_S:
+            raise self._error(number, must, repr(text))
+        return int(seconds * _NS)
+
+    def _moment(self, number: int, text: str, must: str) -> int:
+        whole, _, part = text.removesuffix("Z").partition(".")
+        try:
+            day = datetime.fromisoformat(whole)
+            part_ns = int(part.ljust(9, "0")[:9]) if part else 0
+        except ValueError:
+            raise self._error(number, must, repr(text)) from None
+        past = day.replace(tzinfo=None) - datetime(1970, 1, 1)
+        return (past.days * 86_400 + past.seconds) * _NS + part_ns
+
+    def _error(self, number: int, must: str, found: str) -> ConfigError:
+        return ConfigError(f"{self._path}:{number}", must, found, "correct the line")

@@ -1,0 +1,169 @@
+"""Serving for people: the table, and what a person would say of latency, hits and waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simulator.report.rows import ABSENT, listed, percent, present, quantity, ratio
+from simulator.report.text import Column, aligned
+from simulator.trace import CAUSES
+from simulator.units import counted, human
+
+Rows = Sequence[Mapping[str, Any]]
+_HIT, _SHARE = ("hit_", "_fraction"), ("read_", "_hit_p50_ns")
+
+
+def table(rows: Rows) -> str:
+    """Write three blocks: latency and throughput; what was found, and how fast prompts are read then; bytes.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.serving.counts.summary`.
+    """
+    name = Column("policy", tuple(str(row["policy"]) for row in rows), left=True)
+    latency = [
+        name,
+        Column("status", tuple(str(row["status"]) for row in rows), left=True),
+        Column("finished", tuple(f"{row['finished']:,} of {row['requests']:,}" for row in rows)),
+        *(
+            Column(f"{short} p{p}", tuple(quantity(row[f"{key}_p{p}_ns"], "ns") for row in rows))
+            for short, key in (("first token", "ttft"), ("next", "tpot"))
+            for p in (50, 95)
+        ),
+        Column("tokens/s", tuple(_rate(row["tokens_per_s"]) for row in rows)),
+        Column("stall", tuple(percent(row["stall_fraction"]) for row in rows)),
+    ]
+    return aligned([latency, [name, *_found(rows)], [name, *_moved(rows)]])
+
+
+def _found(rows: Rows) -> list[Column]:
+    """The share of prompts that was found in each tier, and how long reading takes by how much of a prompt was found."""
+    tiers = _between(rows, _HIT)
+    hits = [Column(f"hit in {tier}", tuple(percent(row[f"hit_{tier}_fraction"]) for row in rows)) for tier in tiers]
+    shares = _shares(rows)
+    by_share = [
+        Column(f"read at {share} % hit", tuple(quantity(row[f"read_{share}_hit_p50_ns"], "ns") for row in rows))
+        for share in (shares if len(shares) > 1 else ())
+    ]
+    return [Column("computed", tuple(percent(row["computed_fraction"]) for row in rows)), *hits, *by_share]
+
+
+def _moved(rows: Rows) -> list[Column]:
+    links = _between(rows, ("moved_", "_bytes"))
+    moved = [
+        Column(f"moved {link}", tuple(quantity(row[f"moved_{link}_bytes"], "B") for row in rows)) for link in links
+    ]
+    waiting = [
+        Column("most waiting", tuple(f"{row['most_waiting']:,}" for row in rows)),
+        Column("iterations", tuple(f"{row['iterations']:,}" for row in rows)),
+        Column("of them replayed", tuple(f"{row['replayed']:,}" for row in rows)),
+    ]
+    return [*moved, *waiting]
+
+
+def _between(rows: Rows, ends: tuple[str, str]) -> list[str]:
+    keys = [key for key in rows[0] if key.startswith(ends[0]) and key.endswith(ends[1])]
+    return [key[len(ends[0]) : -len(ends[1])] for key in keys]
+
+
+def _shares(rows: Rows) -> list[str]:
+    return [share for share in _between(rows, _SHARE) if any(present(row[f"read_{share}_hit_p50_ns"]) for row in rows)]
+
+
+def _rate(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def sentences(rows: Rows) -> list[str]:
+    """Say for each policy how long people wait, what was found where and what that saved, and what is in the way.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.serving.counts.summary`.
+    """
+    found: list[str] = []
+    for row in rows:
+        if row["status"] not in ("ok", "overloaded"):
+            found.append(f"{row['policy']} cannot serve: {row['why']}.")
+            continue
+        if row["status"] == "overloaded":
+            found.append(_overloaded(row))
+        found += [said for said in (_latency(row), _hits(row), _waits(row), _queue(row)) if said]
+    return [*found, *_compared([row for row in rows if row["status"] == "ok" and row["finished"]])]
+
+
+def _overloaded(row: Mapping[str, Any]) -> str:
+    served = f", and {row['served_per_s']:.3g} are served" if row["served_per_s"] else ""
+    return (
+        f"{row['policy']} is overloaded: {row['offered_per_s']:.3g} requests come in a second{served}; "
+        f"{row['waiting_at_last']:,} of {row['requests']:,} waited when the last one came, and the run ends there."
+    )
+
+
+def _latency(row: Mapping[str, Any]) -> str:
+    if not present(row["ttft_p50_ns"]):
+        return ""
+    first, late = (quantity(row[f"ttft_p{p}_ns"], "ns") for p in (50, 95))
+    said = f"{row['policy']}: half of the requests have their first token within {first}, 95 % within {late}"
+    if present(row["tpot_p50_ns"]):
+        said += f"; a further token takes {quantity(row['tpot_p50_ns'], 'ns')}"
+    return f"{said}, {_rate(row['tokens_per_s'])} tokens come out in a second."
+
+
+def _hits(row: Mapping[str, Any]) -> str:
+    tiers = [(tier, row[f"hit_{tier}_fraction"]) for tier in _between([row], _HIT)]
+    there = [f"{percent(share)} in {tier}" for tier, share in tiers if share]
+    if not there:
+        return f"{row['policy']} finds nothing of any prompt; all of it is computed."
+    said = f"{row['policy']} finds {percent(1 - row['computed_fraction'])} of all prompt tokens: {listed(there)}"
+    shares = [share for share in _between([row], _SHARE) if present(row[f"read_{share}_hit_p50_ns"])]
+    if len(shares) < 2:
+        return f"{said}."
+    none, most = (row[f"read_{share}_hit_p50_ns"] for share in (shares[0], shares[-1]))
+    times = f"{ratio(none / most)} as fast" if none >= most else f"{ratio(most / none)} as slowly"
+    kinds = f"a prompt of which {shares[-1]} % were found is read {times} as one of which {shares[0]} % were"
+    return f"{said}; {kinds} ({human(most, 'ns')} and {human(none, 'ns')})."
+
+
+def _waits(row: Mapping[str, Any]) -> str:
+    if not row["stall_fraction"] or row["stall_fraction"] < _SMALL:
+        return f"{row['policy']} waits for less than 1 % of the time of its iterations."
+    cause = max(CAUSES, key=lambda cause: row[f"wait_{cause}_ns"])
+    share = percent(row["stall_fraction"])
+    return f"{row['policy']} waits for {share} of the time of its iterations, most for {_NAMES[cause]}."
+
+
+_SMALL = 0.01
+_NAMES = {
+    **{cause: cause for cause in CAUSES},
+    "capacity": "room",
+    "transfer": "transfers",
+    "host": "the host",
+    "order": "what its plan put later",
+}
+
+
+def _queue(row: Mapping[str, Any]) -> str:
+    if row["status"] != "ok" or row["waiting_at_last"] < _LONG * row["requests"]:
+        return ""
+    waited = counted(row["waiting_at_last"], "request")
+    return f"{row['policy']} falls behind: {waited} of {row['requests']:,} waited when the last one came."
+
+
+_LONG = 0.1
+"""A queue of this share of all requests when the last one comes is told."""
+
+
+def _compared(rows: Rows) -> list[str]:
+    """Say how much later the others are than the first in 95 of 100 first tokens."""
+    if len(rows) < 2:
+        return []
+    best = min(rows, key=lambda row: row["ttft_p95_ns"])
+    others = [row for row in rows if row["ttft_p95_ns"] > best["ttft_p95_ns"] * (1 + _SMALL)]
+    said = [f"{row['policy']} {ratio(row['ttft_p95_ns'] / best['ttft_p95_ns'])}" for row in others]
+    if not said:
+        return [f"by the 95 % of first tokens, {listed([str(row['policy']) for row in rows])} tie."]
+    return [f"by the 95 % of first tokens {best['policy']} is soonest; {listed(said)} as late."]

@@ -1,0 +1,158 @@
+"""The story of `hosim serve`: requests come and leave, iteration by iteration, under each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator import catalog
+from simulator.catalog import Loaded
+from simulator.errors import ConfigError
+from simulator.report import serving as report
+from simulator.run import Progress
+from simulator.run.serving.arrivals import arriving
+from simulator.run.serving.counts import iterations_of, requests_of, summary
+from simulator.run.serving.replays import Replays, rows_of
+from simulator.run.serving.rooms import rooms
+from simulator.run.serving.story import Story, serve_row
+from simulator.scenario import Scenario
+from simulator.workload import Request
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simulator.report.drawing import Picture
+
+
+@dataclass(frozen=True, eq=False)
+class Serving:
+    """What came of it.
+
+    Attributes
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    rows
+        One per policy; see `simulator.run.serving.counts.summary`.
+    """
+
+    loaded: Loaded
+    rows: Sequence[dict[str, Any]] = field(repr=False)
+    _stories: Sequence[Story] = field(repr=False)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The rows, one a line; times [ns] and sizes [B] are whole numbers even where a row has none."""
+        return _frame(self.rows)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One line per policy and request: when it came, was admitted, had its first and last token; what it hit."""
+        return _frame([row for story in self._stories for row in requests_of(story)])
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One line per policy and iteration: who ran, what it took, waits by cause, and bytes moved."""
+        return _frame([row for story in self._stories for row in iterations_of(story)])
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """What a person would say."""
+        return report.sentences(self.rows)
+
+    def figure(self) -> Picture:
+        """Draw who has the first token after how long, what a further one takes, and how many wait."""
+        from simulator.report.serving_figure import serving_picture  # noqa: PLC0415 - drawing takes time to import
+
+        about = {story.policy: (requests_of(story), iterations_of(story)) for story in self._stories}
+        return serving_picture(about, self.loaded.scenario.title or self.loaded.scenario.name)
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, (report.table(self.rows), "\n".join(self.sentences))))
+
+    def write(self, out: str | Path) -> None:
+        """Write the rows, the requests, the iterations, the picture and the documents into a folder.
+
+        Parameters
+        ----------
+        out
+            The folder; filled beside its place and renamed. An earlier run's is replaced.
+        """
+        from simulator.report import files  # noqa: PLC0415
+        from simulator.run.origins import provenance  # noqa: PLC0415
+
+        with files.replaced(Path(out)) as folder:
+            files.write_texts(folder, self.loaded.documents())
+            for name, table in (("requests", self.requests), ("iterations", self.iterations)):
+                table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+            picture = self.figure()
+            for kind in ("png", "svg"):
+                picture.write(str(folder / f"serving.{kind}"), kind)
+            seed = self.loaded.scenario.seed
+            more = {"sentences": self.sentences, "seed": seed, "provenance": provenance(self.loaded)}
+            files.write_summary(folder, self.rows, more)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
+
+    frame = pd.DataFrame(list(rows))
+    whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
+    return frame.astype(dict.fromkeys(whole, "Int64"))
+
+
+def serve(
+    scenario: str | Path | Scenario,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    policies: Sequence[str] | None = None,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> Serving:
+    """Serve requests that come and leave.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself; its workload has `requests`.
+    set
+        Changes to the hardware, as in `simulator.run`.
+    policies
+        Only these rows of the scenario, or policies with their default options.
+    exact
+        Whether each iteration is replayed as it is; else what it attends to is rounded up (less than 1/16), so that
+        alike ones are replayed once.
+    progress
+        Called now and then.
+
+    Raises
+    ------
+    ConfigError
+        If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
+    """
+    loaded = catalog.resolve(scenario, set)
+    asked = loaded.workload.requests
+    if asked is None:
+        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
+    come = arriving(loaded)
+    room = rooms(loaded, asked, come)
+    tokens = int(min(room.blocks[0], _enough(come))) * asked.block
+    stories = []
+    for row in rows_of(loaded, policies):
+        replays = Replays(loaded, row, tokens, exact=exact)
+        stories.append(serve_row(row, replays, room, asked, come, progress or _silent))
+    links = loaded.hardware.link_names
+    return Serving(loaded, [summary(story, links) for story in stories], stories)
+
+
+def _enough(requests: Sequence[Request]) -> int:
+    """More blocks than all requests together ever hold."""
+    return sum(one.prompt + one.output for one in requests)
+
+
+def _silent(label: str, done: int, total: int) -> None:
+    """Show no progress."""

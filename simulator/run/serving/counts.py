@@ -1,0 +1,173 @@
+"""Counts what happened: a row of the summary, the table of requests, the table of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simulator.run.serving.scheduler import Served
+from simulator.run.serving.story import Story
+from simulator.trace import CAUSES
+
+_SHARES = 4
+"""Prompts are told apart by how many quarters of them were found."""
+
+
+def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
+    """Count a row.
+
+    Parameters
+    ----------
+    story
+        What happened.
+    links
+        Names of the machine's links.
+
+    Returns
+    -------
+    dict
+        ``policy``, ``status``, ``why``
+            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and what is in the way.
+        ``requests``, ``finished``
+            How many came, and how many had their last token.
+        ``ttft_p50_ns``, ``ttft_p95_ns``
+            From the arrival of a request to the end of the iteration that gives its first token: of 100 requests, the
+            50th and the 95th by time (nearest rank).
+        ``tpot_p50_ns``, ``tpot_p95_ns``
+            From the first token to the last one, by the tokens after the first; of requests with several.
+        ``waited_p50_ns``
+            From arrival to admission.
+        ``tokens_per_s``
+            Tokens added until the end of the run.
+        ``prompt_tokens``, ``computed_fraction``, ``hit_<tier>_fraction``
+            Of all that were admitted; the shares that were computed, and that were found in each tier, add up to 1.
+        ``read_<n>_hit_p50_ns``
+            From admission to the first token, for prompts of which 0, 25, 50, 75 or 100 % were found (the nearest of
+            these).
+        ``moved_<link>_bytes``
+            Bytes copied.
+        ``stall_fraction``, ``wait_<cause>_ns``
+            What of the time of iterations compute waited; and for what.
+        ``busy_ns``, ``end_ns``
+            Time in which an iteration runs, and end of the last.
+        ``iterations``, ``replayed``
+            How many there were, and how many of them were replayed.
+        ``most_waiting``, ``waiting_at_last``
+            The most requests that waited after an iteration had begun, and how many when the last one came.
+        ``offered_per_s``, ``served_per_s``
+            Requests that came, by the time in which they came; and that left, by the busy time.
+    """
+    left = [one for one in story.served if one.end_ns is not None]
+    busy = sum(one.replayed.ns for one in story.ran)
+    stall = sum(one.replayed.stall_ns for one in story.ran)
+    span = story.served[-1].request.arrival_ns
+    waits = {cause: sum((one.replayed.waits_ns or {}).get(cause, 0) for one in story.ran) for cause in CAUSES}
+    moved = {link: sum((one.replayed.moved_bytes or {}).get(link, 0) for one in story.ran) for link in links}
+    return {
+        "policy": story.policy,
+        "status": story.status,
+        "why": story.why,
+        "requests": len(story.served),
+        "finished": len(left),
+        **_latencies(story.served),
+        "tokens_per_s": _ratio(sum(one.made for one in story.served) * 10**9, story.end_ns),
+        **_hits(story),
+        **{f"moved_{link}_bytes": size for link, size in moved.items()},
+        "stall_fraction": _ratio(stall, busy),
+        **{f"wait_{cause}_ns": ns for cause, ns in waits.items()},
+        "busy_ns": busy,
+        "end_ns": story.end_ns,
+        "iterations": len(story.ran),
+        "replayed": story.replayed,
+        "most_waiting": max((one.about["waiting"] for one in story.ran), default=0),
+        "waiting_at_last": story.waiting_at_last,
+        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, span),
+        "served_per_s": _ratio(len(left) * 10**9, busy),
+    }
+
+
+def quantile(values: Iterable[int], percent: int) -> int | None:
+    """The least value that so many per cent of all do not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _latencies(served: Sequence[Served]) -> dict[str, Any]:
+    first, after = [_ttft(one) for one in served], [_tpot(one) for one in served]
+    waited = [one.admitted_ns - one.request.arrival_ns for one in served if one.admitted_ns is not None]
+    found: dict[str, Any] = {}
+    for name, values in (("ttft", first), ("tpot", after)):
+        there = [value for value in values if value is not None]
+        found |= {f"{name}_p{percent}_ns": quantile(there, percent) for percent in (50, 95)}
+    found["waited_p50_ns"] = quantile(waited, 50)
+    groups: dict[int, list[int]] = {}
+    for one in served:
+        if one.first_ns is not None and one.admitted_ns is not None:
+            share = round(sum(one.hit) * _SHARES / one.request.prompt)
+            groups.setdefault(share, []).append(one.first_ns - one.admitted_ns)
+    shares = {f"read_{100 * share // _SHARES}_hit_p50_ns": groups.get(share, ()) for share in range(_SHARES + 1)}
+    return found | {name: quantile(values, 50) for name, values in shares.items()}
+
+
+def _ttft(one: Served) -> int | None:
+    return None if one.first_ns is None else one.first_ns - one.request.arrival_ns
+
+
+def _tpot(one: Served) -> int | None:
+    """Whole nanoseconds for each token after the first."""
+    if one.end_ns is None or one.first_ns is None or one.request.output < 2:
+        return None
+    return round((one.end_ns - one.first_ns) / (one.request.output - 1))
+
+
+def _hits(story: Story) -> dict[str, Any]:
+    admitted = [one for one in story.served if one.admitted_ns is not None]
+    prompts = sum(one.request.prompt for one in admitted)
+    hits = [sum(one.hit[tier] for one in admitted) for tier in range(len(story.tiers))]
+    found = {f"hit_{name}_fraction": _ratio(tokens, prompts) for name, tokens in zip(story.tiers, hits, strict=True)}
+    return {"prompt_tokens": prompts, "computed_fraction": _ratio(prompts - sum(hits), prompts), **found}
+
+
+def requests_of(story: Story) -> list[dict[str, Any]]:
+    """One line per request; times are from the first arrival on [ns]."""
+    return [
+        {
+            "policy": story.policy,
+            "request": one.number,
+            "arrival_ns": one.request.arrival_ns,
+            "admitted_ns": one.admitted_ns,
+            "first_token_ns": one.first_ns,
+            "end_ns": one.end_ns,
+            "prompt_tokens": one.request.prompt,
+            "output_tokens": one.request.output,
+            **{f"hit_{name}_tokens": _at(one.hit, tier) for tier, name in enumerate(story.tiers)},
+            "ttft_ns": _ttft(one),
+            "tpot_ns": _tpot(one),
+        }
+        for one in story.served
+    ]
+
+
+def _at(hit: Sequence[int], tier: int) -> int | None:
+    return hit[tier] if hit else None
+
+
+def iterations_of(story: Story) -> list[dict[str, Any]]:
+    """One line per iteration: who ran, blocks when it began, what it took, waits by cause, and bytes by link."""
+    return [
+        {
+            "policy": story.policy,
+            "iteration": number,
+            "start_ns": one.start_ns,
+            "took_ns": one.replayed.ns,
+            **one.about,
+            "stall_ns": one.replayed.stall_ns,
+            **{f"wait_{cause}_ns": ns for cause, ns in (one.replayed.waits_ns or {}).items()},
+            **{f"moved_{link}_bytes": size for link, size in (one.replayed.moved_bytes or {}).items()},
+        }
+        for number, one in enumerate(story.ran)
+    ]

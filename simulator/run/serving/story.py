@@ -1,0 +1,136 @@
+"""One row: requests come, iterations follow one another until all have been served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.run.serving.replays import Replayed, Replays
+from simulator.run.serving.rooms import Rooms
+from simulator.run.serving.scheduler import Scheduler, Served, Work
+from simulator.run.serving.tiers import Tiers
+from simulator.workload import Request, Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An iteration that ran.
+
+    Attributes
+    ----------
+    start_ns
+        When it began [ns].
+    work
+        Who ran; counted before it ended.
+    about
+        Columns of the table of iterations.
+    replayed
+        What it took.
+    """
+
+    start_ns: int
+    about: dict[str, Any]
+    replayed: Replayed
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened to the requests under one policy.
+
+    Attributes
+    ----------
+    policy, tiers
+        The row, and the tiers that keep KV blocks.
+    served, ran
+        The requests, and the iterations.
+    status
+        ``ok``; ``overloaded``: requests come faster than they can be served; else why an iteration cannot run.
+    end_ns
+        When it ended [ns].
+    waiting_at_last
+        How many waited when the last one came.
+    replayed
+        How many iterations were replayed; others were like one of them.
+    why
+        What is in the way.
+    """
+
+    policy: str
+    tiers: tuple[str, ...]
+    served: list[Served]
+    ran: list[Ran] = field(default_factory=list)
+    status: str = "ok"
+    end_ns: int = 0
+    waiting_at_last: int = 0
+    replayed: int = 0
+    why: str = ""
+
+
+def serve_row(
+    policy: str,
+    replays: Replays,
+    rooms: Rooms,
+    asked: Requests,
+    requests: Sequence[Request],
+    progress: Callable[[str, int, int], None],
+) -> Story:
+    """Serve requests under one policy.
+
+    It ends early, as ``overloaded``, if more requests wait when the last one comes than were admitted until then,
+    although some had already left: those that come are more than twice as many as those that can be served, and what is
+    measured of latency would be the length of the run.
+
+    Parameters
+    ----------
+    policy, replays
+        The row, and what iterations take under it.
+    rooms, asked, requests
+        Room for blocks, limits of the scheduler, and who comes.
+    progress
+        Called now and then with the requests that have left.
+    """
+    tiers = Tiers(rooms.names, rooms.blocks, keeps=rooms.keeps)
+    scheduler = Scheduler(tiers, asked.block, asked.max_sequences, asked.max_tokens)
+    story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
+    come = left = 0
+    while True:
+        arrived = [one for one in story.served[come:] if one.request.arrival_ns <= story.end_ns]
+        for one in arrived:
+            scheduler.add(one)
+        come += len(arrived)
+        work = scheduler.next(story.end_ns)
+        if arrived and come == len(requests):
+            story.waiting_at_last = len(scheduler.waiting)
+            if left and story.waiting_at_last > len(requests) - story.waiting_at_last:
+                story.status = "overloaded"
+                break
+        if not (work.decoding or work.parts or work.stores):
+            if come == len(requests):
+                break
+            story.end_ns = requests[come].arrival_ns
+            continue
+        if not _run(story, scheduler, replays, work, asked.block):
+            break
+        left += len(scheduler.ended(work, story.end_ns))
+        progress(policy, left, len(requests))
+    story.replayed = len(replays)
+    return story
+
+
+def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Work, block: int) -> bool:
+    """Run an iteration; whether it could."""
+    done = replays.of(work.iteration(block))
+    if done.status != "ok":
+        story.status, story.why = done.status, done.why
+        return False
+    about = {
+        "decoding": len(work.decoding),
+        "prompt_tokens": sum(new for _, new in work.parts),
+        "waiting": len(scheduler.waiting),
+        "held_blocks": scheduler.tiers.held,
+        **{f"used_{name}_blocks": scheduler.tiers.used(tier) for tier, name in enumerate(story.tiers)},
+    }
+    story.ran.append(Ran(story.end_ns, about, done))
+    story.end_ns += done.ns
+    return True

@@ -1,0 +1,150 @@
+"""`hosim serve` and `hosim.serve`: requests that come and leave, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serving_cases import DRAWN, write
+
+import simulator as hosim_api
+
+FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
+
+
+@pytest.fixture
+def filed(tmp_path):
+    """Write the documents with a file of requests."""
+
+    def made(text):
+        (tmp_path / "some.csv").write_text(text)
+        return write(tmp_path, requests=FILED)
+
+    return made
+
+
+def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_path):
+    done = hosim("serve", write(tmp_path))
+    assert done.code == 0
+    blocks = done.out.split("\n\n")
+    assert [block.split()[0] for block in blocks[:3]] == ["policy"] * 3
+    assert [line[:9].strip() for line in blocks[0].splitlines()] == ["policy", "static", "on demand"]
+    assert "12 of 12" in blocks[0]
+    assert "static: half of the requests have their first token within " in blocks[3]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = write(folder)
+    for name in ("one", "two"):
+        assert hosim("serve", path, "--out", tmp_path / name).code == 0
+    path.write_text(path.read_text() + "seed: 7\n")
+    assert hosim("serve", path, "--out", tmp_path / "other").code == 0
+    files = {p.name for p in (tmp_path / "one").iterdir()}
+    assert files == set(json.loads((tmp_path / "one" / "summary.json").read_text())["files"])
+    assert {"requests.csv", "iterations.csv", "serving.png", "serving.svg"} <= files
+    one, two, other = ({n: (tmp_path / name / n).read_bytes() for n in files} for name in ("one", "two", "other"))
+    assert one == two
+    assert one["requests.csv"] != other["requests.csv"]
+    assert hosim("serve", tmp_path / "one" / "scenario.yaml").out == hosim("serve", write(folder)).out
+
+
+def test_rounding_never_shortens_and_costs_little(tmp_path):
+    """Less than 1/16 more is attended to; prompts of 40 tokens are read in whole blocks of 8, which costs most."""
+    path = write(tmp_path)
+    rounded, exact = (hosim_api.serve(path, policies=["static"], exact=exact).rows[0] for exact in (False, True))
+    assert rounded["replayed"] < exact["replayed"] <= exact["iterations"]
+    assert 1 < rounded["busy_ns"] / exact["busy_ns"] < 1.06
+    assert 0.98 < rounded["tpot_p50_ns"] / exact["tpot_p50_ns"] < 1.02
+
+
+def test_the_tables_add_up(tmp_path):
+    found = hosim_api.serve(write(tmp_path), policies=["static"])
+    (row,) = found.rows
+    hits = [row[f"hit_{tier}_fraction"] for tier in ("hbm", "ddr", "pool")]
+    assert row["computed_fraction"] + sum(hits) == pytest.approx(1)
+    assert row["busy_ns"] == found.iterations["took_ns"].sum()
+    for link in ("d2h", "h2d", "h2p", "p2h"):
+        assert row[f"moved_{link}_bytes"] == found.iterations[f"moved_{link}_bytes"].sum()
+    loaded = found.requests["hit_ddr_tokens"].sum() + found.requests["hit_pool_tokens"].sum()
+    assert row["moved_h2d_bytes"] == loaded * 2 * 2 * 2 * 16 * 2
+    assert row["ttft_p50_ns"] == sorted(found.requests["ttft_ns"])[5]
+
+
+def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, tmp_path):
+    path = filed("arrival,prompt,output,prefix,prefix_tokens\n0,30,2,a,24\n0.001,30,2,a,24\n0.002,12,1,,\n")
+    out = tmp_path / "out"
+    first = hosim("serve", path, "--policy", "static", "--out", out)
+    assert first.code == 0
+    found = hosim_api.serve(path, policies=["static"]).requests
+    assert list(found["arrival_ns"]) == [0, 1_000_000, 2_000_000]
+    assert list(found["hit_hbm_tokens"]) == [0, 24, 0]
+    assert hosim("serve", out / "scenario.yaml", "--policy", "static").out == first.out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arrival,prompt\n0,3\n", "some.csv:1: the first line names arrival,prompt,output or TIMESTAMP,"),
+        ("", "some.csv:1: the first line names"),
+        ("arrival,prompt,output\n", "has some that add a token, found none"),
+        ("arrival,prompt,output\n0,3\n", "some.csv:2: a line has 3 fields, found 2"),
+        ("arrival,prompt,output\n0,3,1\nsoon,3,1\n", "some.csv:3: arrival is a number of seconds from 0"),
+        ("arrival,prompt,output\n-1,3,1\n", "some.csv:2: arrival is a number of seconds from 0"),
+        ("arrival,prompt,output\n0,0,1\n", "some.csv:2: prompt is a whole number from 1"),
+        ("arrival,prompt,output\n0,3,x\n", "some.csv:2: output is a whole number from 0"),
+        ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,4\n", "a prefix is a part of its prompt, found 4 of 3"),
+        ("arrival,prompt,output\n0,30,1\n0,900,30\n", "found request 1 of 900 and 30 tokens, 117 blocks; lower its"),
+    ],
+)
+def test_a_wrong_file_is_one_message(text, said, hosim, filed):
+    done = hosim("serve", filed(text))
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  count: 12\n", "", "requests come from a file, or have count, arrivals, prompt, output, found no count"),
+        ("  count: 12\n", "  count: 12\n  file: x.csv\n", "a file says when requests come"),
+        ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
+        ("interval: 40 us", "interval: 40", "a time has a unit"),
+        ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
+        ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
+        ("ddr: 64 KiB", "ddt: 64 KiB", "a tier of the machine keeps KV blocks, found 'ddt'"),
+        ("kind: gqa, heads: 4", "kind: gqa, window: 8, heads: 4", "tokens of requests attend to all before them"),
+        ("phase: requests", "phase: decode", "with phase requests a workload has requests, and else none"),
+    ],
+)  # fmt: skip
+def test_a_wrong_document_is_one_message(old, new, said, hosim, tmp_path):
+    path = write(tmp_path)
+    for file in (path, tmp_path / "toy.yaml"):
+        file.write_text(file.read_text().replace(old, new))
+    done = hosim("serve", path)
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err
+
+
+def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario):
+    assert "use hosim run" in hosim("serve", scenario).err
+    assert "run hosim serve" in hosim("run", write(tmp_path)).err
+
+
+def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
+    fast = (
+        DRAWN.replace("count: 12", "count: 400").replace("40 us", "2 us").replace("mean: 40, spread: 0.5", "mean: 40")
+    )
+    done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
+    assert done.code == 1
+    assert "overloaded" in done.out.splitlines()[1]
+    assert "static is overloaded: " in done.out
+
+
+def test_the_shipped_scenario_answers_its_question():
+    (row,) = hosim_api.serve("kv_reuse_h100", policies=["static"]).rows
+    none, half, most = (row[f"read_{share}_hit_p50_ns"] for share in (0, 50, 100))
+    assert most < half < none
+    assert none / most > 5

@@ -1,0 +1,123 @@
+"""Laws of serving, over random requests and rooms; and of iterations, on a toy machine."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_cases import BOX, DRAWN, told, write
+
+import simulator as hosim
+from simulator import catalog
+from simulator.builders import Iteration
+from simulator.run.serving.replays import Replays
+from simulator.workload import Request
+
+
+@st.composite
+def crowds(draw):
+    """Requests in the order in which they come; prompts may share prefixes."""
+    found, now = [], 0
+    for _ in range(draw(st.integers(1, 12))):
+        now += draw(st.sampled_from([0, 0, 50, 400, 3000]))
+        prompt = draw(st.integers(1, 40))
+        tokens = draw(st.integers(0, prompt))
+        found.append(Request(now, prompt, draw(st.integers(1, 6)), draw(st.integers(0, 2)), tokens))
+    return found
+
+
+ROOMS = st.tuples(st.integers(12, 30), st.integers(0, 20), st.integers(0, 20))
+
+
+@given(crowds(), ROOMS, st.booleans(), st.integers(1, 4))
+def test_every_token_is_computed_or_found_once_and_times_ascend(requests, rooms, keeps, sequences):
+    story, replays = told(requests, rooms, keeps=keeps, max_sequences=sequences, max_tokens=16)
+    ended = [one for one in story.served if one.end_ns is not None]
+    if story.status == "ok":
+        assert len(ended) == len(requests)
+        read = sum(work.reading for work in replays.works)
+        assert read + sum(sum(one.hit) for one in story.served) == sum(one.prompt for one in requests)
+        added = sum(work.decoding for work in replays.works)
+        assert added == sum(one.output - 1 for one in requests)
+    for one in ended:
+        assert one.request.arrival_ns <= one.admitted_ns < one.first_ns <= one.end_ns
+        assert sum(one.hit) < one.request.prompt
+        assert sum(one.hit) <= one.request.prefix_tokens
+    admitted = [one.admitted_ns for one in story.served if one.admitted_ns is not None]
+    assert admitted == sorted(admitted)
+    loaded = sum(tokens for work in replays.works for _, tokens in work.loads)
+    assert loaded == sum(sum(one.hit[1:]) for one in story.served)
+
+
+@given(crowds(), ROOMS, st.booleans())
+def test_no_tier_holds_more_blocks_than_fit_and_nothing_is_held_in_the_end(requests, rooms, keeps):
+    story, _ = told(requests, rooms, keeps=keeps, max_tokens=16)
+    for ran in story.ran:
+        for name, room in zip(("hbm", "ddr", "pool"), rooms, strict=True):
+            assert ran.about[f"used_{name}_blocks"] <= room
+        assert keeps or ran.about["used_hbm_blocks"] == ran.about["held_blocks"]
+    if story.status == "ok" and story.ran:
+        last = story.ran[-1].about
+        assert last["decoding"] or last["prompt_tokens"] or last["held_blocks"] == 0
+
+
+@given(crowds(), ROOMS, st.booleans())
+def test_without_shared_prefixes_nothing_is_found(requests, rooms, keeps):
+    alone = [one._replace(prefix_tokens=0) for one in requests]
+    story, replays = told(alone, rooms, keeps=keeps, max_tokens=16)
+    assert not any(sum(one.hit) for one in story.served)
+    assert not any(work.loads for work in replays.works)
+
+
+@given(crowds(), ROOMS)
+def test_more_room_below_never_finds_less_of_the_first_hit(requests, rooms):
+    """With room for everything, all that was computed before a request came is found."""
+    story, _ = told(requests, (rooms[0], inf), max_tokens=16)
+    known = {}
+    for one in sorted((one for one in story.served if one.end_ns is not None), key=lambda one: one.admitted_ns):
+        before = [tokens for end, tokens in known.get(one.request.prefix, []) if end <= one.admitted_ns]
+        whole = max([0, *before])
+        shared = min(one.request.prefix_tokens, one.request.prompt - 1, whole) // 4 * 4
+        assert sum(one.hit) >= shared
+        known.setdefault(one.request.prefix, []).append((one.end_ns, one.request.prefix_tokens))
+
+
+def _replays(folder, **more):
+    return Replays(catalog.resolve(write(folder, **more)), "static", 1000, exact=True)
+
+
+MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answers=4)
+
+
+def test_with_an_infinite_link_what_is_found_below_costs_as_much_as_what_is_there(tmp_path):
+    endless = BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf")
+    replays = _replays(tmp_path, box=endless)
+    there, below = replays.of(MIX), replays.of(MIX._replace(loads=(("ddr", 40),)))
+    assert below.ns == there.ns
+    assert below.moved_bytes["h2d"] == 2 * 40 * 2 * 2 * 16 * 2
+
+
+def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp_path):
+    stores = ((("hbm", "ddr"), 400), (("ddr", "pool"), 400))
+    endless = _replays(tmp_path, box=BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf"))
+    assert endless.of(MIX._replace(stores=stores)).ns == endless.of(MIX).ns
+    slow = _replays(tmp_path)
+    alone, held = slow.of(MIX), slow.of(MIX._replace(stores=stores))
+    size = 400 * 2 * 2 * 16 * 2
+    assert held.moved_bytes == {"d2h": 2 * size, "h2d": 0, "h2p": 2 * size, "p2h": 0}
+    assert held.ns >= 2 * size > alone.ns
+
+
+@pytest.mark.parametrize("rate", [1, 2, 8])
+def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
+    """Prompts share nothing: with links `rate` times as slow no request has its first token sooner."""
+    alone = DRAWN.replace("  prefixes: {number: 2, tokens: 24, skew: 1.0}\n", "")
+    path = write(tmp_path, requests=alone)
+    fast, slow = (
+        hosim.serve(path, set={"links.*.bandwidth": f"{speed} MB/s"}, exact=True).requests
+        for speed in (1000, 1000 // rate)
+    )
+    assert (slow["ttft_ns"] >= fast["ttft_ns"]).all()
+    assert (slow["hit_ddr_tokens"] == 0).all()

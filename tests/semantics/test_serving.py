@@ -1,0 +1,108 @@
+"""Serving, step by step: the scheduler's rules with times that can be told by hand."""
+
+from __future__ import annotations
+
+from math import inf
+
+from serving_cases import told
+
+from simulator.builders import Iteration
+from simulator.workload import Request
+
+
+def test_two_requests_by_hand():
+    """A prompt of 10 and then one of 6 while the first decodes; a token decoded takes 100 ns, one that is read 10.
+
+    0 to 100: 10 tokens of request 0. 100 to 200: it decodes; request 1 came at 150 and waits for the next iteration.
+    200 to 360: request 0 decodes (100) while 6 tokens of request 1 are read (60). 360 to 560: both decode; both leave.
+    """
+    story, replays = told([Request(0, 10, 4), Request(150, 6, 2)], (inf,))
+    first, second = story.served
+    assert (first.admitted_ns, first.first_ns, first.end_ns) == (0, 100, 560)
+    assert (second.admitted_ns, second.first_ns, second.end_ns) == (200, 360, 560)
+    assert replays.works == [
+        Iteration(reading=10, pairs=55, answers=1),
+        Iteration(decoding=1, context=10, answers=1),
+        Iteration(decoding=1, context=11, reading=6, pairs=21, answers=2),
+        Iteration(decoding=2, context=12 + 6, answers=2),
+    ]
+    assert story.end_ns == 560
+
+
+def test_a_long_prompt_is_read_in_parts_beside_those_who_decode():
+    story, replays = told([Request(0, 4, 3), Request(1, 100, 1)], (inf,), max_sequences=2, max_tokens=40)
+    parts = [(work.decoding, work.reading, work.cached, work.answers) for work in replays.works]
+    assert parts == [(0, 4, 0, 1), (1, 39, 0, 1), (1, 39, 39, 1), (0, 22, 78, 1)]
+    assert replays.works[2].pairs == 39 * 39 + 39 * 40 // 2
+    assert story.served[1].first_ns == story.served[1].end_ns == 40 + 490 + 490 + 220
+
+
+def test_a_request_waits_until_the_blocks_of_its_whole_length_are_free():
+    """Room for 5 blocks of 4 tokens; 7 + 5 tokens need 3, so that the second waits until the first has left."""
+    story, _ = told([Request(0, 7, 5), Request(0, 7, 5)], (5,))
+    first, second = story.served
+    assert first.end_ns == 70 + 4 * 100
+    assert second.admitted_ns == first.end_ns
+
+
+def test_who_came_first_is_admitted_first_even_if_a_later_one_would_fit():
+    story, _ = told([Request(0, 8, 8), Request(1, 8, 8), Request(2, 1, 1)], (6,))
+    assert story.served[1].admitted_ns == story.served[0].end_ns
+    assert story.served[2].admitted_ns >= story.served[1].admitted_ns
+
+
+def test_what_is_in_the_compute_tier_costs_nothing():
+    story, replays = told([Request(0, 10, 1, 0, 8), Request(200, 10, 1, 0, 8)], (inf,))
+    assert [one.hit for one in story.served] == [[0], [8]]
+    assert replays.works == [
+        Iteration(reading=10, pairs=55, answers=1),
+        Iteration(reading=2, cached=8, pairs=2 * 8 + 3, answers=1),
+    ]
+
+
+def test_the_last_token_of_a_prompt_is_always_computed():
+    story, replays = told([Request(0, 8, 1, 0, 8), Request(200, 8, 1, 0, 8)], (inf,))
+    assert story.served[1].hit == [4]
+    assert replays.works[1].reading == 4
+
+
+def test_what_is_below_is_copied_in_and_what_leaves_is_stored_once():
+    """The compute tier keeps nothing: two full blocks of each are stored; the prefix, found below, not again."""
+    story, replays = told([Request(0, 9, 1, 0, 8), Request(500, 9, 1, 0, 8)], (inf, inf), keeps=False)
+    assert [one.hit for one in story.served] == [[0, 0], [0, 8]]
+    assert replays.works == [
+        Iteration(reading=9, pairs=45, answers=1),
+        Iteration(stores=((("hbm", "ddr"), 8),)),
+        Iteration(reading=1, cached=8, pairs=9, answers=1, loads=(("ddr", 8),)),
+    ]
+
+
+def test_the_least_recently_used_block_goes_down_tier_by_tier_and_out():
+    """One request after another, of two full blocks and a begun one, in rooms for 3, 2 and 1 blocks.
+
+    The end of a sequence goes first, so that of the third request's prefix the pool has the first block in the end.
+    """
+    come = [Request(1000 * i, 9, 1, i, 8) for i in range(4)]
+    story, replays = told([*come, Request(5000, 9, 1, 0, 8), Request(6000, 9, 1, 2, 8)], (3, 2, 1))
+    down, further = ("hbm", "ddr"), ("ddr", "pool")
+    every = {down: 8, further: 8}
+    assert [dict(work.stores) for work in replays.works] == [{}, {down: 8}, every, every, every, every]
+    assert [one.hit for one in story.served[4:]] == [[0, 0, 0], [0, 0, 4]]
+
+
+def test_a_prefix_that_is_being_computed_is_not_found_yet():
+    story, _ = told([Request(0, 9, 2, 0, 8), Request(0, 9, 2, 0, 8), Request(1, 9, 2, 0, 8)], (inf,))
+    assert [one.hit for one in story.served] == [[0], [0], [8]]
+
+
+def test_requests_that_come_faster_than_they_are_served_end_the_run():
+    story, _ = told([Request(100 * i, 60, 2) for i in range(60)], (inf,), max_sequences=1)
+    assert story.status == "overloaded"
+    assert story.waiting_at_last == 60 - 9
+    assert 5900 <= story.end_ns < 7000
+
+
+def test_a_crowd_that_comes_at_once_is_served():
+    story, _ = told([Request(0, 60, 2) for _ in range(60)], (inf,), max_sequences=1)
+    assert story.status == "ok"
+    assert all(one.end_ns is not None for one in story.served)

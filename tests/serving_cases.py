@@ -1,0 +1,105 @@
+"""Requests on a toy machine, on disk; and iterations whose time can be told by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulator.run.serving.replays import Replayed
+from simulator.run.serving.rooms import Rooms
+from simulator.run.serving.story import Story, serve_row
+from simulator.workload import Request, Requests
+
+BOX = """\
+schema: hosim/hardware/1
+name: box
+compute_tier: hbm
+compute:
+  peak: {bf16: 1 TFLOP/s}
+tiers:
+  hbm: {capacity: 4 MB, bandwidth: 10 GB/s}
+  ddr: {capacity: 1 GB}
+  pool: {capacity: 1 GB}
+links:
+  d2h: {source: hbm, target: ddr, bandwidth: 1 GB/s}
+  h2d: {source: ddr, target: hbm, bandwidth: 1 GB/s}
+  h2p: {source: ddr, target: pool, bandwidth: 1 GB/s}
+  p2h: {source: pool, target: ddr, bandwidth: 1 GB/s}
+assumed: {compute: a toy, tiers: a toy, links: a toy}
+"""
+TOY = """\
+schema: hosim/workload/1
+name: toy
+model:
+  family: decoder
+  layers: 2
+  hidden: 64
+  vocabulary: 128
+  attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}
+  feed_forward: {kind: dense, width: 128}
+phase: requests
+requests:
+REQUESTS
+assumed: {model: a toy, requests: a toy}
+"""
+DRAWN = """\
+  count: 12
+  arrivals: {interval: 40 us}
+  prompt: {mean: 40, spread: 0.5}
+  output: {mean: 4, spread: 0.5}
+  prefixes: {number: 2, tokens: 24, skew: 1.0}
+  block: 8
+  max_sequences: 4
+  max_tokens: 64
+"""
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: toy.yaml
+kv_tiers: {KV_TIERS}
+policies:
+  - static
+  - {policy: reactive, label: on demand, options: {evict: lru, look_ahead: 0}}
+"""
+SMALL_TIERS = "hbm: 32 KiB, ddr: 64 KiB, pool: 64 KiB"
+"""A block of 8 tokens takes 2 KiB: room for 16 blocks, then 32 and 32."""
+
+
+def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box: str = BOX) -> Path:
+    """Write the documents; return the scenario's path."""
+    (folder / "box.yaml").write_text(box)
+    (folder / "toy.yaml").write_text(TOY.replace("REQUESTS\n", requests))
+    path = folder / "story.yaml"
+    path.write_text(STORY.replace("KV_TIERS", kv_tiers))
+    return path
+
+
+class Told:
+    """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
+
+    def __init__(self):
+        self.works = []
+
+    def of(self, work):
+        self.works.append(work)
+        return Replayed("ok", 100 * work.decoding + 10 * work.reading + sum(tokens for _, tokens in work.loads))
+
+    def __len__(self):
+        return len(self.works)
+
+
+def told(
+    requests: list[Request],
+    rooms: tuple[float, ...],
+    *,
+    keeps: bool = True,
+    block: int = 4,
+    max_sequences: int = 8,
+    max_tokens: int = 64,
+) -> tuple[Story, Told]:
+    """Serve requests by iterations that take a time told by hand."""
+    asked = Requests(file="x.csv", block=block, max_sequences=max_sequences, max_tokens=max_tokens)
+    names = ("hbm", "ddr", "pool")[: len(rooms)]
+    replays = Told()
+    story = serve_row("told", replays, Rooms(names, rooms, keeps, 1), asked, requests, lambda *_: None)
+    return story, replays
