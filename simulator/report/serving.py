@@ -39,7 +39,7 @@ def table(rows: Rows) -> str:
 
 
 def _found(rows: Rows) -> list[Column]:
-    """The share of prompts that was found in each tier, and how long reading takes by how much of a prompt was found."""
+    """The share of prompts that was found in each tier, and how long one is read by how much of it was found."""
     tiers = _between(rows, _HIT)
     hits = [Column(f"hit in {tier}", tuple(percent(row[f"hit_{tier}_fraction"]) for row in rows)) for tier in tiers]
     shares = _shares(rows)

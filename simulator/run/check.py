@@ -11,6 +11,7 @@ from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.report.names import folder_names, plan_names
 from simulator.run.case import Case, prepare
+from simulator.run.serving import read_served
 from simulator.run.task import Task
 from simulator.scenario import Scenario
 from simulator.units import counted
@@ -44,13 +45,17 @@ def describe(file: str, scenario: str | None = None) -> str:
 
 def _document(document: object, path: Path) -> str:
     if isinstance(document, Scenario):
-        case = prepare(catalog.resolve(path))
-        rows = case.rows()
+        loaded = catalog.resolve(path)
+        if loaded.workload.requests is not None:
+            rows, come = read_served(loaded)
+            return f"scenario, {counted(len(rows), 'row')}, {counted(len(come), 'request')}: ok"
+        case = prepare(loaded)
+        decide = case.rows()
         for choice in document.policies:
             if choice.is_file:
                 for task in case.tasks:
-                    referee.check_plan(task.graph, case.hardware, rows[choice.row](task.problem), task.pinned)
-        sizes = {"row": len(rows), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
+                    referee.check_plan(task.graph, case.hardware, decide[choice.row](task.problem), task.pinned)
+        sizes = {"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
         return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
     if isinstance(document, Hardware):
         return f"hardware, {_machine(document)}: ok"

@@ -49,11 +49,19 @@ __all__ = [
 ]
 
 
-<<<<<<< HEAD
-_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "experts", "parallel", "pools")
-=======
-_ABOUT_A_MODEL = ("phase", "batch", "sequence", "chunk", "new_tokens", "dtypes", "kv", "parallel", "pools", "requests")
->>>>>>> 7be487c (Serve requests that come and leave, iteration by iteration)
+_ABOUT_A_MODEL = (
+    "phase",
+    "batch",
+    "sequence",
+    "chunk",
+    "new_tokens",
+    "dtypes",
+    "kv",
+    "experts",
+    "parallel",
+    "pools",
+    "requests",
+)
 _INFERENCE = ("prefill", "decode")
 
 
@@ -72,14 +80,11 @@ class Workload(Document):
     kv
         With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
         one for what a step or a chunk adds.
-<<<<<<< HEAD
     experts
         With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
         tensor for each matrix of all of them, or ``each`` is a tensor, read late: only if the router chooses it.
-=======
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
->>>>>>> 7be487c (Serve requests that come and leave, iteration by iteration)
     pools
         With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
     graph

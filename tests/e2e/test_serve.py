@@ -133,6 +133,11 @@ def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario)
     assert "run hosim serve" in hosim("run", write(tmp_path)).err
 
 
+def test_a_scenario_of_requests_is_checked_without_running(hosim, tmp_path):
+    path = write(tmp_path)
+    assert hosim("check", path).out == f"{path}: scenario, 2 rows, 12 requests: ok\n"
+
+
 def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     fast = (
         DRAWN.replace("count: 12", "count: 400").replace("40 us", "2 us").replace("mean: 40, spread: 0.5", "mean: 40")

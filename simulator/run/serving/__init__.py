@@ -19,7 +19,7 @@ from simulator.run.serving.replays import Replays, rows_of
 from simulator.run.serving.rooms import rooms
 from simulator.run.serving.story import Story, serve_row
 from simulator.scenario import Scenario
-from simulator.workload import Request
+from simulator.workload import Request, Requests
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,19 +134,43 @@ def serve(
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
     loaded = catalog.resolve(scenario, set)
-    asked = loaded.workload.requests
-    if asked is None:
-        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
-        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
-    come = arriving(loaded)
+    asked = _asked(loaded)
+    rows, come = read_served(loaded, policies)
     room = rooms(loaded, asked, come)
     tokens = int(min(room.blocks[0], _enough(come))) * asked.block
     stories = []
-    for row in rows_of(loaded, policies):
+    for row in rows:
         replays = Replays(loaded, row, tokens, exact=exact)
         stories.append(serve_row(row, replays, room, asked, come, progress or _silent))
     links = loaded.hardware.link_names
     return Serving(loaded, [summary(story, links) for story in stories], stories)
+
+
+def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], list[Request]]:
+    """Read the rows and the requests of a scenario; nothing runs.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    policies
+        As for `serve`.
+
+    Raises
+    ------
+    ConfigError
+        As for `serve`.
+    """
+    come = arriving(loaded)
+    rooms(loaded, _asked(loaded), come)
+    return rows_of(loaded, policies), come
+
+
+def _asked(loaded: Loaded) -> Requests:
+    if loaded.workload.requests is None:
+        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
+    return loaded.workload.requests
 
 
 def _enough(requests: Sequence[Request]) -> int:
