@@ -16,6 +16,7 @@ from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report import spread
 from simulator.run import prepare
+from simulator.run.execute import execute
 from simulator.run.perturb import (
     COPIES,
     INSPECTION,
@@ -65,6 +66,15 @@ def test_copy_jitter_gives_each_copy_a_factor_and_leaves_links_alone(case):
     assert [again.stretch(issue) / FULL_RATE for issue in (19_999, 5, 0)] == drawn[[19_999, 5, 0]].tolist()
     other = perturbed(case, Condition(COPIES, 0.2, 2), 7).problem.switches
     assert other.stretch(0) / FULL_RATE != drawn[0]
+
+
+def test_what_a_search_has_replayed_is_not_told_of_another_machine():
+    """The nominal replay of the plan is known to the case that it was made for; a slower machine runs it anew."""
+    case = prepare(catalog.resolve("tiny_train_t4"))
+    plan = case.rows(["static"])["static"](case.problem)
+    slower = perturbed(case, Condition(LINKS, 0.5, 0), 0)
+    ends = [execute(one, [plan]).spans.whole()["end_ns"].max() for one in (slower, case)]
+    assert ends[0] > ends[1]
 
 
 def test_a_draw_is_the_same_again_and_moves_in_step_with_the_level(case):
