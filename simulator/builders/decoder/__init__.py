@@ -87,7 +87,10 @@ def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
         must, do = "a run is of steps that are alike", "run hosim serve on a scenario with it"
         raise ConfigError(where, must, "requests that arrive over time", do)
     if isinstance(model, DecoderModel):
-        must, do = "a model of the family decoder has phase prefill or decode", "set phase, or use the family llama"
+        must, do = (
+            "a model of the family decoder has phase prefill, decode or requests",
+            "set phase, or use the family llama",
+        )
         raise ConfigError(where, must, workload.phase, do)
     if workload.pools is not None:
         return serve.build(workload, model, workload.pools, mesh, spread)
