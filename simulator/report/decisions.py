@@ -119,13 +119,14 @@ def _ledger(slots: Sequence[Slot]) -> str:
     lines = [
         f"channels, {len(next(iter(links.values())))} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"
     ]
+    width = max(8, *map(len, links))
     for link, mine in links.items():
         over = sum(slot.is_oversubscribed for slot in mine)
         wanted = "".join("!" if s.is_oversubscribed else _level(s.wanted_ns, s) for s in mine)
         busy = "".join(_level(s.busy_ns, s) for s in mine)
         share = sum(s.busy_ns for s in mine) / sum((s.end_ns - s.start_ns) * s.servers for s in mine)
-        lines.append(f"  {link:<8} wanted  |{wanted}| {over} of {len(mine)} slots oversubscribed")
-        lines.append(f"  {'':<8} busy    |{busy}| {percent(share)} of the step")
+        lines.append(f"  {link:<{width}} wanted  |{wanted}| {over} of {len(mine)} slots oversubscribed")
+        lines.append(f"  {'':<{width}} busy    |{busy}| {percent(share)} of the step")
     return "\n".join(lines)
 
 
