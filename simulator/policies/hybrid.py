@@ -136,7 +136,7 @@ def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, orde
 
 def _run(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View) -> Iterator[Code]:
     """Start a fresh runtime; a plan may be run more than once."""
-    cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - max(ops.awaited_bytes)))
+    cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
     ahead = Ahead(ops, options, view)
     steps, revealed, signal = _steps(backbone), ops.revealed, ops.signal
     for _ in range(backbone.repeats):
@@ -154,6 +154,15 @@ def _run(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order
                     following_op, wanted = ahead.of(late)
                     yield from cache.fetch(following_op, wanted)
     yield from cache.clear()
+
+
+def _in_passing(ops: LateOps, options: Options) -> int:
+    """What comes and goes beside what stays in the cache [B]: what is awaited, and what is fetched ahead."""
+    awaited = max(ops.awaited_bytes)
+    if options.prefetch == "next_layer_all":
+        sizes = ops.problem.sizes
+        return awaited + max(sum(sizes[t] for t in late.candidates) for late in ops.late.values())
+    return awaited * 2 if options.prefetch == "speculative" else awaited
 
 
 def _steps(backbone: Plan) -> Steps:

@@ -8,8 +8,8 @@ import simulator as hosim
 from simulator import catalog
 
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
-RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_2x2x2", "llama3_8b_16_replicas"}
-"""Scenarios of many ranks: `test_many_ranks` runs each once, for its expectations and for what the README says."""
+RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_2x2x2", "llama3_8b_16_replicas", "moe_experts_on_demand"}
+"""`test_many_ranks` and `test_experts` run each once, for its expectations and for what the README says."""
 
 
 def test_the_claims_are_among_them():
