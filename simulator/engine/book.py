@@ -25,6 +25,7 @@ and it was not copied either since, no other copy is valid.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,13 +36,10 @@ from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.plan import Code
-from simulator.trace import ISSUED, packer
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
     from simulator.engine.late import LateReads
-
-_row = packer(ISSUED)
 
 Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
@@ -63,8 +61,8 @@ class Book:
     ----------
     host
         Who issues the steps, if they are not counted before.
-    noted
-        Takes the code of each step as a row of the trace, if it is written down.
+    note
+        Takes the code of each step as it is issued.
     late
         What late reads choose, if there are some.
     lap_length
@@ -101,7 +99,7 @@ class Book:
         "host",
         "lap_length",
         "late",
-        "noted",
+        "note",
     )
 
     def __init__(self, places: Places, columns: Columns, routes: Routes) -> None:
@@ -122,7 +120,7 @@ class Book:
         self._held = list(columns.starts_here)
         self._last_taker = (0, NEVER)
         self.host: Host | None = None
-        self.noted: bytearray | None = None
+        self.note: Callable[[Code], None] = deque[Code](maxlen=0).append
         self.late: LateReads | None = None
         self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
@@ -146,12 +144,12 @@ class Book:
 
         A compute that only reads what earlier ones have seen to joins those in the queue at once; they share a step.
         """
-        noted, count, prices, looks, lap = self.noted, self._count, host.prices, host.looks, host.lap
+        note, count, prices, looks, lap = self.note, self._count, host.prices, host.looks, host.lap
         computes, last_use, light, free = self._computes, self._last_use[0], self._light, self._free
         key, now, credit, queue = host.key, host.now, host.credit, self._streams[0].queue
-        for kind, item, at, target in codes:
-            if noted is not None:
-                noted += _row(kind, item, at, target)
+        for code in codes:
+            kind, item, at, _ = code
+            note(code)
             now += prices[kind]
             if not (kind or at) and credit and queue and (reads := light[item]) is not None:
                 number = computes[0] + 1
@@ -166,7 +164,7 @@ class Book:
                     host.key = key = key + 1
                     continue
             host.now, host.credit = now, credit
-            step = count[kind]((kind, item, at, target))
+            step = count[kind](code)
             if (looks and host.must_wait()) or not step.issue(host):
                 return step
             now, credit = host.now, host.credit

@@ -31,7 +31,7 @@ class Issued(Book):
     program
         Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
     noted
-        Takes the codes of the steps as rows of the trace.
+        Takes the codes of the steps, for the trace.
     """
 
     __slots__ = (
@@ -46,10 +46,10 @@ class Issued(Book):
         "_state",
     )
 
-    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, noted: bytearray) -> None:
+    def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, noted: list[Code]) -> None:
         self._look_up_step, self._count_copy, self._count_detach = super()._look_up, super()._copy, super()._detach
         super().__init__(places, columns, routes)
-        self._looks, home, self.noted = program.plan.looks, program.plan.home, noted
+        self._looks, home, self.note = program.plan.looks, program.plan.home, noted.append
         if self._looks:
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier

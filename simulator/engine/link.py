@@ -16,16 +16,14 @@ import simpy
 from simulator.cost import FULL_RATE, Stretch, lead_ns, rate_cap, stretched, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for, wait_for_start
 from simulator.engine.rounds import ISSUE_MASK, Alarm
+from simulator.engine.rows import place, span_row
 from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
 from simulator.plan import COPY
-from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
     from simulator.engine.steps import CopyStep
     from simulator.engine.stream import Stream
-
-_row = packer(SPANS)
 
 Transfer = tuple[int, "CopyStep", int, int]
 """A copy that was issued: key, step, lap, time of issue [ns]."""
@@ -36,17 +34,17 @@ class Channel(simpy.Event):
 
     Attributes
     ----------
-    link, number
-        Which channel this is.
+    link, number, place
+        Which channel this is, also in one number for rows of the trace.
     transfer, start_ns
         What is under way, and since when [ns].
     """
 
-    __slots__ = ("link", "number", "start_ns", "transfer")
+    __slots__ = ("link", "number", "place", "start_ns", "transfer")
 
     def __init__(self, link: LinkQueue, number: int) -> None:
         super().__init__(link.clock)
-        self.link, self.number = link, number
+        self.link, self.number, self.place = link, number, place(COPY, link.number, number)
         self.transfer: Transfer
         self.start_ns = -1
         self.callbacks = [link.finish]
@@ -120,7 +118,7 @@ class LinkQueue:
     places
         The rank's places.
     spans
-        Takes the rows of the trace.
+        Takes rows of the trace, short.
     wait_for_end
         Whether a copy waits for the end, not the start, of the last compute issued before it.
 
@@ -298,12 +296,10 @@ class LinkQueue:
     def end(self, channel: Channel) -> None:
         """The transfer is over: its target is valid, its channel free."""
         key, step, _, issued_ns = transfer = channel.transfer
-        tensor, number, places = step.tensor, channel.number, self.places
+        tensor, places = step.tensor, self.places
         self.running.remove(channel)
-        heappush(self.free, number)
-        now = self.clock.now
-        issue, start = key & ISSUE_MASK, channel.start_ns
-        self._spans += _row(places.rank, COPY, tensor, self.number, number, issue, issued_ns, start, now)
+        heappush(self.free, channel.number)
+        self._spans += span_row(key, channel.place, tensor, issued_ns, channel.start_ns, self.clock.now)
         self._valid[tensor] = True
         self._transfers[tensor].remove(transfer)
         places.end_move(tensor)

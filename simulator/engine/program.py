@@ -88,15 +88,16 @@ class Columns:
         graph, plan = program.graph, program.plan
         self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
         self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
-        self.reads = _those([op.reads for op in graph.ops], tracked)
-        self.writes = _those([op.writes for op in graph.ops], tracked)
-        once: dict[int, int] = {}
-        self.duration_ns = [once.setdefault(duration, duration) for duration in program.durations_ns]
+        writes = [op.writes for op in graph.ops]
+        self.reads, self.writes = _those([op.reads for op in graph.ops], tracked), _those(writes, tracked)
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
+        once: dict[int, int] = {}
+        self.duration_ns = list(map(once.setdefault, program.durations_ns, program.durations_ns))
         about = zip(self.reads, self.writes, self.workspace_bytes, strict=True)
         self.light = [None if writes or workspace else reads for reads, writes, workspace in about]
-        self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
-        written = frozenset(chain.from_iterable([op.writes for op in graph.ops]))
+        collective = OpKind.COLLECTIVE
+        self.is_collective = [op.kind is collective for op in graph.ops]
+        written = frozenset(chain.from_iterable(writes))
         self.written = [tensor in written for tensor in range(len(graph.tensors))]
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.starts_here = [home == compute_tier for home in plan.home]
@@ -107,8 +108,7 @@ class Columns:
 def _those(tensors_by_op: list[tuple[int, ...]], tracked: list[bool]) -> list[tuple[int, ...]]:
     """Return those that are tracked; the very same tuple if all are, so that what the engine walks over stays small."""
     is_tracked = tracked.__getitem__
-    found = [tuple(filter(is_tracked, tensors)) for tensors in tensors_by_op]
-    return [those if len(those) < len(all_) else all_ for those, all_ in zip(found, tensors_by_op, strict=True)]
+    return [those if len(found := tuple(filter(is_tracked, those))) == len(those) else found for those in tensors_by_op]
 
 
 def _streams(graph: Graph, plan: Plan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from itertools import compress, count
 from typing import Protocol
 
 from simulator.cost import Stretch
@@ -175,10 +176,10 @@ class Rank:
     def _meet(self, program: Program) -> None:
         """Let each stream that runs collectives come to meetings."""
         meets = {}
-        for op, what in enumerate(self._graph.ops):
-            if what.collective is not None:
-                communicator = self.machine.communicator(self._graph, what.collective, self.number)
-                meets[op] = (communicator, what.collective)
+        for op in compress(count(), self.columns.is_collective):
+            collective = self._graph.ops[op].collective
+            if collective is not None:
+                meets[op] = (self.machine.communicator(self._graph, collective, self.number), collective)
         running = _collective_streams(program, meets.keys()) if meets else ()
         for number in running:
             stream = self.streams[number]

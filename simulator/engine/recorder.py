@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.engine import rows
+from simulator.plan import Code
 from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Trace
 
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
 _NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The rows of a table that are in no block yet: how long one is as written down, and how they are read."""
+
+    table: Table
+    rows: Any
+    length: int
+    read: Callable[[Any], bytes]
 
 
 class Recorder:
@@ -16,36 +32,43 @@ class Recorder:
     ----------
     ranks
         How many ranks issue steps.
+
+    Attributes
+    ----------
+    spans
+        Takes rows that `simulator.engine.rows` packs.
+    waits, residencies, rates
+        Take rows as they are in the trace.
     """
 
-    __slots__ = ("_issued", "_tables", "rates", "residencies", "spans", "waits")
+    __slots__ = ("_issued", "_open", "rates", "residencies", "spans", "waits")
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
         self.rates = bytearray()
-        columns = (SPANS, WAITS, RESIDENCIES, RATES)
-        rows = (self.spans, self.waits, self.residencies, self.rates)
-        self._tables = [(Table(names), flat) for names, flat in zip(columns, rows, strict=True)]
+        self._open = [_Open(Table(SPANS), self.spans, rows.SPAN_BYTES, rows.spans)]
+        for names, flat in ((WAITS, self.waits), (RESIDENCIES, self.residencies), (RATES, self.rates)):
+            self._open.append(_Open(Table(names), flat, len(names) * _NUMBER_BYTES, bytes))
         self._issued = [Table(ISSUED) for _ in range(ranks)]
 
-    def issued(self, rank: int) -> bytearray:
+    def issued(self, rank: int) -> list[Code]:
         """Where a rank's runtime writes down what it issues."""
-        rows = bytearray()
-        self._tables.append((self._issued[rank], rows))
-        return rows
+        codes: list[Code] = []
+        self._open.append(_Open(self._issued[rank], codes, 1, rows.issued))
+        return codes
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Turn each list of at least so many rows into a block."""
-        for table, rows in self._tables:
-            if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
-                table.append(bytes(rows))
-                rows.clear()
+        for one in self._open:
+            if len(one.rows) >= least_rows * one.length:
+                one.table.append(one.read(one.rows))
+                one.rows.clear()
 
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies, rates = (table for table, _ in self._tables[:4])
+        spans, waits, residencies, rates = (one.table for one in self._open[:4])
         status = "blocked" if blocked else "ok"
         return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in, rates=rates)

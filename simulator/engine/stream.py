@@ -13,15 +13,13 @@ from simulator.engine.ledger import Waiting
 from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wait_for_start
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
+from simulator.engine.rows import place, span_row
 from simulator.plan import COMPUTE
-from simulator.trace import SPANS, packer
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
     from simulator.engine.meeting import Meeting
     from simulator.engine.steps import ComputeStep
-
-_row = packer(SPANS)
 
 Queued = tuple[int, int, "ComputeStep", int, int]
 """A compute that was issued: key, op, step, time of issue [ns], lap."""
@@ -61,7 +59,7 @@ class Stream:
     places, columns
         The rank's places and its compiled graph.
     spans, waits
-        Take rows of the trace.
+        Take rows of the trace, those of spans short.
 
     Attributes
     ----------
@@ -88,6 +86,7 @@ class Stream:
         "_room",
         "_rounds",
         "_spans",
+        "_track",
         "_valid",
         "_workspace_bytes",
         "behind",
@@ -130,7 +129,7 @@ class Stream:
         self._due_ns = -1
         self._at_start: dict[int, list[Waiter]] = {}
         self._at_end: dict[int, list[Waiter]] = {}
-        self._spans = spans
+        self._spans, self._track = spans, place(COMPUTE, number)
         self._duration_ns, self._workspace_bytes = columns.duration_ns, columns.workspace_bytes
         tier = columns.compute_tier
         self._valid, self._held, self._room = places.valid[tier], places.held[tier], places.tiers[tier]
@@ -168,7 +167,7 @@ class Stream:
         leaps to its end.
         """
         rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
-        spans, at_end, rank, number = self._spans, self._at_end, self.rank, self.number
+        spans, at_end, track = self._spans, self._at_end, self._track
         while True:
             due = self._due_ns
             if due < 0 or (events and events[0][0] <= due):
@@ -185,7 +184,7 @@ class Stream:
             if self.watchers:
                 self._wake_watchers()
             self.ended = ended = self.ended + 1
-            spans += _row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, self.start_ns, clock.now)
+            spans += span_row(key, track, op, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
                 self._leave_places(op, step)
             if ended in at_end:
@@ -208,7 +207,7 @@ class Stream:
             self._spans,
             self._duration_ns,
         )
-        at_start, at_end, rank, number = self._at_start, self._at_end, self.rank, self.number
+        at_start, at_end, track = self._at_start, self._at_end, self._track
         start, count, until = clock.now, self.started, events[0][0] if events else math.inf
         while queue:
             key, op, step, issued_ns, _ = queue[0]
@@ -218,7 +217,7 @@ class Stream:
                 break
             queue.popleft()
             self.started = count
-            spans += _row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            spans += span_row(key, track, op, issued_ns, start, end)
             start = end
         self.ended = self.started
         clock.leap(start)
