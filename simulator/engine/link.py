@@ -53,7 +53,7 @@ class Channel(simpy.Event):
     def end(self) -> None:
         """The transfer's bytes are across."""
         self.link.end(self)
-        self.link.offer_next()
+        self.link.look_again()
 
 
 class Shared:
@@ -198,20 +198,18 @@ class LinkQueue:
         self._transfers[transfer[1].tensor].append(transfer)
         queue.append(transfer)
         if self.free and len(queue) == 1:
-            self.offer(transfer)
+            self.look_again()
 
-    def offer_next(self) -> None:
-        """Let the link of the first transfer try it."""
+    def look_again(self) -> None:
+        """Have the link of the first transfer try it in the present round; if it is not eligible yet, when it is."""
         if self.queue:
             head = self.queue[0]
-            head[1].link.offer(head)
+            link = head[1].link
+            if not link.waits_at_gate(head):
+                self._rounds.consider(link, head[0])
 
-    def offer(self, head: Transfer) -> None:
-        """Try the head in the present round; if it is not eligible yet, when it is."""
-        if not self._waits_at_gate(head):
-            self._rounds.consider(self, head[0])
-
-    def _waits_at_gate(self, head: Transfer) -> bool:
+    def waits_at_gate(self, head: Transfer) -> bool:
+        """Whether the head is not eligible yet; if so, look again when it is."""
         _, step, lap, _ = head
         gate = step.gate
         number = step.gate_number + lap * gate.per_lap
@@ -222,11 +220,9 @@ class LinkQueue:
         elif gate.started < number:
             gate.wait_for_start(number, self)
             return True
-        return bool(step.line) and wait_for_start(step.line, lap, self)
-
-    def look_again(self) -> None:
-        """Try the head again."""
-        self.offer_next()
+        if step.line:
+            return wait_for_start(step.line, lap, self)
+        return False
 
     def is_gated(self, head: Transfer) -> bool:
         """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
@@ -273,7 +269,7 @@ class LinkQueue:
         else:
             self.shared.begin(channel)
         if self.free:
-            self.offer_next()
+            self.look_again()
 
     def factor(self, transfer: Transfer) -> int:
         """How many times as long as the machine says a transfer takes, in fixed point."""
@@ -310,7 +306,7 @@ class LinkQueue:
         """End the transfer of the channel that this event is, and close the round: the next one may start."""
         self.end(event)  # type: ignore[arg-type]
         queue = self.queue
-        if queue and not self._waits_at_gate(queue[0]):
+        if queue and not self.waits_at_gate(queue[0]):
             self._rounds.close_with(queue[0][1].link, queue[0][0])
         else:
             self._rounds.close()

@@ -98,7 +98,7 @@ class Places:
             self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
 
     def free(self, tensor: int, tier: int) -> None:
-        """Free a place, if there is one."""
+        """Free a place, if there is one, at the end of a detach."""
         held = self.held[tier]
         if held[tensor]:
             held[tensor] = self.valid[tier][tensor] = False
@@ -106,6 +106,7 @@ class Places:
             if size:
                 self._residencies += _row(self._clock.now, self.rank, tier, tensor, -size)
                 self.tiers[tier].release(size)
+        self.end_move(tensor)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""

@@ -116,8 +116,8 @@ class DetachStep:
 
     Attributes
     ----------
-    tensor, tier
-        The place.
+    tensor, tier, places
+        The place, and once it is issued the places of the rank.
     moves
         Moves of the tensor that must have ended.
     users
@@ -129,18 +129,18 @@ class DetachStep:
     tier: int
     moves: int
     users: Computes
-    _places: Places
+    places: Places
     _key: int
     _lap: int
     _issued_ns: int
     _left: Iterator[tuple[Stream, int]]
-    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "_places", "moves", "tensor", "tier", "users")
+    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "moves", "places", "tensor", "tier", "users")
 
     def issue(self, host: Host) -> bool:
         """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
         issued = self._again() if host.has_laps else self
         issued._key, issued._lap = host.key, host.lap
-        issued._issued_ns, issued._places = host.now, host.places
+        issued._issued_ns, issued.places = host.now, host.places
         issued._left = iter(self.users)
         issued.look_again()
         return True
@@ -159,7 +159,7 @@ class DetachStep:
             if stream.ended < due:
                 stream.wait_for_end(due, self)
                 return
-        places, tensor = self._places, self.tensor
+        places, tensor = self.places, self.tensor
         moves = self.moves + lap * places.moves_per_lap[tensor]
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, self._key, self)
@@ -170,14 +170,9 @@ class DetachStep:
 
     def join_round(self) -> None:
         """Act in the present round: the time of issue has come."""
-        rounds = self._places.rounds
+        rounds = self.places.rounds
         rounds.frees.append(self)
         rounds.close()
-
-    def act(self) -> None:
-        """Free the place."""
-        self._places.free(self.tensor, self.tier)
-        self._places.end_move(self.tensor)
 
 
 DetachStep.callbacks = (DetachStep.join_round,)

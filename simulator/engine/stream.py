@@ -1,10 +1,9 @@
-"""One compute stream: a process that runs computes one after another, in issue order."""
+"""One compute stream: it runs computes one after another, in issue order."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
@@ -30,9 +29,10 @@ class Span(simpy.Event):
 
     env: Clock
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, stream: Stream) -> None:
         super().__init__(clock)
         self._ok, self._value = True, None
+        self.callbacks = [stream.go_on]
 
     def begin(self, delay: int) -> None:
         """Let the event happen after `delay` ns."""
@@ -79,7 +79,7 @@ class Stream:
         "_due_ns",
         "_duration_ns",
         "_held",
-        "_in_process",
+        "_leaps",
         "_moves_ended",
         "_moves_per_lap",
         "_others",
@@ -123,9 +123,9 @@ class Stream:
         self.watchers: list[Stream] = []
         self.waiting = Waiting(self, waits)
         self._rounds, self._clock = places.rounds, places.rounds.clock
-        self.span = Span(self._clock)
+        self.span = Span(self._clock, self)
         self._alarm = Alarm(self._rounds, self)
-        self._in_process = False
+        self._leaps = False
         self._due_ns = -1
         self._at_start: dict[int, list[Waiter]] = {}
         self._at_end: dict[int, list[Waiter]] = {}
@@ -136,7 +136,6 @@ class Stream:
         self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
         self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
         places.streams.append(self)
-        self._clock.start(self.run())
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -160,31 +159,20 @@ class Stream:
         """Call `waiter` when so many computes have ended."""
         self._at_end.setdefault(count, []).append(waiter)
 
-    def run(self) -> Generator[simpy.Event, None, None]:
-        """End each compute in turn; it was begun when it could start.
+    def go_on(self, event: simpy.Event) -> None:
+        """End the running compute, and those after it as long as nothing else happens before their ends.
 
-        A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
-        leaps to its end.
+        The end of a compute that is begun meanwhile needs no event then: the clock leaps to it.
         """
-        rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
-        spans, at_end, track = self._spans, self._at_end, self._track
+        rounds, clock, events, queue, at_end = self._rounds, self._clock, self._clock.events, self.queue, self._at_end
+        self._leaps = True
         while True:
-            due = self._due_ns
-            if due < 0 or (events and events[0][0] <= due):
-                span.callbacks = []
-                if due >= 0:
-                    clock.at(due, span)
-                self._in_process = False
-                yield span
-                self._in_process = True
-            else:
-                clock.leap(due)
             key, op, step, issued_ns, _ = self.running  # type: ignore[misc]
             self.running, self._due_ns = None, -1
             if self.watchers:
                 self._wake_watchers()
             self.ended = ended = self.ended + 1
-            spans += span_row(key, track, op, issued_ns, self.start_ns, clock.now)
+            self._spans += span_row(key, self._track, op, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
                 self._leave_places(op, step)
             if ended in at_end:
@@ -197,6 +185,14 @@ class Stream:
             else:
                 rounds.restless.append(self)
                 rounds.close()
+            due = self._due_ns
+            if due < 0:
+                break
+            if events and events[0][0] <= due:
+                clock.at(due, self.span)
+                break
+            clock.leap(due)
+        self._leaps = False
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue as long as each only takes time and nothing else happens before its end."""
@@ -267,7 +263,7 @@ class Stream:
             self._wake_watchers()
         if self.kernels is not None:
             self.kernels.begin(self, op)
-        elif self._in_process:
+        elif self._leaps:
             self._due_ns = now + self._duration_ns[op]
         else:
             self._clock.at(now + self._duration_ns[op], self.span)
