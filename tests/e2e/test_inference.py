@@ -46,3 +46,45 @@ def test_a_model_runs_that_does_not_fit(tmp_path, attention, feed_forward, phase
     }
     weights = sum(t.size_bytes for t in results["static"].graph.tensors if t.kind in ("weight", "expert"))
     assert results["static"].summary["moved_h2d_bytes"] > weights - 5_000_000
+
+
+SPARSE = "sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 5}, window: 8}"
+VIEWS = {"all": "", "window": "window: 20, sinks: 4", "sparse": SPARSE}
+PHASES = ["phase: prefill\nchunk: 16\nkv: {block: 8}", "phase: decode\nnew_tokens: 3\nkv: {block: 8}"]
+CACHES = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {kv_cache: ddr}
+policies: [reactive, static]
+"""
+
+
+@pytest.mark.parametrize("attention", [GQA, MLA], ids=["gqa", "mla"])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("phase", PHASES, ids=["prefill", "decode"])
+def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
+    """Blocks are at home in DDR: what is read comes in, and those that new tokens join go home."""
+    seeing = attention.replace("}", f", {VIEWS[view]}}}" if VIEWS[view] else "}")
+    key = phase.split("\n")[1].split(":")[0]
+    job = WORK.format(attention=seeing, feed_forward=DENSE, phase=phase, key=key).replace("a toy}", "a toy, kv: a toy}")
+    late = view == "sparse" and "decode" in phase
+    rows = "policies: [reactive, static, hybrid, {policy: reactive, label: demand, options: {late: on_demand}}]"
+    story = CACHES.replace("policies: [reactive, static]", rows) if late else CACHES
+    for name, text in (("box", documents.BOX), ("job", job), ("story", story)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    results = hosim.run(tmp_path / "story.yaml")
+    assert {row.status for row in results.values()} == {"ok"}
+    static = results["static"]
+    sizes = {t.name: t.size_bytes for t in static.graph.tensors if "/kv/" in t.name}
+    if "decode" in phase:
+        written, read = (
+            {static.graph.tensors[t].name for op in static.graph.ops for t in getattr(op, way)} & set(sizes)
+            for way in ("writes", "reads")
+        )
+        assert static.summary["moved_d2h_bytes"] == sum(sizes[name] for name in written)
+        assert static.summary["moved_h2d_bytes"] >= sum(sizes[name] for name in read - written)
+    if late:
+        for row in ("hybrid", "demand"):
+            assert results[row].summary["moved_h2d_bytes"] < static.summary["moved_h2d_bytes"]
