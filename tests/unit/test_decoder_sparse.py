@@ -274,3 +274,14 @@ def test_a_published_model_in_blocks_has_the_cache_of_its_closed_form() -> None:
     found = graph(MLA | {"kv_lora_rank": 512, "qk_rope": 64}, phase="decode", sequence=64, kv={"block": 16})
     total = sum(t.size_bytes for t in found.tensors if t.kind == "kv_cache")
     assert total == prod((LAYERS, BATCH, 80, 576, 2)), "blocks are whole: 65 tokens take five"
+
+
+def test_a_window_leaves_blocks_behind_as_tokens_are_added() -> None:
+    """Twelve tokens after 40, a window of 10: the last one, 52, sees 43 to 52; what is behind is not read any more."""
+    found = graph(GQA | {"window": 10}, phase="decode", new_tokens=12, kv={"block": 4})
+    read = [cached(found, op(found, f"t{n:02}/L01/decode/attn.core").reads) for n in (0, 11)]
+    assert read[0] == [f"s{s}/b{b:04}" for b in (7, 8, 9) for s in range(BATCH)], "the window begins in block 7"
+    assert read[1] == [f"s{s}/b{b:04}" for b in (10, 11, 12) for s in range(BATCH)]
+    written = {name for n in range(12) for name in cached(found, op(found, f"t{n:02}/L01/decode/attn.core").writes)}
+    assert written == {f"s{s}/b{b:04}" for b in (10, 11, 12) for s in range(BATCH)}
+    assert len(sizes(found, "L01/kv")) == 6 * BATCH
