@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
     """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
-    if case.job.ranks == 1 and (known := case.tasks[0].trier.tries.take(plans[0])) is not None:
+    if case.job.ranks == 1 and (known := case.tasks[0].trier.tries.take(case.problem, plans[0])) is not None:
         return known
     found: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
@@ -89,9 +89,8 @@ class Trier:
         trace, found = max(zip(traces, rows, strict=True), key=lambda one: one[1]["step_ns"] or 0)
         peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
         waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
-        is_as_run = ranks == 1 and problem.backbone is not None and not graph.has_late
-        if is_as_run and trace.status == "ok":
-            self.tries.note(plan, whole, found["step_ns"])
+        if ranks == 1 and trace.status == "ok" and not graph.has_late:
+            self.tries.note(problem, plan, whole, found["step_ns"])
         crowds = metrics.crowds(problem.hardware, whole).items() if ranks > 1 else ()
         demand = {name: one.demand for name, one in crowds}
         return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)

@@ -36,8 +36,6 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
 from simulator.run.case import Case, prepare
-from simulator.run.execute import Trier
-from simulator.run.tries import Tries
 from simulator.scenario import Switches
 
 _BLOCK = 4096
@@ -176,8 +174,7 @@ def _inspecting(hardware: Hardware, inspect_ns: int) -> Hardware:
 def _changed(case: Case, graph: Graph, hardware: Hardware) -> Case:
     times, (task,) = durations_ns(graph, hardware), case.tasks
     problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
-    fresh = Trier(task.trier.lots, Tries())
-    return replace(case, tasks=(replace(task, problem=problem, trier=fresh),))
+    return replace(case, tasks=(replace(task, problem=problem),))
 
 
 def carried(plan: Plan, graph: Graph, to: Graph) -> Plan:

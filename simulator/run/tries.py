@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.plan import Plan
+from simulator.policies.problem import Problem
 from simulator.trace import Trace
 
 
@@ -10,23 +11,31 @@ class Tries:
     """The fastest plan that was tried since the last row, and what happened; a replay of the same is the same."""
 
     def __init__(self) -> None:
-        self._fastest: tuple[Plan, Trace, int] | None = None
+        self._fastest: tuple[Problem, Plan, Trace, int] | None = None
 
-    def note(self, plan: Plan, trace: Trace, step_ns: int) -> None:
+    def note(self, problem: Problem, plan: Plan, trace: Trace, step_ns: int) -> None:
         """Keep a replay that ended, if it is faster than all before.
 
         Parameters
         ----------
-        plan, trace, step_ns
-            What was tried, what happened, and how long its last step took [ns].
+        problem, plan, trace, step_ns
+            What was tried, for what, what happened, and how long its last step took [ns].
         """
-        if self._fastest is None or step_ns < self._fastest[2]:
-            self._fastest = plan, trace, step_ns
+        if self._fastest is None or step_ns < self._fastest[3]:
+            self._fastest = problem, plan, trace, step_ns
 
-    def take(self, plan: Plan) -> Trace | None:
-        """Return what happened under this plan, if that is kept, and forget it in any case; its words do not count."""
+    def take(self, problem: Problem, plan: Plan) -> Trace | None:
+        """Return what happened under this plan, if that is kept, and forget it in any case; its words do not count.
+
+        Parameters
+        ----------
+        problem, plan
+            Another problem, such as a machine that was changed, is another replay.
+        """
         kept, self._fastest = self._fastest, None
-        return kept[1] if kept is not None and _decides(kept[0]) == _decides(plan) else None
+        if kept is None or kept[0] is not problem or _decides(kept[1]) != _decides(plan):
+            return None
+        return kept[2]
 
 
 def _decides(plan: Plan) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from simulator.plan import Plan, Steps
 from simulator.run.tries import Tries
 
 SCENARIO = "tiny_train_910c"
+HERE, ELSEWHERE = object(), object()
 
 
 def plan(ops=(0,), **more):
@@ -21,19 +22,25 @@ def plan(ops=(0,), **more):
 
 def test_the_fastest_is_kept_whatever_it_says_of_itself():
     tries = Tries()
-    tries.note(plan((1, 2)), "slow", 20)
-    tries.note(plan(), "fast", 10)
-    tries.note(plan((3,)), "as fast", 10)
-    assert tries.take(replace(plan(), policy="row", notes=("a note",))) == "fast"
-    assert tries.take(plan()) is None, "it is forgotten once a row has asked"
+    tries.note(HERE, plan((1, 2)), "slow", 20)
+    tries.note(HERE, plan(), "fast", 10)
+    tries.note(HERE, plan((3,)), "as fast", 10)
+    assert tries.take(HERE, replace(plan(), policy="row", notes=("a note",))) == "fast"
+    assert tries.take(HERE, plan()) is None, "it is forgotten once a row has asked"
 
 
 def test_another_plan_is_not_known():
     for other in (plan((2,)), plan(repeats=2), plan(starts_ns=(0, 5)), replace(plan(), home=(1,))):
         tries = Tries()
-        tries.note(plan(), "trace", 10)
-        assert tries.take(other) is None
-        assert tries.take(plan()) is None
+        tries.note(HERE, plan(), "trace", 10)
+        assert tries.take(HERE, other) is None
+        assert tries.take(HERE, plan()) is None
+
+
+def test_another_problem_is_another_replay():
+    tries = Tries()
+    tries.note(HERE, plan(), "trace", 10)
+    assert tries.take(ELSEWHERE, plan()) is None
 
 
 def test_a_row_shows_what_its_search_has_replayed(monkeypatch):
@@ -41,7 +48,7 @@ def test_a_row_shows_what_its_search_has_replayed(monkeypatch):
     monkeypatch.setattr(engine, "run", lambda *a, **k: calls.append(1) or run(*a, **k))
     shown = hosim.run(SCENARIO, policies=["static"])["static"]
     searched = len(calls)
-    monkeypatch.setattr(Tries, "take", lambda self, plan: None)
+    monkeypatch.setattr(Tries, "take", lambda self, problem, plan: None)
     again = hosim.run(SCENARIO, policies=["static"])["static"]
     assert len(calls) == 2 * searched + 1
     assert shown.summary == again.summary
