@@ -42,9 +42,8 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import gcd
 
-from simulator.builders.decoder import inference, serve
-from simulator.builders.decoder import iteration as serving
-from simulator.builders.decoder.iteration import Iteration
+from simulator.builders.decoder import inference, serve, serving
+from simulator.builders.decoder.serving import Iteration
 from simulator.builders.decoder.stage import Stage
 from simulator.builders.decoder.weights import weights
 from simulator.builders.naming import blocks

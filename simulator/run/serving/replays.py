@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from simulator.builders import Iteration, iteration
-from simulator.builders.decoder.iteration import loaded as loaded_name
-from simulator.builders.decoder.iteration import stored as stored_name
+from simulator.builders.decoder.serving import loaded as loaded_name
+from simulator.builders.decoder.serving import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError
 from simulator.graph import Graph, Job
