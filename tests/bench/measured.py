@@ -65,12 +65,23 @@ class Row:
 def _ran(scenario: str, policy: str, point: int | None, changes: tuple[tuple[str, str], ...]) -> Mapping[str, float]:
     if point is None:
         return hosim.run(scenario, set=dict(changes), policies=[policy])[policy].summary
-    return _curve(scenario, policy)[point]
+    return (_waves(scenario) if scenario == HITS else _curve(scenario, policy))[point]
 
 
 @cache
 def _curve(scenario: str, policy: str) -> list[Mapping[str, float]]:
     return [row for row in scaling(scenario, policies=[policy]).rows if row["policy"] == policy]
+
+
+@cache
+def _waves(scenario: str) -> list[Mapping[str, float]]:
+    """Of requests that come in waves, what all of a wave take; the first wave only fills the tiers."""
+    found = []
+    for arrival, wave in hosim.serve(scenario).requests.groupby("arrival_ns"):
+        found.append(
+            {"tokens": int(wave["prompt_tokens"].sum()), "step_ns": int(wave["end_ns"].max()) - int(str(arrival))}
+        )
+    return found[1:]
 
 
 def _ms(summary: Mapping[str, float]) -> float:
@@ -86,12 +97,14 @@ def _steps_s(steps: float) -> Callable[[Mapping[str, float]], float]:
 
 
 AHEAD, SLOTS = "one layer ahead", "two slots"
+HITS = "vllm_h100_hits"
 A2000 = "OLMoE on an RTX A2000, experts on the host, one layer ahead"
 NVME = "Llama 3 70B on an A100, weights on NVMe, batch 96"
 GH200 = "Llama 3 70B on a GH200, 70 GiB on the host, on demand"
 B300 = "Cosmos3-Super on B300, blocks on the host"
 READ = "Llama 3.1 8B on an H100, prompt read"
 LOAD = "Llama 3.1 8B on an H100, KV cache loaded from the host"
+SHORT = "Llama 3.1 8B on an H100, short prompts, a share on the host"
 
 SOURCES = {
     A2000: "github.com/pjordanandrsn/experts4bit-qlora, docs/METHODOLOGY.md, section 12b",
@@ -100,6 +113,7 @@ SOURCES = {
     B300: "vllm-project/vllm-omni, pull request 5397, and the blog of vLLM of 2026-08-17",
     READ: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 1, to 1 %",
     LOAD: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 1, to 3 ms",
+    SHORT: "vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, figure 2",
 }
 WHY_NOT = {
     B300: "whole runs also have stages beside the blocks (text, decoding of the video), which are not published",
@@ -137,6 +151,11 @@ def rows() -> Iterator[Row]:
         case = f"{10 * number or 1} K tokens"
         yield Row(LOAD, case, "ms", printed, "vllm_h100_load", "load, then read", _ms, number)
 
+    tokens = (44000, 46900, 52000, 56800, 64500, 74200, 89100, 116200, 158800, 218200, 389100)
+    for number, printed in enumerate(tokens):
+        case = f"{10 * number} % found"
+        yield Row(SHORT, case, rate, printed, HITS, "static", lambda row: row["tokens"] * 1e9 / row["step_ns"], number)
+
 
 def flexgen() -> tuple[float, float]:
     """OPT-30B on a T4, prompts of 512 tokens and answers of 32: printed, and what three batches take [tokens/s]."""
@@ -145,18 +164,8 @@ def flexgen() -> tuple[float, float]:
     return 7.32, 144 * 32 * 1e9 / (3 * reads + 31 * decodes)
 
 
-def hits() -> Iterator[tuple[int, float, float, float]]:
-    """Throughput of prompts of 512 tokens by the share that is loaded, not read [%, tokens/s]: printed, two readings.
-
-    A load beside the reading of other prompts takes no time of its own; in turn with it takes all of it. Which it is is
-    a matter of the scheduler of requests, which is not modelled. 16 prompts are read at a time, 128 answered.
-    """
-    reads = _curve("vllm_h100_prefill", "resident")[-1]["step_ns"] / 16
-    loads = _curve("vllm_h100_load", "load, then read")[-1]["step_ns"] / 128
-    printed = (44000, 46900, 52000, 56800, 64500, 74200, 89100, 116200, 158800, 218200, 389100)
-    for tenths, figure in enumerate(printed):
-        read, load = reads * (10 - tenths) / 10, loads * tenths / 10
-        yield 10 * tenths, figure, 512e9 / max(read, load), 512e9 / (read + load)
+def _shown(figure: float) -> str:
+    return f"{figure:9,.0f}" if figure >= 1000 else f"{figure:9.4g}"
 
 
 def main() -> None:
@@ -166,7 +175,7 @@ def main() -> None:
         if row.measurement != last:
             print(f"\n{row.measurement}\n  {SOURCES[row.measurement]}")
             last = row.measurement
-        figures = f"{row.printed:9.4g} {row.obtained():9.4g} {row.unit:8} {row.error():+7.1%}"
+        figures = f"{_shown(row.printed)} {_shown(row.obtained())} {row.unit:8} {row.error():+7.1%}"
         print(f"  {row.case:42} {figures}{'' if row.counts else ' *'}")
     for measurement, why in WHY_NOT.items():
         print(f"\n* {measurement}: {why}")
@@ -174,10 +183,6 @@ def main() -> None:
     print("\nOPT-30B on a T4, weights and KV caches on the host, FlexGen *: the rates were fitted to its own runs")
     figures = f"{printed:9.4g} {obtained:9.4g} tokens/s {obtained / printed - 1:+7.1%}"
     print(f"  {'batch 144, prompts of 512, answers of 32':42} {figures} *")
-    print("\nLlama 3.1 8B on an H100, tokens/s by share of prompts that are loaded *: loads beside reads, or in turn")
-    for share, printed, beside, in_turn in hits():
-        errors = f"{beside:9,.0f} {beside / printed - 1:+5.0%} {in_turn:9,.0f} {in_turn / printed - 1:+5.0%}"
-        print(f"  {share:3} % {printed:9,} {errors}")
     print()
     for name in dict.fromkeys(row.measurement for row in found):
         errors = [abs(row.error()) for row in found if row.measurement == name and row.counts]
