@@ -175,7 +175,8 @@ class Workload(Document):
             model = self.model.decoder
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
             self.kv.check(model.attention, tokens, self.chunk)
-            self.kv.check_count(model.layers, self.batch, tokens)
+            times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
+            self.kv.check_count(model.layers, self.batch, tokens, times)
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,8 @@ from simulator.workload.counts import Count
 
 MOST = 500_000
 """Most blocks of a KV cache: about 1 GB of memory for a run."""
+MOST_READS = 10_000_000
+"""Most blocks that the tokens or chunks of a step read, all together: 80 MB, and some seconds to list them."""
 
 
 class KvBlocks(Part):
@@ -57,8 +59,8 @@ class KvBlocks(Part):
             must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
             raise FieldError(must, found, "remove sequences", ("kv", "sequences"))
 
-    def check_count(self, layers: int, batch: int, tokens: int) -> None:
-        """Refuse more blocks than `MOST`.
+    def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
+        """Refuse more blocks than `MOST`, or more than `MOST_READS` reads if all are read so many times.
 
         Raises
         ------
@@ -72,3 +74,7 @@ class KvBlocks(Part):
                 "raise kv.block or kv.sequences, or lower batch or sequence",
             )
             raise FieldError(must, f"{found:,}", do, ("kv", "block"))
+        if found * times > MOST_READS:
+            must = f"the tokens of a step read at most {MOST_READS:,} blocks"
+            do = "raise kv.block or chunk, or lower new_tokens"
+            raise FieldError(must, f"{found:,} blocks, {times:,} times", do, ("kv", "block"))

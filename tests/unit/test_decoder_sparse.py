@@ -4,6 +4,8 @@ from math import prod
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simulator.builders import build
@@ -183,6 +185,43 @@ def test_a_dense_cache_in_blocks() -> None:
         )
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 30),
+    st.integers(1, 40),
+    st.integers(0, 5),
+    st.sampled_from([None, 1, 7, 16]),
+    st.booleans(),
+    st.data(),
+)
+def test_cutting_changes_no_work_and_no_traffic(block, sequence, sinks, window, is_prefill, data) -> None:
+    """Whatever tensors hold the tokens: they are declared, and an op reads those that it sees, and no others."""
+    about = GQA | ({"window": window, "sinks": sinks} if window and window + sinks <= sequence else {})
+    chunk = data.draw(st.integers(1, sequence)) // block * block
+    more: dict[str, Any] = {"phase": "decode", "new_tokens": 3}
+    if is_prefill:
+        more = {"phase": "prefill"} | ({"chunk": chunk} if chunk else {})
+    whole = graph(about, sequence=sequence, **more)
+    cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)}, **more)
+    assert [(op.name, op.flops, op.read_bytes, op.write_bytes) for op in cut.ops] == [
+        (op.name, op.flops, op.read_bytes, op.write_bytes) for op in whole.ops
+    ]
+    size = min(block, sequence)
+    for start, found in tokens_of(cut, sequence, more):
+        read = {int(name[-4:]) for name in cached(cut, found.reads)}
+        seen = [t for t in range(start) if "window" not in about or t < about["sinks"] or t > start - about["window"]]
+        assert read == {t // size for t in seen}
+
+
+def tokens_of(found: Graph, sequence: int, more: dict[str, Any]) -> list[tuple[int, Op]]:
+    """The cores of the second layer, each with how many tokens are cached before it."""
+    cores = [
+        op for op in found.ops if op.name.endswith("L01/prefill/attn.core") or op.name.endswith("L01/decode/attn.core")
+    ]
+    start, step = (sequence, 1) if more["phase"] == "decode" else (0, more.get("chunk", sequence))
+    return [(start + number * step, core) for number, core in enumerate(cores)]
+
+
 def test_a_new_block_is_only_written() -> None:
     found = graph(GQA, phase="decode", new_tokens=2, sequence=48, kv={"block": 16, "sequences": "all"})
     assert sizes(found, "L01/kv") == {f"L01/kv/s0/b{b:04}": BATCH * 16 * 48 for b in range(4)}
@@ -264,6 +303,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
     assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")
+    many = refusal(GQA, kv={"block": 1}, sequence=10**4, new_tokens=10**3)
+    assert many.startswith("the tokens of a step read at most 10,000,000 blocks, found 66,000 blocks, 1,000 times")
     llama = {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32}
     with pytest.raises(ValidationError, match="kv is for phases prefill and decode, found it with phase train"):
         Workload.model_validate({"name": "w", "model": llama, "kv": {"block": 4}})
