@@ -19,7 +19,7 @@ from simulator.builders import Iteration, iteration
 from simulator.builders.decoder.serving import loaded as loaded_name
 from simulator.builders.decoder.serving import stored as stored_name
 from simulator.catalog import Loaded
-from simulator.errors import CapacityError
+from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Graph, Job
 from simulator.plan import COPY, DETACH, Code, Plan, Steps, View
 from simulator.run.case import Case, prepare_job
@@ -95,12 +95,11 @@ class Replays:
         case = prepare_job(_with_homes(self._loaded, work), Job.of(graph))
         decide = case.rows([self._row])[self._row]
         try:
-            unfit = case.unfit()
-            if unfit is not None:
-                raise CapacityError(unfit)
             plan = _storing(decide(case.problem), graph, case, work)
         except CapacityError as error:
             return Replayed("infeasible", why=str(error))
+        except ScopeError as error:
+            return Replayed("refused", why=error.reason)
         result = replayed(case, self._row, [plan])
         if result.status != "ok":
             return Replayed(result.status, why="; ".join(result.blocked[:1]))
