@@ -15,7 +15,7 @@ _HIT, _SHARE = ("hit_", "_fraction"), ("read_", "_hit_p50_ns")
 
 
 def table(rows: Rows) -> str:
-    """Write three blocks: latency and throughput; what was found, and how fast prompts are read then; bytes.
+    """Write three blocks: latency; what was found and moved; how long prompts are read by what was found, and queues.
 
     Parameters
     ----------
@@ -35,32 +35,37 @@ def table(rows: Rows) -> str:
         Column("tokens/s", tuple(_rate(row["tokens_per_s"]) for row in rows)),
         Column("stall", tuple(percent(row["stall_fraction"]) for row in rows)),
     ]
-    return aligned([latency, [name, *_found(rows)], [name, *_moved(rows)]])
+    found = [name, *_found(rows), *_moved(rows)]
+    return aligned([latency, found, [name, *_reading(rows), *_queues(rows)]])
 
 
 def _found(rows: Rows) -> list[Column]:
-    """The share of prompts that was found in each tier, and how long one is read by how much of it was found."""
+    """The share of prompts that was found in each tier."""
     tiers = _between(rows, _HIT)
     hits = [Column(f"hit in {tier}", tuple(percent(row[f"hit_{tier}_fraction"]) for row in rows)) for tier in tiers]
-    shares = _shares(rows)
-    by_share = [
-        Column(f"read at {share} % hit", tuple(quantity(row[f"read_{share}_hit_p50_ns"], "ns") for row in rows))
-        for share in (shares if len(shares) > 1 else ())
-    ]
-    return [Column("computed", tuple(percent(row["computed_fraction"]) for row in rows)), *hits, *by_share]
+    return [Column("computed", tuple(percent(row["computed_fraction"]) for row in rows)), *hits]
 
 
 def _moved(rows: Rows) -> list[Column]:
     links = _between(rows, ("moved_", "_bytes"))
-    moved = [
-        Column(f"moved {link}", tuple(quantity(row[f"moved_{link}_bytes"], "B") for row in rows)) for link in links
+    return [Column(f"moved {link}", tuple(quantity(row[f"moved_{link}_bytes"], "B") for row in rows)) for link in links]
+
+
+def _reading(rows: Rows) -> list[Column]:
+    """How long prompts are read, by how much of them was found, if that differs."""
+    shares = _shares(rows)
+    return [
+        Column(f"read at {share} %", tuple(quantity(row[f"read_{share}_hit_p50_ns"], "ns") for row in rows))
+        for share in (shares if len(shares) > 1 else ())
     ]
-    waiting = [
+
+
+def _queues(rows: Rows) -> list[Column]:
+    return [
         Column("most waiting", tuple(f"{row['most_waiting']:,}" for row in rows)),
         Column("iterations", tuple(f"{row['iterations']:,}" for row in rows)),
-        Column("of them replayed", tuple(f"{row['replayed']:,}" for row in rows)),
+        Column("replayed", tuple(f"{row['replayed']:,}" for row in rows)),
     ]
-    return [*moved, *waiting]
 
 
 def _between(rows: Rows, ends: tuple[str, str]) -> list[str]:
@@ -158,12 +163,15 @@ _LONG = 0.1
 
 
 def _compared(rows: Rows) -> list[str]:
-    """Say how much later the others are than the first in 95 of 100 first tokens."""
+    """Say how much later the others are than the first, on average."""
     if len(rows) < 2:
         return []
-    best = min(rows, key=lambda row: row["ttft_p95_ns"])
-    others = [row for row in rows if row["ttft_p95_ns"] > best["ttft_p95_ns"] * (1 + _SMALL)]
-    said = [f"{row['policy']} {ratio(row['ttft_p95_ns'] / best['ttft_p95_ns'])}" for row in others]
-    if not said:
-        return [f"by the 95 % of first tokens, {listed([str(row['policy']) for row in rows])} tie."]
-    return [f"by the 95 % of first tokens {best['policy']} is soonest; {listed(said)} as late."]
+    best = min(rows, key=lambda row: row["ttft_mean_ns"])
+    others = [row for row in rows if row["ttft_mean_ns"] > best["ttft_mean_ns"] * (1 + _SMALL)]
+    if not others:
+        return [
+            f"on average, first tokens come within 1 % as soon under {listed([str(row['policy']) for row in rows])}."
+        ]
+    later = [f"{ratio(row['ttft_mean_ns'] / best['ttft_mean_ns'])} under {row['policy']}" for row in others]
+    soonest = f"first tokens come soonest under {best['policy']}, after {human(best['ttft_mean_ns'], 'ns')} on average"
+    return [f"{soonest}; {listed(later)}."]

@@ -65,11 +65,17 @@ def test_the_scaling_curve_is_what_hosim_scaling_prints():
     assert f"{scaling(name, policies=[row])}\n" == shown
 
 
+def test_what_is_served_is_what_hosim_serve_prints():
+    ((name, shown),) = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    assert f"{hosim.serve(name)}\n" == shown
+
+
 def test_every_file_it_names_is_written(namespace):
     written = {p.name for p in (namespace["folder"] / "results" / "llama3_8b").rglob("*") if p.is_file()}
     named = set(re.findall(r"`(?:<row>/)?([a-z]+\.(?:html|png|csv|jsonl|json|yaml|perfetto\.json\.gz))`", README))
     assert {"report.html", "timeline.png", "waits.csv", "summary.json", "scenario.yaml"} <= named
-    assert named - {"ranks.csv"} <= written, "only a job of several ranks has a table of them (test_jobs)"
+    elsewhere = {"ranks.csv", "requests.csv", "iterations.csv"}
+    assert named - elsewhere <= written, "of several ranks there is a table (test_jobs), and of requests (test_serve)"
 
 
 def test_every_column_of_the_table_is_explained(namespace):

@@ -35,6 +35,8 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
             50th and the 95th by time (nearest rank).
         ``tpot_p50_ns``, ``tpot_p95_ns``
             From the first token to the last one, by the tokens after the first; of requests with several.
+        ``ttft_mean_ns``, ``tpot_mean_ns``
+            The means of these.
         ``waited_p50_ns``
             From arrival to admission.
         ``tokens_per_s``
@@ -103,6 +105,7 @@ def _latencies(served: Sequence[Served]) -> dict[str, Any]:
     for name, values in (("ttft", first), ("tpot", after)):
         there = [value for value in values if value is not None]
         found |= {f"{name}_p{percent}_ns": quantile(there, percent) for percent in (50, 95)}
+        found[f"{name}_mean_ns"] = round(sum(there) / len(there)) if there else None
     found["waited_p50_ns"] = quantile(waited, 50)
     groups: dict[int, list[int]] = {}
     for one in served:
