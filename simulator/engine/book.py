@@ -130,7 +130,7 @@ class Book:
     def take_late(self, late: LateReads) -> None:
         """Count ops with late reads, and all that read what others read late, by what they read this time."""
         self.late = late
-        self._light = [None if late.sees(op) else reads for op, reads in enumerate(self._light)]
+        self._light = [None if late.concerns[op] else reads for op, reads in enumerate(self._light)]
         if self._alone:
             self._reads, self._count = late.certain, (self._compute_late, *self._count[1:])
 
@@ -194,9 +194,10 @@ class Book:
 
     def _compute_late(self, code: Code) -> ComputeStep:
         """Count a compute of the only stream, where earlier ones may have named what they did not read."""
-        late, op, number = self.late, code[1], self._computes[0] + 1
-        if late is None:
+        late, op = self.late, code[1]
+        if late is None or not late.concerns[op]:
             return self._compute(code)
+        number = self._computes[0] + 1
         if op in late:
             self._admit_late(op, late)
         reads = late.needed(op, self._streams[0], number)

@@ -15,7 +15,7 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, SYNC, Code
+from simulator.plan import SYNC, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -40,7 +40,7 @@ class Issued(Book):
         "_count_copy",
         "_count_detach",
         "_graph",
-        "_late_ops",
+        "_late_ns",
         "_look_up_step",
         "_looks",
         "_state",
@@ -53,8 +53,7 @@ class Issued(Book):
         if self._looks:
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier
-        self._late_ops = frozenset(op for op, what in enumerate(program.graph.ops) if what.late)
-        self._candidates = program.graph.candidates
+        self._candidates, self._late_ns = program.graph.candidates, 0
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
@@ -62,13 +61,14 @@ class Issued(Book):
 
     def charge(self, costs: HostCosts) -> None:
         """Let the host pay the price of a runtime for what is decided at run time: about late reads, and each sync."""
-        dearer = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
-        self._count = tuple(partial(self._charged, *pair) for pair in zip(self._count, dearer, strict=True))
+        compute, *others = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
+        count_compute, *counts = self._count
+        self._late_ns = compute
+        charged = [partial(self._charged, *pair) for pair in zip(counts, others, strict=True)]
+        self._count = (count_compute, *charged)
 
     def _charged(self, count: Callable[[Code], Step], more_ns: int, code: Code) -> Step:
-        kind, item = code[:2]
-        decided = self._late_ops if kind == COMPUTE else self._candidates
-        if self.host is not None and (kind == SYNC or item in decided):
+        if self.host is not None and (code[0] == SYNC or code[1] in self._candidates):
             self.host.now += more_ns
         return count(code)
 
@@ -133,7 +133,9 @@ class Issued(Book):
         )
 
     def _admit_late(self, op: int, late: LateReads) -> None:
-        """Check that all candidates are there if nobody can know yet which of them the op reads."""
+        """Pay for an op with late reads; check that all candidates are there if nobody can know yet what it reads."""
+        if self._late_ns and self.host is not None:
+            self.host.now += self._late_ns
         if late.is_revealed(op):
             return
         here = self._state[self._compute_tier]

@@ -32,6 +32,8 @@ class LateReads:
     certain, possible
         Per op: tracked tensors that it reads for certain and that no op reads late; other tracked ones of its reads.
         Of the latter nothing is known from the ops before, which may have named them without reading them.
+    concerns
+        Per op: whether an issue has to be noted here, as it reads what some op reads late, or reveals late reads.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class LateReads:
         "_revealed_by",
         "_tracked",
         "certain",
+        "concerns",
         "draws",
         "possible",
     )
@@ -60,13 +63,10 @@ class LateReads:
         self._revealed_by: dict[int, tuple[int, Stream | None, int]] = {
             self._late(op).revealed_by: (0, None, 0) for op in draws.chosen_bits
         }
+        self.concerns = [bool(reads) or op in self._revealed_by for op, reads in enumerate(self.possible)]
 
     def __contains__(self, op: int) -> bool:
         return op in self._issued
-
-    def sees(self, op: int) -> bool:
-        """Whether an issue of an op has to be noted here: it reads what some op reads late, or reveals late reads."""
-        return bool(self.possible[op]) or op in self._revealed_by
 
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -136,24 +137,39 @@ def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, orde
 
 def _run(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View) -> Iterator[Code]:
     """Start a fresh runtime; a plan may be run more than once."""
+    return chain.from_iterable(_parts(ops, backbone, cache_bytes, options, order, view))
+
+
+def _parts(
+    ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View
+) -> Iterator[Iterable[Code]]:
+    """What is issued up to the next op that reveals, or reads, what is late; then what is decided there."""
     cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
     ahead = Ahead(ops, options, view)
-    steps, revealed, signal = _steps(backbone), ops.revealed, ops.signal
+    segments = _segments(ops, _steps(backbone))
     for _ in range(backbone.repeats):
-        for code in steps.codes():
-            yield code
-            if code[0] != COMPUTE:
-                continue
-            op = code[1]
+        for codes, op in segments:
+            yield codes
             cache.read(op)
-            if op in revealed:
-                yield SYNC, signal[op], 0, 0
-                for late in revealed[op]:
-                    yield from cache.bring(late, view.chosen(late))
-                for late in revealed[op]:
-                    following_op, wanted = ahead.of(late)
-                    yield from cache.fetch(following_op, wanted)
-    yield from cache.clear()
+            if op in ops.revealed:
+                yield ((SYNC, ops.signal[op], 0, 0),)
+                for late in ops.revealed[op]:
+                    yield cache.bring(late, view.chosen(late))
+                for late in ops.revealed[op]:
+                    yield cache.fetch(ahead.of(late))
+    yield cache.clear()
+
+
+def _segments(ops: LateOps, steps: Steps) -> list[tuple[list[Code], int]]:
+    """The steps of the backbone, cut behind each op that reveals or reads what is late; with that op, or -1."""
+    found: list[tuple[list[Code], int]] = []
+    codes: list[Code] = []
+    for code in steps.codes():
+        codes.append(code)
+        if code[0] == COMPUTE and (code[1] in ops.late or code[1] in ops.revealed):
+            found.append((codes, code[1]))
+            codes = []
+    return [*found, (codes, -1)]
 
 
 def _in_passing(ops: LateOps, options: Options) -> int:
@@ -181,16 +197,16 @@ class Ahead:
         self._last = list(ops.late)[-1]
         self._steps_left = ops.problem.graph.steps
 
-    def of(self, op: int) -> tuple[int, tuple[int, ...]]:
-        """The op that comes after one whose reads were just revealed, and what to fetch for it."""
+    def of(self, op: int) -> tuple[int, ...]:
+        """What to fetch for the op that comes after one whose reads were just revealed."""
         coming, prefetch = self._next[op], self._options.prefetch
         if op == self._last:
             self._steps_left -= 1
         if prefetch == "none" or not self._steps_left or coming == op:
-            return coming, ()
+            return ()
         if prefetch == "next_layer_all":
-            return coming, self._ops.late[coming].candidates
-        return coming, self._view.predicted(coming, self._options.accuracy)
+            return self._ops.late[coming].candidates
+        return self._view.predicted(coming, self._options.accuracy)
 
 
 class Cache:
@@ -237,8 +253,8 @@ class Cache:
         """Note that an op was issued: what it reads may leave."""
         self._awaited.pop(op, None)
 
-    def fetch(self, op: int, wanted: Iterable[int]) -> Iterator[Code]:
-        """Copy in what an op may read, as far as there is room beside what is awaited."""
+    def fetch(self, wanted: Iterable[int]) -> Iterator[Code]:
+        """Copy in what may be read later, as far as there is room beside what is awaited."""
         tensors = [t for t in wanted if t in self._moves]
         kept = frozenset(tensors).union(*self._awaited.values())
         for tensor in tensors:

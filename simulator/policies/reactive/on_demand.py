@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 from simulator.plan import SYNC, Code, View
 from simulator.policies.late import LateOps
@@ -29,24 +30,35 @@ class OnDemand(Runtime):
         self._is_last = False
 
     def _parts_looking(self, view: View) -> Iterator[list[Code]]:
-        tables, codes, revealed, steps = self._tables, self._codes, self._ops.revealed, self._tables.problem.graph.steps
+        """Decide for the ops up to the next that reveals, or reads, what is late; then look."""
+        tables, codes, revealed = self._tables, self._codes, self._ops.revealed
         every = list(zip(tables.computes, tables.moves, tables.busy, strict=True))
+        cuts = sorted({0, len(every), *(op + 1 for op in revealed), *(op + 1 for op in self._ops.late)})
+        steps = tables.problem.graph.steps
         for step in range(steps):
             self._is_last = step == steps - 1
-            for op, entry in enumerate(every):
-                for chosen in self._awaited.values():
-                    self._touch(chosen)
-                self._decide(step * len(every), (entry,))
-                self._awaited.pop(op, None)
-                if op in revealed:
-                    codes.append((SYNC, self._ops.signal[op], 0, 0))
+            for start, stop in pairwise(cuts):
+                self._decide_beside(step * len(every), every[start:stop])
+                self._awaited.pop(stop - 1, None)
+                if stop - 1 in revealed:
+                    codes.append((SYNC, self._ops.signal[stop - 1], 0, 0))
                     yield codes
                     codes.clear()
-                    for late in revealed[op]:
-                        self._bring(op, late, view.chosen(late))
+                    for late in revealed[stop - 1]:
+                        self._bring(stop - 1, late, view.chosen(late))
             self._go_home()
             yield codes
             codes.clear()
+
+    def _decide_beside(self, base: int, ops: Sequence[tuple[Code, tuple[int, ...], bool]]) -> None:
+        """Issue some ops, with what is awaited meanwhile as if each of them used it."""
+        if not self._awaited:
+            self._decide(base, ops)
+            return
+        for entry in ops:
+            for chosen in self._awaited.values():
+                self._touch(chosen)
+            self._decide(base, (entry,))
 
     def run(self, view: View) -> Iterator[Code]:
         """Issue all steps of the run.
@@ -56,8 +68,7 @@ class OnDemand(Runtime):
         view
             Asked for what is chosen, and for nothing else.
         """
-        for codes in self._parts_looking(view):
-            yield from codes
+        return chain.from_iterable(self._parts_looking(view))
 
     def _bring(self, op: int, late: int, chosen: Sequence[int]) -> None:
         """Fetch what an op is known to read."""
