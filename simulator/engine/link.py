@@ -211,8 +211,9 @@ class LinkQueue:
     def waits_at_gate(self, head: Transfer) -> bool:
         """Whether the head is not eligible yet; if so, look again when it is."""
         _, step, lap, _ = head
-        gate = step.gate
-        number = step.gate_number + lap * gate.per_lap
+        gate, number = step.gate, step.gate_number
+        if lap:
+            number += lap * gate.per_lap
         if self._wait_for_end:
             if gate.ended < number:
                 gate.wait_for_end(number, self)
@@ -237,7 +238,10 @@ class LinkQueue:
         tensor = step.tensor
         if not self._source_valid[tensor]:
             return True
-        if self._moves_ended[tensor] < step.moves + lap * self._moves_per_lap[tensor]:
+        moves = step.moves
+        if lap:
+            moves += lap * self._moves_per_lap[tensor]
+        if self._moves_ended[tensor] < moves:
             return True
         return bool(step.writers) and are_running(step.writers, lap)
 

@@ -6,7 +6,7 @@ See `simulator.engine.book`, which finds these counts and fills the steps in: a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from simulator.engine.places import Computes, Places, wait_for
@@ -133,15 +133,13 @@ class DetachStep:
     _key: int
     _lap: int
     _issued_ns: int
-    _left: Iterator[tuple[Stream, int]]
-    __slots__ = ("_issued_ns", "_key", "_lap", "_left", "moves", "places", "tensor", "tier", "users")
+    __slots__ = ("_issued_ns", "_key", "_lap", "moves", "places", "tensor", "tier", "users")
 
     def issue(self, host: Host) -> bool:
         """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
         issued = self._again() if host.has_laps else self
         issued._key, issued._lap = host.key, host.lap
         issued._issued_ns, issued.places = host.now, host.places
-        issued._left = iter(self.users)
         issued.look_again()
         return True
 
@@ -152,15 +150,17 @@ class DetachStep:
         return other
 
     def look_again(self) -> None:
-        """Wait for the next user that has not ended, then for earlier moves, or act in the present round."""
+        """Wait for the first user that has not ended, then for earlier moves, or act in the present round."""
         lap = self._lap
-        for stream, number in self._left:
+        for stream, number in self.users:
             due = number + lap * stream.per_lap
             if stream.ended < due:
                 stream.wait_for_end(due, self)
                 return
         places, tensor = self.places, self.tensor
-        moves = self.moves + lap * places.moves_per_lap[tensor]
+        moves = self.moves
+        if lap:
+            moves += lap * places.moves_per_lap[tensor]
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, self._key, self)
         elif self._issued_ns > places.rounds.clock.now:

@@ -230,21 +230,21 @@ class Runtime:
 
     def _go_home(self) -> None:
         """End the step: bring every persistent tensor home, and release the outputs last."""
-        tables, tier = self._tables, self._tier
-        residents = [t for t in tables.persistent if tables.homes[t] == tier]
-        for tensor in tables.persistent:
-            if tables.homes[tensor] != tier and self._here[tensor] and self._goes_home(tensor):
+        tables, tier, here, copy_at = self._tables, self._tier, self._here, self._copy_at
+        for tensor in tables.guests:
+            if here[tensor] and self._goes_home(tensor):
                 self._evict(tensor)
-        for tensor in residents:
-            if not self._here[tensor]:
+        for tensor in tables.residents:
+            if not here[tensor]:
                 for output in tables.outputs:
-                    if self._here[output] and self._room[tier] < self._sizes[tensor]:
+                    if here[output] and self._room[tier] < self._sizes[tensor]:
                         self._evict(output)
-                self._copy(tensor, self._copy_at[tensor], tier)
+                self._copy(tensor, copy_at[tensor], tier)
                 self._arrive(tensor)
-            self._drop_copy(tensor)
+            if copy_at[tensor] != NONE:
+                self._drop_copy(tensor)
         for output in tables.outputs:
-            if self._here[output] or tables.pinned[output]:
+            if here[output] or tables.pinned[output]:
                 self._codes.append(tables.detaches[output])
                 self._leave(output)
             self._drop_copy(output)

@@ -32,8 +32,10 @@ class Tables:
         Pinned tensors that persist.
     late
         Ops with late reads, if these are handled at run time: then `reads` and `moves` have none of their candidates.
-    persistent, outputs
-        Persistent tensors that may move; outputs that are not persistent.
+    persistent, residents, guests
+        Persistent tensors that may move; those of them with their home in the compute tier, and with another.
+    outputs
+        Outputs that are not persistent.
 
     Raises
     ------
@@ -67,6 +69,8 @@ class Tables:
         all_here = all(home in (FREE, problem.compute_tier) for home in problem.homes)
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
+        self.residents = [t for t in self.persistent if self.homes[t] == problem.compute_tier]
+        self.guests = [t for t in self.persistent if self.homes[t] != problem.compute_tier]
 
     @property
     def only_late_moves(self) -> bool:
