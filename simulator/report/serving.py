@@ -136,9 +136,9 @@ def _hits(row: Mapping[str, Any]) -> str:
 def _waits(row: Mapping[str, Any]) -> str:
     if not row["stall_fraction"] or row["stall_fraction"] < _SMALL:
         return f"{row['policy']} waits for less than 1 % of the time of its iterations."
-    cause = max(CAUSES, key=lambda cause: row[f"wait_{cause}_ns"])
-    share = percent(row["stall_fraction"])
-    return f"{row['policy']} waits for {share} of the time of its iterations, most for {_NAMES[cause]}."
+    spent = {_NAMES[cause]: row[f"wait_{cause}_ns"] for cause in CAUSES} | {"stores": row["drain_ns"]}
+    share, cause = percent(row["stall_fraction"]), max(spent, key=lambda cause: spent[cause])
+    return f"{row['policy']} waits for {share} of the time of its iterations, most for {cause}."
 
 
 _SMALL = 0.01

@@ -48,10 +48,12 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
             these).
         ``moved_<link>_bytes``
             Bytes copied.
-        ``stall_fraction``, ``wait_<cause>_ns``
-            What of the time of iterations compute waited; and for what.
+        ``stall_fraction``, ``wait_<cause>_ns``, ``drain_ns``
+            What of the time of iterations no op ran; that compute waited, and for what; and that an iteration lasted on
+            for its stores after its last op. The latter two add up to the former.
         ``busy_ns``, ``end_ns``
-            Time in which an iteration runs, and end of the last.
+            Time of iterations in which some sequence runs (blocks that are stored while nobody does hold nobody up),
+            and end of the last iteration.
         ``iterations``, ``replayed``
             How many there were, and how many of them were replayed.
         ``most_waiting``, ``waiting_at_last``
@@ -60,10 +62,11 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
             Requests that came, by the time in which they came; and that left, by the busy time.
     """
     left = [one for one in story.served if one.end_ns is not None]
-    busy = sum(one.replayed.ns for one in story.ran)
-    stall = sum(one.replayed.stall_ns for one in story.ran)
+    ran = [one for one in story.ran if one.about["decoding"] or one.about["prompt_tokens"]]
+    busy, drain = sum(one.replayed.ns for one in ran), sum(one.replayed.drain_ns for one in ran)
+    stall = drain + sum(one.replayed.stall_ns for one in ran)
     span = story.served[-1].request.arrival_ns
-    waits = {cause: sum((one.replayed.waits_ns or {}).get(cause, 0) for one in story.ran) for cause in CAUSES}
+    waits = {cause: sum((one.replayed.waits_ns or {}).get(cause, 0) for one in ran) for cause in CAUSES}
     moved = {link: sum((one.replayed.moved_bytes or {}).get(link, 0) for one in story.ran) for link in links}
     return {
         "policy": story.policy,
@@ -77,6 +80,7 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
         **{f"moved_{link}_bytes": size for link, size in moved.items()},
         "stall_fraction": _ratio(stall, busy),
         **{f"wait_{cause}_ns": ns for cause, ns in waits.items()},
+        "drain_ns": drain,
         "busy_ns": busy,
         "end_ns": story.end_ns,
         "iterations": len(story.ran),
@@ -169,6 +173,7 @@ def iterations_of(story: Story) -> list[dict[str, Any]]:
             "took_ns": one.replayed.ns,
             **one.about,
             "stall_ns": one.replayed.stall_ns,
+            "drain_ns": one.replayed.drain_ns,
             **{f"wait_{cause}_ns": ns for cause, ns in (one.replayed.waits_ns or {}).items()},
             **{f"moved_{link}_bytes": size for link, size in (one.replayed.moved_bytes or {}).items()},
         }

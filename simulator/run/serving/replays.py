@@ -37,8 +37,8 @@ class Replayed:
     ----------
     status
         As of a row of `simulator.run`.
-    ns, stall_ns
-        How long it took, and how long compute waited of it [ns].
+    ns, stall_ns, drain_ns
+        How long it took; of it, how long compute waited, and for how long only copies ran after the last op [ns].
     waits_ns, moved_bytes
         Cause -> what of the stall it is [ns]; link -> what was copied over it [B].
     why
@@ -48,6 +48,7 @@ class Replayed:
     status: str
     ns: int = 0
     stall_ns: int = 0
+    drain_ns: int = 0
     waits_ns: Mapping[str, int] | None = None
     moved_bytes: Mapping[str, int] | None = None
     why: str = ""
@@ -106,7 +107,7 @@ class Replays:
         row = result.summary
         waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
         moved = {link: row[f"moved_{link}_bytes"] for link in case.hardware.link_names}
-        return Replayed("ok", row["step_ns"], row["stall_ns"], waits, moved)
+        return Replayed("ok", row["step_ns"], row["stall_ns"], row["drain_ns"], waits, moved)
 
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
