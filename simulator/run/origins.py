@@ -19,8 +19,8 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``bound``, ``switches``, ``set``, and the ``fitted`` and
-        ``assumed`` fields of all documents with their reasons.
+        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``bound``, ``switches``, ``draws``, ``seed``, ``set``, and
+        the ``fitted`` and ``assumed`` fields of all documents with their reasons.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
     names = {kind: document.name for kind, document in documents.items()}
@@ -33,6 +33,8 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
         ],
         "bound": loaded.scenario.bound,
         "switches": loaded.scenario.switches.model_dump(),
+        "draws": loaded.scenario.draws.model_dump(),
+        "seed": loaded.scenario.seed,
         "set": dict(loaded.scenario.set_),
         **{table: _figures(loaded, table) for table in ("fitted", "assumed")},
     }

@@ -13,10 +13,14 @@ from simulator.processes import Aside, aside
 from simulator.report import files
 from simulator.report.html import Story
 from simulator.report.names import folder_names, plan_names
-from simulator.scenario import PolicyChoice
+from simulator.scenario import DrawsOrigin, PolicyChoice
 
 if TYPE_CHECKING:
     from simulator.run.results import Result, Results
+
+
+_DRAWS = "draws.csv"
+"""Name of the file from which draws were read."""
 
 
 class Output:
@@ -48,9 +52,11 @@ class Output:
         """
         folder = self._folder
         files.write_texts(folder, _documents(results, folder_names(list(results))))
-        graph = results.case.loaded.paths.get("graph")
-        if graph is not None:
-            (folder / _graph_name(graph)).write_bytes(graph.read_bytes())
+        paths = results.case.loaded.paths
+        if "graph" in paths:
+            (folder / _graph_name(paths["graph"])).write_bytes(paths["graph"].read_bytes())
+        if "draws" in paths:
+            (folder / _DRAWS).write_bytes(paths["draws"].read_bytes())
         scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
         claim = scenario.claim.model_dump() if scenario.claim else None
         told = (tuple(results.sentences), results.provenance, tuple(verdicts), claim)
@@ -93,6 +99,8 @@ def _documents(results: Results, folders: Mapping[str, str]) -> dict[str, str]:
         if choice is not None:
             choices.append(choice)
     changes: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml"}
+    if "draws" in loaded.paths:
+        changes["draws"] = DrawsOrigin(file=_DRAWS)
     if choices:
         rows = {choice.row for choice in choices}
         expected = () if results.case.is_changed else loaded.scenario.expect

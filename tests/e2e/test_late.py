@@ -1,0 +1,115 @@
+"""Experts that are read late, through the whole of a run: from the documents to the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import documents
+import pytest
+
+import simulator as hosim
+from simulator.errors import ConfigError
+
+JOB = """\
+schema: hosim/workload/1
+name: job
+model:
+  family: decoder
+  layers: 3
+  hidden: 64
+  vocabulary: 128
+  attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}
+  feed_forward: {kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64}
+phase: decode
+batch: 1
+sequence: 16
+steps: 4
+experts: each
+assumed: {model: a toy, batch: a toy, sequence: a toy, steps: a toy}
+"""
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {expert: ddr}
+budget: 2 MB
+seed: 4
+DRAWS
+policies:
+  - {policy: reactive, label: on demand, options: {late: on_demand}}
+  - {policy: reactive, label: all}
+  - {policy: hybrid, options: {prefetch: speculative}}
+  - static
+  - resident
+"""
+OPS = ["L01/decode/ffn.experts", "L02/decode/ffn.experts"]
+
+
+def folder(path: Path, draws: str = "", **files: str) -> Path:
+    """A folder with the documents and some files; return the scenario."""
+    texts = {"box.yaml": documents.BOX, "job.yaml": JOB, "story.yaml": STORY.replace("DRAWS\n", draws), **files}
+    for name, text in texts.items():
+        (path / name.replace("_csv", ".csv")).write_text(text)
+    return path / "story.yaml"
+
+
+def experts(graph) -> list[int]:
+    return [t.size_bytes for t in graph.tensors if t.kind == "expert"]
+
+
+def test_only_what_is_chosen_comes_in(tmp_path: Path) -> None:
+    """Each step has two layers that read two of six experts; `all` and `static` bring six."""
+    results = hosim.run(folder(tmp_path, "draws: {distribution: zipf, skew: 2.0}\n"))
+    assert {row.status for row in results.values()} <= {"ok", "infeasible"}
+    size = experts(results["all"].graph)[0]
+    assert results["static"].summary["moved_h2d_bytes"] >= 2 * 6 * size - 2_000_000
+    for label in ("on demand", "hybrid"):
+        spans = results[label].spans
+        assert results[label].summary["moved_h2d_bytes"] <= 2 * 2 * size * (2 if label == "hybrid" else 1)
+        assert len(spans[spans["kind"] == "compute"]) == 4 * len(results[label].graph.ops)
+        assert results[label].summary["step_ns"] <= results["all"].summary["step_ns"]
+    assert results.provenance["draws"] == {"distribution": "zipf", "skew": 2.0, "stickiness": 0.0, "file": None}
+    assert results.provenance["seed"] == 4
+
+
+def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
+    """The files of a run, and its plan, repeat it to the byte; other draws are told from the plan."""
+    rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)
+    story = folder(tmp_path, "draws: {file: r.csv}\n", r_csv=f"step,op,chosen\n{rows}")
+    hosim.run(story, policies=["on demand"]).write(tmp_path / "out")
+    again = hosim.run(tmp_path / "out" / "scenario.yaml", policies=["on demand"])
+    (summary,) = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert again["on demand"].summary["step_ns"] == summary["step_ns"]
+    plan = tmp_path / "out" / "on-demand" / "plan.jsonl"
+    text = story.read_text().replace("  - static\n", f"  - {{policy: {plan}, label: recorded}}\n")
+    story.write_text(text)
+    replayed = hosim.run(story, policies=["recorded"])["recorded"]
+    assert replayed.status == "ok"
+    assert replayed.summary["moved_h2d_bytes"] == summary["moved_h2d_bytes"]
+    story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
+    with pytest.raises(hosim.errors.PlanError, match="what an op reads is valid"):
+        hosim.run(story, policies=["recorded"])
+
+
+BAD = {
+    "no such file": ("draws: {file: gone.csv}\n", "", "story.yaml:8, draws.file"),
+    "other columns": ("draws: {file: r.csv}\n", "a,b\n", "the first line is layer,expert,share or step,op,chosen"),
+    "another model": ("draws: {file: r.csv}\n", "layer,expert,share\n0,0,1\n", "there is a layer for each op"),
+    "too many experts": (
+        "draws: {file: r.csv}\n",
+        "layer,expert,share\n1,6,1\n2,0,1\n",
+        "experts of layer 1 are 0 to 5, found 6",
+    ),
+    "two origins": ("draws: {file: r.csv, skew: 2.0}\n", "", "draws come from a file or from a distribution"),
+    "an unknown distribution": ("draws: {distribution: zip}\n", "", "draws.distribution"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_draws_are_one_message(tmp_path: Path, name: str) -> None:
+    draws, text, message = BAD[name]
+    with pytest.raises(ConfigError) as caught:
+        hosim.run(folder(tmp_path, draws, r_csv=text))
+    assert message in str(caught.value)
