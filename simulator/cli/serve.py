@@ -26,7 +26,8 @@ def serve(scenario: str, out: Path | None, changes: tuple[str, ...], policies: t
     first come, first served. The policy moves data within an iteration, which the engine replays; alike
     ones once, for which what they attend to is rounded up by less than 1/16, unless --exact is given.
 
-    The exit code is 1 if no row served all requests.
+    The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches
+    them off).
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
     from simulator.report.progress import Shown
@@ -42,4 +43,7 @@ def serve(scenario: str, out: Path | None, changes: tuple[str, ...], policies: t
     if out is not None:
         found.write(out)
     click.echo(str(found))
-    return 0 if any(row["status"] == "ok" for row in found.rows) else 1
+    failed = [verdict for verdict in found.expectations if not verdict.holds]
+    for verdict in failed:
+        click.echo(f"hosim: expectation fails: {verdict}", err=True)
+    return 0 if any(row["status"] == "ok" for row in found.rows) and not failed else 1

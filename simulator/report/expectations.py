@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio
+from simulator.report.rows import ABSENT, percent, present, quantity, ratio
 from simulator.scenario import Expectation
+
+
+class Counted(Protocol):
+    """A row of a table: its label, and the columns of its summary."""
+
+    @property
+    def label(self) -> str: ...  # noqa: D102 - said above
+    @property
+    def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ def shown(column: str, value: object) -> str:
     return ratio(value) if column.startswith(("slowdown_", "crowding_", "demand_")) else str(value)
 
 
-def verdicts(expected: Sequence[Expectation], rows: Sequence[Row], source: str = "") -> list[Verdict]:
+def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: str = "") -> list[Verdict]:
     """Check all expectations.
 
     Parameters
@@ -71,7 +81,7 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Row], source: str =
     return [_beside_printed(_verdict(one, by_label), one, by_label[one.row], source) for one in known]
 
 
-def _beside_printed(verdict: Verdict, one: Expectation, row: Row, source: str) -> Verdict:
+def _beside_printed(verdict: Verdict, one: Expectation, row: Counted, source: str) -> Verdict:
     """Add the printed figure, if there is one."""
     if one.printed is None:
         return verdict
@@ -81,7 +91,7 @@ def _beside_printed(verdict: Verdict, one: Expectation, row: Row, source: str) -
     return replace(verdict, printed=shown(one.column, printed), difference=difference, source=one.source or source)
 
 
-def _verdict(one: Expectation, rows: dict[str, Row]) -> Verdict:
+def _verdict(one: Expectation, rows: dict[str, Counted]) -> Verdict:
     value = rows[one.row].summary.get(one.column)
     checks: list[tuple[str, bool]] = []
     if one.equals is not None:

@@ -131,6 +131,24 @@ def test_a_wrong_document_is_one_message(old, new, said, hosim, tmp_path):
     assert said in done.err
 
 
+def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
+    path = write(tmp_path)
+    text = path.read_text()
+    for expected, code, said in (
+        ("{row: static, column: ttft_p50_ns, at_most: 1 s}", 0, ""),
+        ("{row: static, column: ttft_p50_ns, at_most: 1 us}", 1, "static: ttft_p50_ns must be at most 1.00 us, found "),
+        (
+            "{row: static, column: step_ns, at_most: 1 us}",
+            1,
+            "names a column of its summary, and no faster_than, found",
+        ),
+    ):
+        path.write_text(f"{text}expect:\n  - {expected}\n")
+        done = hosim("serve", path)
+        assert done.code == code
+        assert said in done.err
+
+
 def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario):
     assert "use hosim run" in hosim("serve", scenario).err
     assert "run hosim serve" in hosim("run", write(tmp_path)).err

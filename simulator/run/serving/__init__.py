@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.report import serving as report
+from simulator.report.expectations import Verdict, verdicts
 from simulator.run import Progress
 from simulator.run.serving.arrivals import arriving
 from simulator.run.serving.counts import iterations_of, requests_of, summary
 from simulator.run.serving.replays import Replays, rows_of
 from simulator.run.serving.rooms import rooms
+from simulator.run.serving.scheduler import Served
 from simulator.run.serving.story import Story, serve_row
 from simulator.scenario import Scenario
+from simulator.units import nearest
 from simulator.workload import Request, Requests
 
 if TYPE_CHECKING:
@@ -37,10 +40,13 @@ class Serving:
         The scenario, its machine and its workload.
     rows
         One per policy; see `simulator.run.serving.counts.summary`.
+    is_changed
+        Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
 
     loaded: Loaded
     rows: Sequence[dict[str, Any]] = field(repr=False)
+    is_changed: bool
     _stories: Sequence[Story] = field(repr=False)
 
     @cached_property
@@ -62,6 +68,13 @@ class Serving:
     def sentences(self) -> list[str]:
         """What a person would say."""
         return report.sentences(self.rows)
+
+    @cached_property
+    def expectations(self) -> list[Verdict]:
+        """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
+        if self.is_changed:
+            return []
+        return verdicts(self.loaded.scenario.expect, [_Row(str(row["policy"]), row) for row in self.rows])
 
     def figure(self) -> Picture:
         """Draw who has the first token after how long, what a further one takes, and how many wait."""
@@ -92,8 +105,15 @@ class Serving:
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"serving.{kind}"), kind)
             seed = self.loaded.scenario.seed
-            more = {"sentences": self.sentences, "seed": seed, "provenance": provenance(self.loaded)}
-            files.write_summary(folder, self.rows, more)
+            more = {"sentences": self.sentences, "expectations": [asdict(v) for v in self.expectations], "seed": seed}
+            files.write_summary(folder, self.rows, more | {"provenance": provenance(self.loaded)})
+
+
+class _Row(NamedTuple):
+    """What expectations are about."""
+
+    label: str
+    summary: Mapping[str, Any]
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -136,14 +156,14 @@ def serve(
     loaded = catalog.resolve(scenario, set)
     asked = _asked(loaded)
     rows, come = read_served(loaded, policies)
+    links = loaded.hardware.link_names
     room = rooms(loaded, asked, come)
     tokens = int(min(room.blocks[0], _enough(come))) * asked.block
     stories = []
     for row in rows:
         replays = Replays(loaded, row, tokens, exact=exact)
         stories.append(serve_row(row, replays, room, asked, come, progress or _silent))
-    links = loaded.hardware.link_names
-    return Serving(loaded, [summary(story, links) for story in stories], stories)
+    return Serving(loaded, [summary(story, links) for story in stories], bool(set), stories)
 
 
 def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], list[Request]]:
@@ -162,7 +182,14 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
         As for `serve`.
     """
     come = arriving(loaded)
-    rooms(loaded, _asked(loaded), come)
+    room = rooms(loaded, _asked(loaded), come)
+    columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names))
+    for number, one in enumerate(loaded.scenario.expect):
+        if one.column not in columns or one.faster_than is not None:
+            must = "an expectation of what is served names a column of its summary, and no faster_than"
+            found = repr(one.column) if one.column not in columns else "faster_than"
+            where = loaded.place("expect", str(number), "column")
+            raise ConfigError(where, must, found, nearest(one.column, columns))
     return rows_of(loaded, policies), come
 
 
