@@ -137,3 +137,20 @@ def test_weights_of_kimi_k2_take_as_many_bytes_as_their_files() -> None:
     weights = sum(t.size_bytes for t in graph.tensors if t.kind in ("weight", "expert"))
     assert weights == pytest.approx(1_029_173_256_720, rel=1e-7)
     assert flops(graph, "matmul") == 2 * 16 * 31_686_066_176, "parameters of the linears that a token goes through"
+
+
+def test_sparse_attention_adds_its_gates_and_its_compression() -> None:
+    """A gate of each view for each head, and an MLP of 32 latents with their positions: 0.1 % of the parameters."""
+    found, dense = (count(model_of(f"{name}_decode")) for name in ("deepseek_v3_nsa", "deepseek_v3"))
+    assert found.total - dense.total == 61 * (7168 * 3 * 128 + 576 * 576 * 33 + 32 * 576)
+    assert found.total / 1e9 == pytest.approx(671, rel=0.005)
+
+
+def test_a_rank_of_a_node_holds_its_experts_and_the_cache_in_blocks() -> None:
+    """65,537 tokens are 1,025 blocks of 64; 4,095 blocks of 32, 16 apart, are compressed."""
+    work = shipped("deepseek_v3_nsa_decode")
+    by_kind: dict[str, int] = {}
+    for tensor in build(work).tensors:
+        by_kind[tensor.kind] = by_kind.get(tensor.kind, 0) + tensor.size_bytes
+    assert by_kind["kv_cache"] == 61 * 576 * 2 * (1025 * 64 + 4095)
+    assert by_kind["expert"] == 58 * 16 * 3 * (7168 * 2048 + 56 * 16 * 4)
