@@ -28,12 +28,16 @@ class Findings:
         Transfers whose copy nobody used before it was given up.
     unread_bytes
         Their size [B].
+    unchosen_copies, unchosen_bytes
+        The same of candidates of late reads, which could have been chosen when they were copied.
     """
 
     dead_byte_ns: dict[str, int]
     worst: tuple[tuple[str, str, int, int], ...] = ()
     unread_copies: int = 0
     unread_bytes: int = 0
+    unchosen_copies: int = 0
+    unchosen_bytes: int = 0
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -48,6 +52,9 @@ class Findings:
         if self.unread_copies:
             what = "copy is" if self.unread_copies == 1 else "copies are"
             said.append(f"{self.unread_copies:,} {what} never used ({human(self.unread_bytes, 'B')}): drop them")
+        if self.unchosen_copies:
+            what = "copy of a late read was" if self.unchosen_copies == 1 else "copies of late reads were"
+            said.append(f"{self.unchosen_copies:,} {what} not chosen ({human(self.unchosen_bytes, 'B')})")
         return tuple(said)
 
 
@@ -66,12 +73,17 @@ def look(facts: Facts, held: Held) -> Findings:
     since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))
     total = np.zeros(len(facts.sizes) * facts.tiers, np.int64)
     np.add.at(total, place, facts.times(freed) - facts.times(since))
-    unread = _unread_copies(facts)
+    copies = _unread_copies(facts)
+    candidates = sorted({t for op in facts.graph.ops if op.late for t in op.late.candidates})
+    late = np.isin(facts.a[copies], candidates)
+    unread, unchosen = copies[~late], copies[late]
     return Findings(
         dead_byte_ns=_by_tier(facts, total),
         worst=_worst(facts, total),
         unread_copies=len(unread),
         unread_bytes=int(facts.sizes[facts.a[unread]].sum()),
+        unchosen_copies=len(unchosen),
+        unchosen_bytes=int(facts.sizes[facts.a[unchosen]].sum()),
     )
 
 

@@ -168,6 +168,5 @@ def _merge(found: Sequence[Findings]) -> Findings:
     for one in found:
         dead.update(one.dead_byte_ns)
     worst = sorted((row for one in found for row in one.worst), key=lambda row: -row[2] * row[3])
-    return Findings(
-        dict(dead), tuple(worst[:5]), sum(f.unread_copies for f in found), sum(f.unread_bytes for f in found)
-    )
+    copies = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
+    return Findings(dict(dead), tuple(worst[:5]), *(sum(getattr(one, key) for one in found) for key in copies))
