@@ -9,6 +9,7 @@ from simulator import catalog, formats, referee
 from simulator.builders import layouts
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
+from simulator.plan import Plan
 from simulator.report.names import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.serving import read_served
@@ -54,7 +55,7 @@ def _document(document: object, path: Path) -> str:
         for choice in document.policies:
             if choice.is_file:
                 for task in case.tasks:
-                    referee.check_plan(task.graph, case.hardware, decide[choice.row](task.problem), task.pinned)
+                    _check_plan(case, task, decide[choice.row](task.problem))
         sizes = {"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
         return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
     if isinstance(document, Hardware):
@@ -82,8 +83,13 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
     case = prepare(catalog.resolve(scenario))
     task = _whose(path, case)
     plan = formats.read_plan(path, task.graph, task.problem.tiers)
-    referee.check_plan(task.graph, case.hardware, replace(plan, file=path.name), task.pinned)
+    _check_plan(case, task, replace(plan, file=path.name))
     return f"{formats.check(path)}: ok for {case.loaded.scenario.name}"
+
+
+def _check_plan(case: Case, task: Task, plan: Plan) -> None:
+    """Hold a plan against the graph, with what late reads of its first rank choose."""
+    referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]))
 
 
 def _whose(path: Path, case: Case) -> Task:

@@ -10,6 +10,8 @@ import pytest
 
 import simulator as hosim
 from simulator.errors import ConfigError
+from simulator.run.check import describe
+from simulator.run.robustness import robustness
 
 JOB = """\
 schema: hosim/workload/1
@@ -91,6 +93,19 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
     with pytest.raises(hosim.errors.PlanError, match="what an op reads is valid"):
         hosim.run(story, policies=["recorded"])
+
+
+def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
+    """A plan for nominal times, and a runtime that handles late reads, under other conditions."""
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    found = robustness(story, policy="hybrid", against="on demand", draws=2)
+    assert {row["status"] for row in found.rows} == {"ok"}
+
+
+def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:
+    story = folder(tmp_path)
+    hosim.run(story, policies=["hybrid"]).write(tmp_path / "out")
+    assert "ok for story" in describe(str(tmp_path / "out" / "hybrid" / "plan.jsonl"), str(story))
 
 
 BAD = {
