@@ -91,3 +91,17 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
         said = " ".join(static.remarks)
         assert "copies of late reads were not chosen" in said
         assert "drop them" not in said
+
+
+def test_a_tier_that_has_no_room_for_the_blocks_says_how_much_is_lacking(tmp_path):
+    """Blocks are reserved from the start, as paged engines do: 4 layers, 2 sequences, 9 blocks of 8 tokens, 512 B each."""
+    job = WORK.format(attention=GQA, feed_forward=DENSE, phase=PHASES[1], key="new_tokens")
+    job = job.replace("a toy}", "a toy, kv: a toy}")
+    box = documents.BOX.replace("capacity: inf", "capacity: 200 kB")
+    for name, text in (("box", box), ("job", job), ("story", CACHES)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    results = hosim.run(tmp_path / "story.yaml")
+    assert {row.status for row in results.values()} == {"infeasible"}
+    lacking = 4 * 2 * 9 * 8 * 512 - 200_000
+    assert {row.summary["short_bytes"] for row in results.values()} == {lacking}
+    assert "raise the capacity of ddr by 94.9 kB" in " ".join(results.sentences)
