@@ -130,7 +130,10 @@ def _hits(row: Mapping[str, Any]) -> str:
     none, most = (row[f"read_{share}_hit_p50_ns"] for share in (shares[0], shares[-1]))
     times = f"{ratio(none / most)} as fast" if none >= most else f"{ratio(most / none)} as slowly"
     kinds = f"a prompt of which {shares[-1]} % were found is read {times} as one of which {shares[0]} % were"
-    return f"{said}; {kinds} ({human(most, 'ns')} and {human(none, 'ns')})."
+    said = f"{said}; {kinds} ({human(most, 'ns')} and {human(none, 'ns')})"
+    if row["even_bytes_per_s"]:
+        said += f"; at {human(round(row['even_bytes_per_s']), 'B/s')} copying takes as long as computing"
+    return f"{said}."
 
 
 def _waits(row: Mapping[str, Any]) -> str:

@@ -158,12 +158,13 @@ def serve(
     rows, come = read_served(loaded, policies)
     links = loaded.hardware.link_names
     room = rooms(loaded, asked, come)
+    token_bytes = room.block_bytes // asked.block
     tokens = int(min(room.blocks[0], _enough(come))) * asked.block
     stories = []
     for row in rows:
         replays = Replays(loaded, row, tokens, exact=exact)
         stories.append(serve_row(row, replays, room, asked, come, progress or _silent))
-    return Serving(loaded, [summary(story, links) for story in stories], bool(set), stories)
+    return Serving(loaded, [summary(story, links, token_bytes) for story in stories], bool(set), stories)
 
 
 def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], list[Request]]:
@@ -183,7 +184,7 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
     """
     come = arriving(loaded)
     room = rooms(loaded, _asked(loaded), come)
-    columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names))
+    columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names, 0))
     for number, one in enumerate(loaded.scenario.expect):
         if one.column not in columns or one.faster_than is not None:
             must = "an expectation of what is served names a column of its summary, and no faster_than"

@@ -13,7 +13,7 @@ _SHARES = 4
 """Prompts are told apart by how many quarters of them were found."""
 
 
-def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
+def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, Any]:
     """Count a row.
 
     Parameters
@@ -22,6 +22,8 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
         What happened.
     links
         Names of the machine's links.
+    token_bytes
+        What a token takes in the KV cache [B].
 
     Returns
     -------
@@ -46,6 +48,9 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
         ``read_<n>_hit_p50_ns``
             From admission to the first token, for prompts of which 0, 25, 50, 75 or 100 % were found (the nearest of
             these).
+        ``even_bytes_per_s``
+            Rate at which the KV cache of the prompts of which nothing was found takes as long to copy as it took from
+            their admission to their first token.
         ``moved_<link>_bytes``
             Bytes copied.
         ``stall_fraction``, ``wait_<cause>_ns``, ``drain_ns``
@@ -77,6 +82,7 @@ def summary(story: Story, links: Iterable[str]) -> dict[str, Any]:
         **_latencies(story.served),
         "tokens_per_s": _ratio(sum(one.made for one in story.served) * 10**9, story.end_ns),
         **_hits(story),
+        "even_bytes_per_s": _even(story.served, token_bytes),
         **{f"moved_{link}_bytes": size for link, size in moved.items()},
         "stall_fraction": _ratio(stall, busy),
         **{f"wait_{cause}_ns": ns for cause, ns in waits.items()},
@@ -129,6 +135,15 @@ def _tpot(one: Served) -> int | None:
     if one.end_ns is None or one.first_ns is None or one.request.output < 2:
         return None
     return round((one.end_ns - one.first_ns) / (one.request.output - 1))
+
+
+def _even(served: Sequence[Served], token_bytes: int) -> float | None:
+    read = [
+        (one.request.prompt, one.first_ns - one.admitted_ns)
+        for one in served
+        if one.first_ns is not None and one.admitted_ns is not None and not any(one.hit)
+    ]
+    return _ratio(sum(tokens for tokens, _ in read) * token_bytes * 10**9, sum(ns for _, ns in read))
 
 
 def _hits(story: Story) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def serve_row(
 ) -> Story:
     """Serve requests under one policy.
 
-    It ends early, as ``overloaded``, if more requests wait when the last one comes than were admitted until then,
-    although some had already left: those that come are more than twice as many as those that can be served, and what is
-    measured of latency would be the length of the run.
+    It ends early, as ``overloaded``, if more requests wait when the last one comes than were admitted until then, and
+    than may run together, although some had already left: those that come are more than twice as many as those that can
+    be served, and what is measured of latency would be the length of the run.
 
     Parameters
     ----------
@@ -95,14 +95,14 @@ def serve_row(
     story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
     come = left = 0
     while True:
-        arrived = [one for one in story.served[come:] if one.request.arrival_ns <= story.end_ns]
-        for one in arrived:
-            scheduler.add(one)
-        come += len(arrived)
+        before = come
+        while come < len(requests) and requests[come].arrival_ns <= story.end_ns:
+            scheduler.add(story.served[come])
+            come += 1
         work = scheduler.next(story.end_ns)
-        if arrived and come == len(requests):
+        if before < come == len(requests):
             story.waiting_at_last = len(scheduler.waiting)
-            if left and story.waiting_at_last > len(requests) - story.waiting_at_last:
+            if left and story.waiting_at_last > max(asked.max_sequences, len(requests) - story.waiting_at_last):
                 story.status = "overloaded"
                 break
         if not (work.decoding or work.parts or work.stores):

@@ -1,0 +1,68 @@
+"""How serving is told; numbers by hand."""
+
+from __future__ import annotations
+
+from simulator.report.serving import sentences, table
+from simulator.trace import CAUSES
+
+
+def row(policy="static", **more):
+    about = {"policy": policy, "status": "ok", "why": "", "requests": 10, "finished": 10, "tokens_per_s": 50.0}
+    about |= {f"{name}_{which}_ns": 10**6 for name in ("ttft", "tpot") for which in ("p50", "p95", "mean")}
+    about |= {"computed_fraction": 0.5, "hit_hbm_fraction": 0.2, "hit_ddr_fraction": 0.3}
+    about |= {f"read_{share}_hit_p50_ns": None for share in (0, 25, 50, 75, 100)}
+    about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
+    about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
+    return about | {"most_waiting": 3, "waiting_at_last": 0, "iterations": 7, "replayed": 5} | more
+
+
+def test_what_was_found_is_told_with_what_it_saved():
+    said = sentences([row(read_0_hit_p50_ns=8 * 10**6, read_100_hit_p50_ns=2 * 10**6, even_bytes_per_s=5.4e9)])
+    assert said[0] == (
+        "static: half of the requests have their first token within 1.00 ms, 95 % within 1.00 ms; "
+        "a further token takes 1.00 ms, 50 tokens come out in a second."
+    )
+    assert said[1] == (
+        "static finds 50 % of all prompt tokens: 20 % in hbm and 30 % in ddr; a prompt of which 100 % were found is "
+        "read 4.00x as fast as one of which 0 % were (2.00 ms and 8.00 ms); "
+        "at 5.40 GB/s copying takes as long as computing."
+    )
+    assert said[2] == "static waits for less than 1 % of the time of its iterations."
+
+
+def test_loading_that_does_not_pay_is_told_too():
+    said = sentences([row(read_0_hit_p50_ns=10**6, read_50_hit_p50_ns=3 * 10**6)])
+    assert "is read 3.00x as slowly as one of which 0 % were" in said[1]
+
+
+def test_stores_may_be_what_is_waited_for():
+    said = sentences([row(stall_fraction=0.2, wait_transfer_ns=5, drain_ns=6)])
+    assert said[2] == "static waits for 20 % of the time of its iterations, most for stores."
+
+
+def test_rows_that_cannot_serve_say_why():
+    nothing = {"ttft_p50_ns": None, "finished": 0, "hit_hbm_fraction": None, "hit_ddr_fraction": None}
+    said = sentences([row(status="infeasible", why="short by 5 B", **nothing), row("other")])
+    assert said[0] == "static cannot serve: short by 5 B."
+    overloaded = row(status="overloaded", offered_per_s=8.0, served_per_s=2.0, waiting_at_last=7)
+    assert sentences([overloaded])[0] == (
+        "static is overloaded: 8 requests come in a second, and 2 are served; "
+        "7 of 10 waited when the last one came, and the run ends there."
+    )
+    assert sentences([row(waiting_at_last=4)])[-1] == (
+        "static falls behind: 4 requests of 10 waited when the last one came."
+    )
+
+
+def test_rows_are_compared_by_the_mean():
+    assert sentences([row(), row("late", ttft_mean_ns=1_500_000)])[-1] == (
+        "first tokens come soonest under static, after 1.00 ms on average; 1.50x under late."
+    )
+    assert sentences([row(), row("late")])[-1] == (
+        "on average, first tokens come within 1 % as soon under static and late."
+    )
+
+
+def test_what_is_not_there_is_a_dash():
+    lines = [line.split() for line in table([row(tpot_p50_ns=None, tokens_per_s=None)]).splitlines()]
+    assert lines[1] == ["static", "ok", "10", "of", "10", "1.00", "ms", "1.00", "ms", "-", "1.00", "ms", "-", "0", "%"]
