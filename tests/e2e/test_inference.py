@@ -94,7 +94,7 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
 
 
 def test_a_tier_that_has_no_room_for_the_blocks_says_how_much_is_lacking(tmp_path):
-    """Blocks are reserved from the start, as paged engines do: 4 layers, 2 sequences, 9 blocks of 8 tokens, 512 B each."""
+    """Blocks are reserved from the start: 4 layers, 2 sequences, 9 blocks of 8 tokens, 512 B each."""
     job = WORK.format(attention=GQA, feed_forward=DENSE, phase=PHASES[1], key="new_tokens")
     job = job.replace("a toy}", "a toy, kv: a toy}")
     box = documents.BOX.replace("capacity: inf", "capacity: 200 kB")
