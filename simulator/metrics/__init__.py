@@ -8,7 +8,7 @@ from simulator.metrics.crowds import Crowd, crowds
 from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ranks import by_rank, summarise
-from simulator.metrics.steps import recomputes, run_numbers, steps_of
+from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
 from simulator.metrics.summary import OF_RANKS, columns
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "by_rank",
     "columns",
     "crowds",
+    "keeps_program",
     "op_name",
     "peak_breakdown",
     "peaks_bytes",

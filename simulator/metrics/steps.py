@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, COPY, DETACH
+from simulator.plan import COMPUTE, COPY, DETACH, Plan
 from simulator.trace import Block, Trace
 
 Ints = NDArray[np.int64]
@@ -22,6 +24,33 @@ def recomputes(what: Graph | Job, trace: Trace) -> bool:
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
     return trace.status != "ok" or computes > once
+
+
+def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], trace: Trace, rank: int) -> bool:
+    """Whether a rank first ran all ops of a step in program order, each on its stream: what no plan can beat is so.
+
+    Parameters
+    ----------
+    graph, plan
+        What ran, under what.
+    streams
+        By op, the stream that the bounds know it on.
+    trace, rank
+        What happened, and of whom.
+    """
+    if plan.fixed is not None:
+        kind, op, stream = (np.array(column, np.int64) for column in (plan.fixed.kind, plan.fixed.a, plan.fixed.b))
+        laps = 1
+    else:
+        issued = trace.issued[rank].whole()
+        kind, op, stream, laps = issued["kind"], issued["a"], issued["b"], graph.steps
+    op, stream = op[kind == COMPUTE], stream[kind == COMPUTE]
+    runs = np.bincount(op, minlength=len(graph.ops))
+    if (runs % laps).any() or (stream != np.array(streams, np.int64)[op]).any():
+        return False
+    by_op = np.argsort(op, kind="stable")
+    first = (np.cumsum(runs) - runs)[None, :] + np.arange(laps)[:, None] * (runs // laps)[None, :]
+    return bool((np.diff(by_op[first].ravel()) > 0).all()) if len(op) else True
 
 
 def run_numbers(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Ints, Ints]:

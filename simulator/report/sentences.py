@@ -57,10 +57,12 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        At most one sentence on what does not fit or blocks, one on the fastest row, one on why nothing moved, one on
-        its ranks, one on each row whose ranks have not settled, two on what ranks crowd, one on what the others lose.
+        At most one sentence on what does not fit or blocks, one on the fastest row, one on rows without a bound, one on
+        why nothing moved, one on its ranks, one on each row whose ranks have not settled, two on what ranks crowd, one
+        on what the others lose.
     """
-    said = [_not_running(rows), _fastest(rows), _needless(rows), _of_ranks(rows), *map(_unsettled, rows)]
+    said = [_not_running(rows), _fastest(rows), _unbounded(rows), _needless(rows), _of_ranks(rows)]
+    said += map(_unsettled, rows)
     said += [*crowded(rows), _losing(rows)]
     return [_sentence(text) for text in said if text]
 
@@ -127,6 +129,15 @@ def _fastest(rows: Sequence[Row]) -> str:
         text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
         text += _unseen(row, float(gap or 0))
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
+
+
+def _unbounded(rows: Sequence[Row]) -> str:
+    """Rows of which no bound is known, because their plans reorder ops."""
+    found = [row.label for row in rows if is_ok(row) and not present(row.summary.get("bound_ns"))]
+    if not found:
+        return ""
+    whose = "its plan runs" if len(found) == 1 else "their plans run"
+    return f"no bound is known of {listed(found)}: {whose} ops in another order, or on other streams, than the program"
 
 
 _NEVER_COPY = {"resident", "recompute"}

@@ -72,7 +72,10 @@ class Planned:
         if row["status"] != "ok":
             return f"{self.result.label} on {case.loaded.scenario.name}: {row['status']}"
         step, peak = human(row["step_ns"], "ns"), human(row[f"peak_{tier}_bytes"], "B")
-        above = f"{percent(row['gap_fraction'])} above the bound ({row['bound_kind']})"
+        is_bounded = row.get("bound_ns") is not None
+        above = (
+            f"{percent(row['gap_fraction'])} above the bound ({row['bound_kind']})" if is_bounded else "no bound known"
+        )
         lines = [
             f"{self.result.label} on {case.loaded.scenario.name}: {step} a step, {above}",
             f"peak in {tier} {peak} of a budget of {human(case.problem.budget_bytes, 'B')}",

@@ -10,6 +10,8 @@ from simulator.plan import Plan
 from simulator.run.case import LEAST_PEAK, Case
 from simulator.run.execute import execute
 from simulator.run.results import Result
+from simulator.run.task import Task
+from simulator.trace import Trace
 
 
 def replayed(
@@ -42,9 +44,10 @@ def replayed(
     ran = [referee.Drawn(plan, drawn) for plan, drawn in zip(of_ranks, draws, strict=True)]
     findings = referee.check_trace(case.job, case.hardware, ran, trace, budget, switches)
     kind = {"may_repeat": metrics.recomputes(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
-    bound = case.bound(**kind)
+    is_bounded = all(_is_bounded(task, plan, trace) for task, plan in zip(case.tasks, plans, strict=True))
+    bound = case.bound(**kind) if is_bounded else None
     summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
-    if trace.status == "ok":
+    if trace.status == "ok" and is_bounded:
         summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
@@ -54,6 +57,13 @@ def replayed(
             if plan.fixed is None:
                 referee.check_plan(task.graph, case.hardware, recorded, task.pinned, draws[task.ranks[0]])
     return result
+
+
+def _is_bounded(task: Task, plan: Plan, trace: Trace) -> bool:
+    """Whether the bounds hold of a plan: of a run that did not end, as of any; else if it keeps the program."""
+    if trace.status != "ok":
+        return True
+    return metrics.keeps_program(task.graph, plan, task.problem.streams, trace, task.ranks[0])
 
 
 def notes(case: Case, plans: Sequence[Plan]) -> list[str]:

@@ -1,0 +1,78 @@
+"""Bounds hold of plans that run ops in program order, each on its stream; of others none is told."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from stories import graph
+
+import simulator as hosim
+from simulator.metrics import keeps_program
+from simulator.plan import COMPUTE, Plan, Steps
+from simulator.trace import ISSUED, Table, Trace
+
+GRAPH = graph("a 1 persistent", "f: a ->", "g: a ->", "h: a ->")
+
+
+def fixed(*computes):
+    steps = Steps()
+    for op, stream in computes:
+        steps.compute(op, stream)
+    return Plan("p", ("hbm",), (0,), steps)
+
+
+def issued(computes):
+    table = Table(ISSUED)
+    table.append(np.array([(COMPUTE, op, stream, 0) for op, stream in computes], np.int64).tobytes())
+    empty = Table(ISSUED)
+    return Trace("ok", empty, empty, empty, (table,), (), (0,))
+
+
+IN_ORDER = [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("computes", "keeps"),
+    [
+        (IN_ORDER, True),
+        ([(0, 0), (1, 0), (0, 0), (2, 0)], True),
+        ([(0, 0), (2, 0), (1, 0)], False),
+        ([(0, 0), (1, 1), (2, 0)], False),
+    ],
+)
+def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, keeps):
+    assert keeps_program(GRAPH, fixed(*computes), (0, 0, 0), issued([]), 0) is keeps
+
+
+@pytest.mark.parametrize(
+    ("computes", "keeps"),
+    [
+        (2 * IN_ORDER, True),
+        ([*IN_ORDER, (0, 0), (2, 0), (1, 0)], False),
+        ([(0, 0), (1, 0), (0, 0), (2, 0), (1, 0), (2, 0)], False),
+    ],
+)
+def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
+    plan = Plan("p", ("hbm",), (0,), partial(iter, ()))
+    two_steps = GRAPH.repeated(2)
+    assert keeps_program(two_steps, plan, (0, 0, 0), issued(computes), 0) is keeps
+
+
+def test_of_a_plan_on_other_streams_no_bound_is_told(tmp_path):
+    hosim.run("tiny_train_910c", policies=["static"]).write(tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "static" / "plan.jsonl").read_text().splitlines()]
+    for line in lines:
+        if ".wgrad" in line.get("compute", ""):
+            line["stream"] = 1
+    (tmp_path / "out" / "beside.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = (tmp_path / "out" / "scenario.yaml").read_text()
+    scenario = tmp_path / "out" / "again.yaml"
+    scenario.write_text(text.replace("- policy: static\n", "- policy: beside.jsonl\n  label: static\n"))
+    results = hosim.run(scenario)
+    row = results["static"].summary
+    assert row["status"] == "ok"
+    assert row.keys().isdisjoint({"bound_ns", "bound_kind", "gap_fraction", "least_peak_bytes"})
+    assert any("no bound is known of static" in sentence for sentence in results.sentences)
