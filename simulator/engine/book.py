@@ -33,7 +33,7 @@ from simulator.engine.link import LinkQueue
 from simulator.engine.places import NEVER, Computes, Places
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK
-from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
+from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep, free_compute
 from simulator.errors import PlanError
 from simulator.plan import Code
 
@@ -124,7 +124,7 @@ class Book:
         self.late: LateReads | None = None
         self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
-        self._free = self._shared_step()
+        self._free = free_compute()
         self._count: tuple[Callable[[Code], Step], ...] = (compute, self._copy, self._detach, self._sync)
 
     def take_late(self, late: LateReads) -> None:
@@ -293,13 +293,6 @@ class Book:
         step.after = step.line = ()
         step.duration_ns = -1
         step.is_free = self._alone and not (reads or writes or self._columns.workspace_bytes[op])
-        return step
-
-    def _shared_step(self) -> ComputeStep:
-        """The step of all computes that have nothing to see to."""
-        step = ComputeStep()
-        step.after = step.line = step.reads = step.writes = step.turns = ()
-        step.is_free, step.duration_ns = True, -1
         return step
 
     def _sync(self, code: Code) -> SyncStep:

@@ -76,6 +76,14 @@ class ComputeStep:
         return True
 
 
+def free_compute() -> ComputeStep:
+    """Make the step that all computes share which have nothing to see to; what waits in a queue names its op."""
+    step = ComputeStep()
+    step.after = step.line = step.reads = step.writes = step.turns = ()
+    step.is_free, step.duration_ns = True, -1
+    return step
+
+
 class CopyStep:
     """A copy.
 
