@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.lifetime import launched, lifetimes
 from simulator.plan import COMPUTE, Code, Plan, Steps, View
 from simulator.policies.problem import Problem, Replay
-from simulator.trace import SPANS, Table, Trace
+from simulator.trace import SPANS, WAITS, Table, Trace
 
 _KIND, _ITEM, _ISSUE, _START, _END = map(SPANS.index, ("kind", "item", "issue", "start_ns", "end_ns"))
+_WAITED = WAITS.index("op")
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,16 @@ def _replay(original: Problem, contracted: Contracted, plan: Plan) -> Replay:
     found = original.replay(contracted.written_out(plan))
     if found.trace is None or plan.fixed is None:
         return replace(found, trace=None)
-    return replace(found, trace=replace(found.trace, spans=_spans(found.trace, plan.fixed, contracted.members)))
+    members = contracted.members
+    spans, waits = _spans(found.trace, plan.fixed, members), _waits(found.trace, members)
+    return replace(found, trace=replace(found.trace, spans=spans, waits=waits))
 
 
 def _spans(trace: Trace, steps: Steps, members: Sequence[range]) -> Table:
     """The spans with one for each group, from the start of its first op to the end of its last."""
     runs = [len(members[a]) if kind == COMPUTE else 1 for kind, a, _, _ in steps.codes()]
     position = np.repeat(np.arange(len(runs)), runs)
-    number = np.repeat(np.arange(len(members)), [len(group) for group in members])
+    number = _numbers(members)
     rows = np.column_stack(list(trace.spans.whole().values()))
     lap, at = np.divmod(rows[:, _ISSUE], len(position))
     rows[:, _ISSUE] = lap * len(runs) + position[at]
@@ -123,3 +127,17 @@ def _spans(trace: Trace, steps: Steps, members: Sequence[range]) -> Table:
     table = Table(SPANS)
     table.append(np.ascontiguousarray(merged).tobytes())
     return table
+
+
+def _waits(trace: Trace, members: Sequence[range]) -> Table:
+    """The waits, each of the group that waited."""
+    rows = np.column_stack(list(trace.waits.whole().values()))
+    rows[:, _WAITED] = _numbers(members)[rows[:, _WAITED]]
+    table = Table(WAITS)
+    table.append(np.ascontiguousarray(rows).tobytes())
+    return table
+
+
+def _numbers(members: Sequence[range]) -> NDArray[np.int64]:
+    """By op, the group that it is in."""
+    return np.repeat(np.arange(len(members)), [len(group) for group in members])

@@ -93,16 +93,17 @@ def _positions(explanation: Explanation) -> str:
     if not groups:
         return ""
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], -sum(one.size_bytes for one in item[1])))
-    lines = [("operator", "tensors", "count", "position, ops", "window, ops", "alone", "stall", "residency")]
+    lines = [("operator", "tensors", "count", "position, ops", "window, ops", "alone", "stall", "residency", "waited")]
     for (role, name), group in ordered[: 2 * MOST_LINES]:
         comes = role is Role.PREFETCH
         away = [one.before - one.position if comes else one.position - _last_use(explanation, one) for one in group]
         where = f"{_range(away)} {'before its use' if comes else 'after the last use'}"
-        costs = [human(sum(getattr(one, key) for one in group), "ns") for key in ("stall_ns", "residency_ns")]
+        terms = ([one.stall_ns for one in group], [one.residency_ns for one in group])
+        costs = [human(sum(term), "ns") for term in (*terms, [explanation.waited_ns(one) for one in group])]
         window = _range(one.last - one.first + 1 for one in group)
         alone = human(median(one.alone_ns for one in group), "ns")
-        lines.append((role, name, str(len(group)), where, window, alone, *(costs if comes else ("", ""))))
-    return _table("positions, and the cost terms of Algorithm 1 there", lines, len(ordered))
+        lines.append((role, name, str(len(group)), where, window, alone, *(costs if comes else ("", "", ""))))
+    return _table("positions, the cost terms of Algorithm 1 there, and what the replay waited", lines, len(ordered))
 
 
 def _last_use(explanation: Explanation, one: CacheOp) -> int:
@@ -202,7 +203,7 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
             lines.append(f"    {one.role} {augmented.point(one.position)}; window {window}")
             if one.role is not Role.DETACH:
                 way = " to ".join(problem.tiers[tier] for tier in problem.path(one.source, one.target))
-                lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(one)}")
+                lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(explanation, one)}")
     return lines
 
 
@@ -222,7 +223,8 @@ def _remade_told(explanation: Explanation, choice: Choice) -> list[str]:
     ]
 
 
-def _costs(one: CacheOp) -> str:
+def _costs(explanation: Explanation, one: CacheOp) -> str:
     if one.role is not Role.PREFETCH:
         return ""
-    return f"; stall {human(one.stall_ns, 'ns')} + residency {human(one.residency_ns, 'ns')}"
+    terms = f"; stall {human(one.stall_ns, 'ns')} + residency {human(one.residency_ns, 'ns')}"
+    return f"{terms}; waited for {human(explanation.waited_ns(one), 'ns')} in the replay"

@@ -71,12 +71,13 @@ def _cache_ops(explanation: Explanation) -> Iterator[Sequence[object]]:
     augmented = explanation.candidate.augmented
     names, tiers = [t.name for t in augmented.graph.tensors], augmented.tiers
     head = ("role", "trip", "tensor", "source", "target", "size_bytes", "alone_ns", "first_point", "position")
-    yield (*head, "last_point", "issued", "stall_ns", "residency_ns")
+    yield (*head, "last_point", "issued", "stall_ns", "residency_ns", "waited_ns")
     for one in augmented.cache_ops:
         target = "" if one.target == NOWHERE else tiers[one.target]
         where = (one.first, one.position, one.last, augmented.point(one.position))
         what = (one.role, one.trip, names[one.tensor], tiers[one.source], target, one.size_bytes, one.alone_ns)
-        yield (*what, *where, one.stall_ns, one.residency_ns)
+        waited_ns = explanation.waited_ns(one) if one.role is Role.PREFETCH else 0
+        yield (*what, *where, one.stall_ns, one.residency_ns, waited_ns)
 
 
 def _slots(slots: Iterable[Slot]) -> Iterator[Sequence[object]]:

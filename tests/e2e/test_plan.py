@@ -4,12 +4,15 @@ import csv
 import json
 
 import chain
+import pandas as pd
+
+import simulator
 
 
 def test_plan_tells_what_moves_and_why(hosim, scenario):
     done = hosim("plan", scenario)
     assert done.code == 0
-    for part in ("spent away: ", "kept: ", "positions, and the cost terms", "channels, 64 slots", "oversubscribed"):
+    for part in ("spent away: ", "kept: ", "positions, the cost terms", "channels, 64 slots", "oversubscribed"):
         assert part in done.out
     assert len(done.out.splitlines()) < 60
 
@@ -126,3 +129,16 @@ def test_plan_says_what_run_says_of_what_cannot_fit(hosim):
     assert "must fit in hbm" in planned.err
     assert "short by 71,131,008 B" in planned.err
     assert "offload_saved and static do not fit in hbm: short by 71.1 MB" in ran.out
+
+
+def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):
+    name = "tiny_train_910c"
+    assert hosim("plan", name, "--out", tmp_path / "plan").code == 0
+    told = pd.read_csv(tmp_path / "plan" / "cache_ops.csv")
+    row = simulator.run(name, policies=["static"])["static"]
+    waits = row.waits[row.waits["step"] == row.waits["step"].max()]
+    lacked = waits[waits["tensor"].isin(set(told.loc[told["role"] == "prefetch", "tensor"]))]
+    expected = (lacked["end_ns"] - lacked["start_ns"]).groupby(lacked["tensor"]).sum()
+    found = told[told["waited_ns"] > 0].groupby("tensor")["waited_ns"].sum()
+    assert found.to_dict() == expected.to_dict()
+    assert found.sum() > 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
-from simulator.plan import Plan
+from simulator.plan import COMPUTE, Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.ledger import Slot, ledger
@@ -47,6 +49,28 @@ class Explanation:
     def cache_ops_of(self, tensor: int) -> list[CacheOp]:
         """Cache operators of one tensor, in the order of their issue."""
         return [one for one in self.candidate.augmented.cache_ops if one.tensor == tensor]
+
+    def waited_ns(self, one: CacheOp) -> int:
+        """How long the op that needs what a prefetch brings waited for it in the last step of the replay [ns].
+
+        Its `stall_ns` is what the pass expects where the copy begins at its position; what comes before it on its
+        channel, or has not left the room that it needs, adds to that.
+        """
+        return self._waited_ns.get((one.before, one.tensor), 0)
+
+    @cached_property
+    def _waited_ns(self) -> dict[tuple[int, int], int]:
+        """By op and tensor that it lacked, how long it waited in the last step [ns]."""
+        found: Counter[tuple[int, int]] = Counter()
+        if self.replay.trace is None or self.replay.status != "ok":
+            return found
+        spans, waits = self.replay.trace.spans.whole(), self.replay.trace.waits.whole()
+        begin = int(spans["end_ns"][spans["kind"] == COMPUTE].max(initial=0)) - self.replay.step_ns
+        last = waits["start_ns"] >= begin
+        columns = (waits[name][last].tolist() for name in ("op", "tensor", "start_ns", "end_ns"))
+        for op, tensor, start, end in zip(*columns, strict=True):
+            found[op, tensor] += end - start
+        return found
 
 
 def explanation(problem: Problem, candidate: Candidate, choices: list[Choice], plan: Plan) -> Explanation:
