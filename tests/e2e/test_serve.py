@@ -64,7 +64,7 @@ def test_the_tables_add_up(tmp_path):
     (row,) = found.rows
     hits = [row[f"hit_{tier}_fraction"] for tier in ("hbm", "ddr", "pool")]
     assert row["computed_fraction"] + sum(hits) == pytest.approx(1)
-    ran = found.iterations[found.iterations["decoding"] + found.iterations["prompt_tokens"] > 0]
+    ran = found.iterations[found.iterations["held_blocks"] > 0]
     assert row["busy_ns"] == ran["took_ns"].sum()
     waits = sum(row[key] for key in row if key.startswith("wait_")) + row["drain_ns"]
     assert row["stall_fraction"] * row["busy_ns"] == pytest.approx(waits)

@@ -77,6 +77,21 @@ def test_what_is_below_is_copied_in_and_what_leaves_is_stored_once():
     ]
 
 
+def test_what_leaves_goes_before_if_there_is_no_room_for_it_beside_what_comes():
+    """Room for 4 blocks: three of the second request leave when three of the third are copied in."""
+    come = [Request(0, 13, 1, 1, 12), Request(900, 13, 1, 0, 12), Request(901, 13, 1, 1, 12)]
+    story, replays = told(come, (4, inf), keeps=False)
+    leaving = ((("hbm", "ddr"), 12),)
+    assert [(work.reading, work.loads, work.stores) for work in replays.works] == [
+        (13, (), ()),
+        (0, (), leaving),
+        (13, (), ()),
+        (0, (), leaving),
+        (1, (("ddr", 12),), ()),
+    ]
+    assert story.served[2].hit == [0, 12]
+
+
 def test_the_least_recently_used_block_goes_down_tier_by_tier_and_out():
     """One request after another, of two full blocks and a begun one, in rooms for 3, 2 and 1 blocks.
 

@@ -110,7 +110,7 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
     work
         What runs together.
     room
-        How many tokens the KV cache has room for in the compute tier, less those that are stored [tokens].
+        How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
     """
     if not isinstance(workload.model, DecoderModel):
         raise ConfigError(

@@ -74,7 +74,7 @@ def build(workload: Workload, weights: dict[str, Weight], mesh: Mesh, work: Iter
     work
         What runs together.
     room
-        How many tokens the KV cache has room for in the compute tier, less those that are stored [tokens].
+        How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
     """
     model = workload.model
     if not isinstance(model, DecoderModel) or not isinstance(model.attention, Gqa):

@@ -67,7 +67,7 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
             Requests that came, by the time in which they came; and that left, by the busy time.
     """
     left = [one for one in story.served if one.end_ns is not None]
-    ran = [one for one in story.ran if one.about["decoding"] or one.about["prompt_tokens"]]
+    ran = [one for one in story.ran if one.about["held_blocks"]]
     busy, drain = sum(one.replayed.ns for one in ran), sum(one.replayed.drain_ns for one in ran)
     stall = drain + sum(one.replayed.stall_ns for one in ran)
     span = story.served[-1].request.arrival_ns

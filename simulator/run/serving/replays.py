@@ -92,7 +92,9 @@ class Replays:
         return work._replace(reading=reading, context=context, cached=cached, pairs=pairs)
 
     def _replay(self, work: Iteration) -> Replayed:
-        graph = iteration(self._loaded.workload, work, self._room - sum(tokens for _, tokens in work.stores))
+        here = self._loaded.hardware.compute_tier
+        leaving = sum(tokens for (source, _), tokens in work.stores if source == here)
+        graph = iteration(self._loaded.workload, work, self._room - leaving)
         case = prepare_job(_with_homes(self._loaded, work), Job.of(graph))
         decide = case.rows([self._row])[self._row]
         try:

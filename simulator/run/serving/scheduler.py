@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.builders import Iteration
 from simulator.run.serving.tiers import Block, Tiers
@@ -72,6 +72,13 @@ class Work:
     parts: tuple[tuple[Served, int], ...]
     loads: tuple[tuple[str, int], ...]
     stores: tuple[tuple[tuple[str, str], int], ...]
+
+    def in_room(self, here: str, room: float) -> tuple[Work, ...]:
+        """What leaves the compute tier goes before, if there is no room for it beside what is copied in."""
+        leaving = sum(number for (source, _), number in self.stores if source == here)
+        if leaving + sum(number for _, number in self.loads) <= room:
+            return (self,)
+        return Work((), (), (), self.stores), replace(self, stores=())
 
     def iteration(self, block: int) -> Iteration:
         """What that is to a builder, for blocks of so many tokens."""

@@ -110,7 +110,8 @@ def serve_row(
                 break
             story.end_ns = requests[come].arrival_ns
             continue
-        if not _run(story, scheduler, replays, work, asked.block):
+        parts = work.in_room(rooms.names[0], rooms.blocks[0])
+        if not all(_run(story, scheduler, replays, part, asked.block) for part in parts):
             break
         left += len(scheduler.ended(work, story.end_ns))
         progress(policy, left, len(requests))
