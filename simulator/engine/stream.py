@@ -1,9 +1,10 @@
-"""One compute stream: it runs computes one after another, in issue order."""
+"""One compute stream: a process that runs computes one after another, in issue order."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 import simpy
@@ -29,10 +30,9 @@ class Span(simpy.Event):
 
     env: Clock
 
-    def __init__(self, clock: Clock, stream: Stream) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._ok, self._value = True, None
-        self.callbacks = [stream.go_on]
 
     def begin(self, delay: int) -> None:
         """Let the event happen after `delay` ns."""
@@ -123,7 +123,7 @@ class Stream:
         self.watchers: list[Stream] = []
         self.waiting = Waiting(self, waits)
         self._rounds, self._clock = places.rounds, places.rounds.clock
-        self.span = Span(self._clock, self)
+        self.span = Span(self._clock)
         self._alarm = Alarm(self._rounds, self)
         self._leaps = False
         self._due_ns = -1
@@ -136,6 +136,7 @@ class Stream:
         self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
         self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
         places.streams.append(self)
+        self._clock.start(self.run())
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -159,20 +160,23 @@ class Stream:
         """Call `waiter` when so many computes have ended."""
         self._at_end.setdefault(count, []).append(waiter)
 
-    def go_on(self, event: simpy.Event) -> None:
-        """End the running compute, and those after it as long as nothing else happens before their ends.
+    def run(self) -> Generator[simpy.Event, None, None]:
+        """End each compute in turn; it was begun when it could start.
 
-        The end of a compute that is begun meanwhile needs no event then: the clock leaps to it.
+        A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
+        leaps to its end.
         """
-        rounds, clock, events, queue, at_end = self._rounds, self._clock, self._clock.events, self.queue, self._at_end
-        self._leaps = True
+        rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
+        spans, at_end, track = self._spans, self._at_end, self._track
+        yield span
         while True:
+            self._leaps = True
             key, op, step, issued_ns, _ = self.running  # type: ignore[misc]
             self.running, self._due_ns = None, -1
             if self.watchers:
                 self._wake_watchers()
             self.ended = ended = self.ended + 1
-            self._spans += span_row(key, self._track, op, issued_ns, self.start_ns, clock.now)
+            spans += span_row(key, track, op, issued_ns, self.start_ns, clock.now)
             if not step.is_free:
                 self._leave_places(op, step)
             if ended in at_end:
@@ -186,13 +190,14 @@ class Stream:
                 rounds.restless.append(self)
                 rounds.close()
             due = self._due_ns
-            if due < 0:
-                break
-            if events and events[0][0] <= due:
-                clock.at(due, self.span)
-                break
-            clock.leap(due)
-        self._leaps = False
+            if due >= 0 and not (events and events[0][0] <= due):
+                clock.leap(due)
+                continue
+            if due >= 0:
+                clock.at(due, span)
+            self._leaps = False
+            span.callbacks = []
+            yield span
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue as long as each only takes time and nothing else happens before its end."""
