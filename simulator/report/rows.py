@@ -84,6 +84,10 @@ def quantity(value: object, unit: str) -> str:
     return human(value, unit) if present(value) else ABSENT  # type: ignore[arg-type]
 
 
+UNBOUNDED = "none"
+"""Kind of bound of a row whose plan leaves the program's order or its streams."""
+
+
 def percent(fraction: object) -> str:
     """Write a share in per cent, or `ABSENT`; less than everything is never ``100 %``, and ``0 %`` is below 0.05 %."""
     if not present(fraction):

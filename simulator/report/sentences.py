@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simulator.report.crowds import crowded
 from simulator.report.ranks import OfRank, of_ranks
 from simulator.report.rows import (
+    UNBOUNDED,
     Row,
     causes,
     copies_nothing,
@@ -133,7 +134,7 @@ def _fastest(rows: Sequence[Row]) -> str:
 
 def _unbounded(rows: Sequence[Row]) -> str:
     """Rows of which no bound is known, because their plans reorder ops."""
-    found = [row.label for row in rows if is_ok(row) and not present(row.summary.get("bound_ns"))]
+    found = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
     if not found:
         return ""
     whose = "its plan runs" if len(found) == 1 else "their plans run"

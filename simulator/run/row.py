@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from simulator import metrics, referee
 from simulator.plan import Plan
+from simulator.report.rows import UNBOUNDED
 from simulator.run.case import LEAST_PEAK, Case
 from simulator.run.execute import execute
 from simulator.run.results import Result
@@ -47,7 +48,9 @@ def replayed(
     is_bounded = all(_is_bounded(task, plan, trace) for task, plan in zip(case.tasks, plans, strict=True))
     bound = case.bound(**kind) if is_bounded else None
     summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
-    if trace.status == "ok" and is_bounded:
+    if not is_bounded:
+        summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
+    elif trace.status == "ok":
         summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)

@@ -162,7 +162,7 @@ def test_a_change_is_a_key_and_a_value(text):
         (
             "[resident]",
             "[]",
-            "story.yaml:8, policies: at least 1 entry is needed, found a list; add one",
+            "story.yaml:8, policies: at least 1 entry is needed, found an empty list; add one",
         ),
         (
             "[resident]",

@@ -314,7 +314,7 @@ BAD = {
     "layers": ({"pipeline": 2, "layers": (2, 2)}, "the stages have the 5 layers of the model, found 4"),
     "a pattern": ({"layouts": {"L*/attn.w.weight": ("none", "none")}}, "a layout is for weights that the model has"),
     "an axis": ({"layouts": {"*/attn.q.weight": ("data", "none")}}, "cut by tensor, expert or none"),
-    "dimensions": ({"layouts": {"*/norm1.weight": ("none", "none")}}, "a layout has 1 dimensions here, found 2"),
+    "dimensions": ({"layouts": {"*/norm1.weight": ("none", "none")}}, "its layout has 1 dimension, found 2"),
 }
 
 

@@ -23,6 +23,7 @@ def all_reduce(size, algorithm="auto"):
 def test_there_is_a_machine_of_each_kind_that_the_papers_and_their_rivals_use():
     assert {name: hw.topology.devices for name, hw in JOINED.items()} == {
         "atlas_950": 8192,
+        "b300_x86": 4,
         "cloudmatrix384": 384,
         "cloudmatrix384_node": 16,
         "dgx_a100": 8,
