@@ -1,7 +1,7 @@
 # The same for people and for CI, in an activated virtual environment.
 PYTHON ?= python
 
-.PHONY: help check test bench format golden
+.PHONY: help check test slow bench format golden
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,8 +12,11 @@ check:  ## formatting, lint, types, architecture
 	$(PYTHON) -m mypy
 	lint-imports
 
-test:  ## all tests
+test:  ## the tests, within three minutes on two cores
 	$(PYTHON) -m pytest
+
+slow:  ## the other tests: large scenarios and large families of problems
+	$(PYTHON) -m pytest -m slow
 
 bench:  ## the engine benchmark (minutes; prints ratios)
 	$(PYTHON) tests/bench/engine.py

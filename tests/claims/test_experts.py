@@ -15,6 +15,8 @@ from simulator.report import text
 from simulator.run.case import prepare
 from simulator.run.row import replayed
 
+pytestmark = pytest.mark.slow
+
 NAME = "moe_experts_on_demand"
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 

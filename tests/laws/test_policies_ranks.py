@@ -87,7 +87,7 @@ def problems(draw) -> Given:
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(case=problems())
 def test_conformance(name, options, case):
     p = case.problem

@@ -9,7 +9,7 @@ from rank_strategies import jobs
 from simulator import engine, referee
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(jobs())
 def test_ranks_that_meet_obey_all_laws(case):
     programs, hardware = case

@@ -20,7 +20,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES, Problem, Replay
 
-EXACT = range(10)
+EXACT = [*range(5), *(pytest.param(number, marks=pytest.mark.slow) for number in range(5, 10))]
 SAMPLE = range(100)
 FACTORS = (1.0, 1.5, 4.0)
 SHARES = (0, 1, 2, 3)
@@ -80,6 +80,7 @@ def worst(steps: list[int]) -> float:
     return max(later / earlier - 1 for i, earlier in enumerate(steps) for later in steps[i:])
 
 
+@pytest.mark.slow
 def test_the_anomalies_without_local_search_are_bounded():
     bandwidth, budget = [], []
     for number in SAMPLE:
@@ -97,6 +98,7 @@ def test_the_anomalies_without_local_search_are_bounded():
     assert sum(x > 0 for x in (*bandwidth, *budget)) <= 6
 
 
+@pytest.mark.slow
 def test_the_anomalies_with_recompute_are_bounded():
     found = []
     for number in SAMPLE:

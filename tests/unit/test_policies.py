@@ -244,8 +244,9 @@ def test_a_pinned_activation_stays():
     assert p.homes[5] == FREE
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"synchronous": True}, {"barrier_before_backward": False}])
+@pytest.mark.parametrize(
+    ("micro_batches", "options"), [(3, {}), (2, {"synchronous": True}), (2, {"barrier_before_backward": False})]
+)
 def test_offload_saved_stores_what_each_micro_batch_saves_before_it_comes_back(micro_batches, options):
     loaded = catalog.resolve("tiny_train_910c")
     parallel = loaded.workload.parallel.model_copy(update={"micro_batches": micro_batches})
