@@ -12,6 +12,8 @@ from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Tra
 
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
+_MOST_ROWS = 16 * _BLOCK_ROWS
+"""Rows of many ranks come together: they are closed in parts, as each is copied while it is."""
 _NUMBER_BYTES = 8
 
 
@@ -63,7 +65,9 @@ class Recorder:
         """Turn each list of at least so many rows into a block."""
         for one in self._open:
             if len(one.rows) >= least_rows * one.length:
-                one.table.append(one.read(one.rows))
+                block = _MOST_ROWS * one.length
+                for start in range(0, len(one.rows), block):
+                    one.table.append(one.read(one.rows[start : start + block]))
                 one.rows.clear()
 
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
