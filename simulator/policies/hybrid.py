@@ -72,10 +72,24 @@ def plan(problem: Problem, options: Options) -> Plan:
         return static.plan(problem, static.Options())
     ops = LateOps(problem)
     ops.check("hybrid")
+    _check_apart(ops)
     cache_bytes = _cache_bytes(ops, options.cache)
     backbone = static.plan(backbone_of(problem, cache_bytes), static.Options())
     orders = CACHES if options.evict == "best" else (options.evict,)
     return tune(problem, (orders,), partial(_make, ops, backbone, cache_bytes, options))
+
+
+def _check_apart(ops: LateOps) -> None:
+    """Refuse what is read late by one op and for certain by another: backbone and cache would both move it."""
+    graph = ops.problem.graph
+    for op in graph.certain.ops:
+        both = next((t for t in op.reads if t in ops.candidates), None)
+        if both is not None:
+            must, found = (
+                "what is read late is read by no op for certain",
+                f"{graph.tensors[both].name!r} by {op.name!r}",
+            )
+            raise ScopeError("policy 'hybrid'", must, found, "use reactive with late: on_demand")
 
 
 def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:

@@ -128,3 +128,27 @@ def test_wrong_draws_are_one_message(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         hosim.run(folder(tmp_path, draws, r_csv=text))
     assert message in str(caught.value)
+
+
+GRAPH_OF_BOTH = """
+{"schema":"hosim-graph/1","name":"g","steps":4}
+{"tensor":"e0","size_bytes":1000000,"kind":"expert","persistent":true}
+{"tensor":"e1","size_bytes":1000000,"kind":"expert","persistent":true}
+{"tensor":"x","size_bytes":1000,"kind":"input","persistent":true}
+{"tensor":"r","size_bytes":1000}
+{"op":"route","reads":["x"],"writes":["r"],"duration_ns":1000}
+{"op":"moe","reads":["r","e0","e1"],"duration_ns":9000,"late":{"revealed_by":"route","candidates":["e0","e1"]}}
+{"op":"both","reads":["e1"],"duration_ns":5000}
+"""
+
+
+def test_what_one_op_reads_late_and_another_for_certain_is_refused_by_hybrid_alone(tmp_path):
+    (tmp_path / "g.jsonl").write_text(GRAPH_OF_BOTH.lstrip())
+    (tmp_path / "w.yaml").write_text("schema: hosim/workload/1\nname: g\ngraph: g.jsonl\n")
+    (tmp_path / "s.yaml").write_text(
+        "schema: hosim/scenario/1\nname: s\nhardware: h100_sxm\nworkload: w.yaml\nhomes: {expert: ddr}\n"
+        "policies: [hybrid, {policy: reactive, options: {late: on_demand}}, static]\n"
+    )
+    rows = hosim.run(tmp_path / "s.yaml")
+    assert {label: row.status for label, row in rows.items()} == {"hybrid": "refused", "reactive": "ok", "static": "ok"}
+    assert "'e1' by 'both'" in rows["hybrid"].summary["notes"]
