@@ -48,7 +48,8 @@ def working(
     list of Future
         The outcomes that are to come, in the order of the tasks.
     """
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (begin,))
+    with _interrupts_wait():  # it makes semaphores, and notes a little later that they must go
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (begin,))
     try:
         with _ended_on_error():
             with _interrupts_wait():
