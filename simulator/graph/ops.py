@@ -1,8 +1,4 @@
-"""The operator graph: what runs, in which order, on which tensors; it knows no machine.
-
-A *job* is what all ranks run together: one graph for all of them, or several. Ranks meet in *collectives*: ops on a
-named group.
-"""
+"""The operator graph of one rank: tensors, ops in program order, and reads that are known only at run time."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from functools import cache
 from typing import Self
 
 from simulator.errors import ConfigError
+from simulator.graph.collective import Collective, Group
 from simulator.units import counted
 
 LARGEST_RUN = 4_000_000
@@ -44,80 +41,6 @@ class OpKind(StrEnum):
     COMPUTE = "compute"
     COLLECTIVE = "collective"
     HOST = "host"
-
-
-class CollectiveKind(StrEnum):
-    """What a collective does."""
-
-    ALL_REDUCE = "all_reduce"
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    SEND = "send"
-    RECV = "recv"
-
-
-PAIRED = frozenset((CollectiveKind.SEND, CollectiveKind.RECV))
-"""Kinds that meet in pairs."""
-
-ALGORITHMS = ("auto", "ring", "tree", "direct", "hierarchical")
-"""How members may go about a collective."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """What an op does together with the other ranks of a group.
-
-    The k-th collective that a rank issues on some members of a group meets the k-th that each other member issues on
-    the same members there; they are of one kind (a send meets a receive), of one size and of one algorithm.
-
-    Attributes
-    ----------
-    kind
-        What it does.
-    group
-        Name of a group of the graph. A send is to the second of two members, a receive from the first.
-    size_bytes
-        What it is about [B]: the tensor that each member holds before (all_reduce, reduce_scatter, all_to_all), that
-        each holds after (all_gather, broadcast), or the message (send, recv).
-    algorithm
-        ``ring``, ``tree``, ``direct``, ``hierarchical``, or ``auto``: the one that alone is the fastest here.
-    """
-
-    kind: CollectiveKind
-    group: str
-    size_bytes: int
-    algorithm: str = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Ranks that meet under one name: a partition of some ranks for collectives, pairs for send and receive.
-
-    Attributes
-    ----------
-    name
-        Such as ``tensor`` or ``pipeline.next``.
-    members
-        Ranks that meet, each in order. For collectives no rank is in two of them. For sends and receives each is a
-        pair (from, to); a rank is the first of at most one pair and the second of at most one.
-    """
-
-    name: str
-    members: tuple[tuple[int, ...], ...]
-
-    def by_rank(self, kind: CollectiveKind) -> dict[int, tuple[int, ...]]:
-        """For each rank that may issue a collective of this kind, who meets then."""
-        if kind is CollectiveKind.SEND:
-            return {members[0]: members for members in self.members}
-        if kind is CollectiveKind.RECV:
-            return {members[-1]: members for members in self.members}
-        return {rank: members for members in self.members for rank in members}
-
-    def of(self, rank: int, kind: CollectiveKind) -> tuple[int, ...] | None:
-        """Who meets when this rank issues a collective of this kind; None if it is in no members."""
-        return self.by_rank(kind).get(rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,83 +289,6 @@ class Graph:
                         "mark it persistent, or set steps to 1",
                     )
         return replace(self, steps=steps)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all ranks run together.
-
-    Attributes
-    ----------
-    name
-        For people.
-    graphs
-        The different graphs.
-    graph_of
-        For each rank, which of them it runs.
-    labels
-        For each graph, what its ranks are called (``stage 0``); the job's name if there is only one.
-
-    Raises
-    ------
-    ConfigError
-        If there are no ranks; a rank runs a graph that there is not; no rank runs some graph; or labels are too few or
-        too many.
-    """
-
-    name: str
-    graphs: tuple[Graph, ...]
-    graph_of: tuple[int, ...]
-    labels: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _check_list(self, "graphs", Graph, "a graph")
-        _check_list(self, "graph_of", int, "a whole number")
-        _check_list(self, "labels", str, "a text")
-        where, graphs = f"job {self.name!r}, graph_of", len(self.graphs)
-        if not self.graph_of:
-            raise ConfigError(where, "a job has at least one rank", "none", "say for each rank which graph it runs")
-        for rank, number in enumerate(self.graph_of):
-            if not 0 <= number < graphs:
-                must = f"each rank runs one of the graphs (0 to {graphs - 1:,})" if graphs else "a job has graphs"
-                raise ConfigError(where, must, f"{number:,} for rank {rank:,}", "correct the number, or add the graph")
-        unused = set(range(graphs)).difference(self.graph_of)
-        if unused:
-            found = f"none for graph {min(unused):,}"
-            raise ConfigError(where, "each graph is run by some rank", found, "name it for a rank, or leave it out")
-        if len(self.labels) != graphs:
-            found = f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
-            do = "say what the ranks of each graph are called"
-            raise ConfigError(f"job {self.name!r}, labels", "each graph has a label", found, do)
-
-    @classmethod
-    def of(cls, graph: Graph, ranks: int = 1) -> Self:
-        """Make the job in which so many ranks run the same graph."""
-        return cls(graph.name, (graph,), (0,) * ranks, (graph.name,))
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return len(self.graph_of)
-
-    def graph(self, rank: int) -> Graph:
-        """What a rank runs."""
-        return self.graphs[self.graph_of[rank]]
-
-    def ranks_of(self, graph: int) -> tuple[int, ...]:
-        """Ranks that run this graph."""
-        return tuple(rank for rank, found in enumerate(self.graph_of) if found == graph)
-
-
-def _check_list(job: Job, field: str, kind: type, said: str) -> None:
-    """Refuse a field of a job that is no list, or has an entry of another kind."""
-    values = getattr(job, field)
-    where, do = f"job {job.name!r}, {field}", "correct it"
-    if not isinstance(values, (tuple, list)):
-        raise ConfigError(where, "a list is needed", f"one {type(values).__name__}", do)
-    for number, value in enumerate(values):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(where, f"each entry is {said}", f"one {type(value).__name__} at {number:,}", do)
 
 
 def check_run(ops: int, steps: int, where: str) -> None:
