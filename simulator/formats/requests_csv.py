@@ -14,13 +14,13 @@ common as the shorter of both ``prefix_tokens`` says. Other columns are not read
 
 from __future__ import annotations
 
-import csv
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
+from simulator.formats.csv_rows import read_rows
 from simulator.workload import Request
 
 _LARGEST = 10_000_000
@@ -62,11 +62,7 @@ def read(path: Path) -> list[Request]:
     ConfigError
         If it cannot be read, has other columns, or a line is wrong; the message names the line.
     """
-    try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        do = "correct the path or the file"
-        raise ConfigError(str(path), "a file of requests can be read", str(error), do) from None
+    rows = read_rows(path, "a file of requests")
     lines = _Lines(path, [name.strip() for name in rows[0]] if rows else [])
     found = [lines.request(number, row) for number, row in enumerate(rows[1:], 2) if row]
     kept = sorted((one for one in found if one.output), key=lambda one: one.arrival_ns)

@@ -12,13 +12,13 @@ positions among the op's candidates; steps and positions count from 0.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from simulator.draws import Routing, Shares
 from simulator.errors import ConfigError
+from simulator.formats.csv_rows import read_rows
 
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _LARGEST = 1_000_000
@@ -37,12 +37,7 @@ def read(path: Path) -> Shares | Routing:
     ConfigError
         If it cannot be read, has other columns, or a line is wrong; the message names the line.
     """
-    try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(
-            str(path), "a file of routing can be read", str(error), "correct the path or the file"
-        ) from None
+    rows = read_rows(path, "a file of routing")
     head = tuple(rows[0]) if rows else ()
     lines = _Lines(path, [(number, row) for number, row in enumerate(rows[1:], 2) if row])
     if head == _SHARES:

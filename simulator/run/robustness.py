@@ -141,15 +141,12 @@ class Robustness:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.report import files  # noqa: PLC0415
-        from simulator.run.origins import provenance  # noqa: PLC0415
+        from simulator.run.folder import filled  # noqa: PLC0415
 
-        with files.replaced(Path(out)) as folder:
-            files.write_texts(folder, self.loaded.documents())
+        more = {"sentences": self.sentences, "seed": self.seed}
+        with filled(out, self.loaded, self.quantiles, more) as folder:
             self.table.to_csv(folder / "draws.csv", index=False, lineterminator="\n")
             self.figure().write(str(folder / "robustness.png"))
-            more = {"sentences": self.sentences, "seed": self.seed, "provenance": provenance(self.loaded)}
-            files.write_summary(folder, self.quantiles, more)
 
 
 def robustness(

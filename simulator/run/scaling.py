@@ -78,16 +78,12 @@ class Scaling:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.report import files  # noqa: PLC0415
-        from simulator.run.origins import provenance  # noqa: PLC0415
+        from simulator.run.folder import filled  # noqa: PLC0415
 
-        with files.replaced(Path(out)) as folder:
-            files.write_texts(folder, self.loaded.documents())
+        with filled(out, self.loaded, self.rows, {"sentences": self.sentences}) as folder:
             picture = self.figure()
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"scaling.{kind}"), kind)
-            more = {"sentences": self.sentences, "provenance": provenance(self.loaded)}
-            files.write_summary(folder, self.rows, more)
 
 
 def scaling(

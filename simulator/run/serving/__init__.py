@@ -94,19 +94,16 @@ class Serving:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.report import files  # noqa: PLC0415
-        from simulator.run.origins import provenance  # noqa: PLC0415
+        from simulator.run.folder import filled  # noqa: PLC0415
 
-        with files.replaced(Path(out)) as folder:
-            files.write_texts(folder, self.loaded.documents())
+        told, seed = [asdict(verdict) for verdict in self.expectations], self.loaded.scenario.seed
+        more = {"sentences": self.sentences, "expectations": told, "seed": seed}
+        with filled(out, self.loaded, self.rows, more) as folder:
             for name, table in (("requests", self.requests), ("iterations", self.iterations)):
                 table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             picture = self.figure()
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"serving.{kind}"), kind)
-            seed = self.loaded.scenario.seed
-            more = {"sentences": self.sentences, "expectations": [asdict(v) for v in self.expectations], "seed": seed}
-            files.write_summary(folder, self.rows, more | {"provenance": provenance(self.loaded)})
 
 
 class _Row(NamedTuple):
