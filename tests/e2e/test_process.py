@@ -87,7 +87,7 @@ def _children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-@pytest.mark.parametrize("later_s", [0, 0.3])
+@pytest.mark.parametrize("later_s", [0, pytest.param(0.02, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("arguments", ["robust tiny_train_910c --draws 8 --workers 2", "run tiny_train_910c"])
 def test_ctrl_c_of_a_terminal_ends_all_processes_with_one_line(arguments, later_s, tmp_path):
     """It goes to the whole group: also to workers that are about to start, and know no better yet."""

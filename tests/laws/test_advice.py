@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from strategies import fused, graphs, homes, machines
@@ -123,7 +124,7 @@ def tight(draw) -> Case:
     return prepare_job(loaded, Job.of(graph, draw(st.sampled_from([1, 1, 2]))))
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(15))
 @given(tight())
 def test_every_amount_that_is_named_is_enough(case):
     rows = [row for row in run_case(case).values() if row.shortfall is not None]
@@ -132,7 +133,7 @@ def test_every_amount_that_is_named_is_enough(case):
         event("an amount is named" if row.shortfall and row.shortfall.rooms else "none is")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(60))
 @given(tight())
 def test_without_groups_one_byte_less_of_the_least_budget_does_not_do(case):
     """Where no plan fits and what lacks is in the compute tier alone: premise, no fused group, one rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from rank_stories import cluster, perform, team
@@ -31,7 +32,7 @@ def stuck(members, lines):
     return {rank: (g, min(r for r in members[g] if following(r) != g)) for rank, g in waiting.items()}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(orders(), st.data())
 def test_ranks_meet_or_the_run_is_blocked_and_names_who_waits_for_whom(case, data):
     """All collectives of a rank add to one tensor, each group on a stream of its own; the referee judges each trace."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_stories import cluster, team
@@ -39,7 +40,7 @@ def in_turns(programs, starts):
     return [known.setdefault((id(p), r % 2), replace(p, starts_ns=starts[r % 2])) for r, p in enumerate(programs)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs(), st.sampled_from([(0, 0), (0, 7), (3, 40)]))
 def test_each_rank_does_folded_what_it_does_unfolded(case, starts):
     programs, hardware = case

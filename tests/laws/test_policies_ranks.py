@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, recorded, replay
@@ -87,7 +88,7 @@ def problems(draw) -> Given:
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-@settings(max_examples=20)
+@settings(max_examples=examples(30))
 @given(case=problems())
 def test_conformance(name, options, case):
     p = case.problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from examples import examples
 from hypothesis import given, settings
 from rank_stories import job_of
 from rank_strategies import jobs
@@ -9,7 +10,7 @@ from rank_strategies import jobs
 from simulator import engine, referee
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs())
 def test_ranks_that_meet_obey_all_laws(case):
     programs, hardware = case

@@ -1,0 +1,10 @@
+"""How many random cases a law is tried with."""
+
+import os
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "laws")
+
+
+def examples(most: int) -> int:
+    """So many in CI and where one looks further, half of them by default."""
+    return most // 2 if PROFILE == "laws" else most
