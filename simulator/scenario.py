@@ -127,7 +127,8 @@ class Switches(Part):
     copies_wait_for
         A copy becomes eligible when the last compute issued before it has started (``start``), or ended (``end``).
     hbm_contention
-        Whether a copy takes bandwidth of the compute tier from memory-bound kernels.
+        Whether copies, and what collectives send and receive, take bandwidth of the compute tier from memory-bound
+        kernels, and these from them.
     collectives
         Those of each group run on a stream of their own (``own_stream``), beside computes; or all in line with the
         computes (``compute_stream``).

@@ -61,7 +61,8 @@ def perform(hardware: Hardware, programs: list[tuple[Graph, Any]], home: str = "
             known[id(g), text, start] = engine.Program(g, plan, durations_ns(g, hardware), start)
         team.append(known[id(g), text, start])
     trace = engine.run(team, hardware, **more)
-    referee.check_trace(job_of([program.graph for program in team]), hardware, [p.plan for p in team], trace)
+    job, plans = job_of([program.graph for program in team]), [program.plan for program in team]
+    referee.check_trace(job, hardware, plans, trace, switches=more.get("switches"))
     return trace
 
 

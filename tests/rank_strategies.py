@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from rank_stories import cluster, team
 from stories import steps
@@ -34,6 +36,27 @@ def machines(draw):
 def partition(draw, ranks, least=1):
     size = draw(st.sampled_from([n for n in (1, 2, 4, 8) if least <= n <= len(ranks) and len(ranks) % n == 0]))
     return tuple(tuple(ranks[i : i + size]) for i in range(0, len(ranks), size))
+
+
+@st.composite
+def contended(draw):
+    """A job, some of whose kernels take as long as their traffic, on a machine with little memory bandwidth."""
+    programs, hardware = draw(jobs())
+    document = hardware.model_dump(by_alias=True)
+    document["tiers"]["hbm"]["bandwidth"] = f"{draw(st.integers(1, 4))} GB/s"
+    hardware = type(hardware).model_validate(document)
+    known = {}
+    for program in programs:
+        if id(program) not in known:
+            ops = tuple(
+                replace(op, duration_ns=None, read_bytes=draw(st.integers(0, 50)))
+                if op.collective is None and draw(st.booleans())
+                else op
+                for op in program.graph.ops
+            )
+            g = replace(program.graph, ops=ops)
+            known[id(program)] = engine.Program(g, program.plan, durations_ns(g, hardware))
+    return [known[id(program)] for program in programs], hardware
 
 
 @st.composite

@@ -42,7 +42,7 @@ class SwitchesLike(Protocol):
 
     @property
     def hbm_contention(self) -> bool:
-        """Whether copies take bandwidth of the compute tier from kernels."""
+        """Whether kernels, copies and collectives share the bandwidth of the compute tier."""
 
     @property
     def stretch(self) -> Stretch | None:

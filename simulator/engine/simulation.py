@@ -272,7 +272,14 @@ class Simulation(Machine):
         uses: list[Use] = []
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))
-        return self.path(bandwidth, tuple(dict.fromkeys(uses)), even=False)
+        return self.path(bandwidth, (*dict.fromkeys(uses), *self._port_memory(source, target)), even=False)
+
+    def _port_memory(self, source: int, target: int) -> Uses:
+        """By switch, the memory that what is sent is read from and what is received is written to."""
+        if not self.switches.hbm_contention:
+            return ()
+        read, written = self.compute_bandwidth(source), self.compute_bandwidth(target)
+        return ((read[0], read[1] + written[1]),) if read[0] is written[0] else (read, written)
 
     def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""

@@ -1,10 +1,10 @@
-"""Laws of bandwidth: what a link, a bus or a port carries while it is busy fits its bandwidth times that time."""
+"""Laws of bandwidth: what a link, bus, port or memory carries while it is busy fits its bandwidth times that time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from simulator.cost import FULL_RATE, Stretch, phases
 from simulator.errors import InvariantError
 from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
-from simulator.plan import COPY
+from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, Ints
 from simulator.referee.meetings import Meetings
 from simulator.referee.place_laws import sharers
+
+if TYPE_CHECKING:
+    from simulator.referee.time_laws import Switches
 
 _NS_PER_S = 10**9
 
@@ -30,9 +33,11 @@ class Moved(NamedTuple):
 
 
 def check_bandwidth(
-    ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], stretch: Stretch | None = None
+    ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], switches: Switches | None = None
 ) -> None:
     """Check each link, each port, and each instance of a bus, in each stretch in which it is busy without a pause.
+
+    So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth.
 
     Parameters
     ----------
@@ -42,8 +47,8 @@ def check_bandwidth(
         The meetings of the trace, if there are any.
     stands_in
         For each rank the one that was simulated in its place.
-    stretch
-        How many times as long as the machine says a copy takes: it counts as so many more bytes.
+    switches
+        How the machine is read. A copy that takes so many times as long as it says counts as so many more bytes.
 
     Notes
     -----
@@ -51,7 +56,7 @@ def check_bandwidth(
     without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
     spans.
     """
-    hardware = ranks[0].hardware
+    hardware, stretch = ranks[0].hardware, None if switches is None else switches.stretch
     moved = {**_copied(hardware, ranks, stretch), **(_sent(hardware, met) if met is not None else {})}
     for name in dict.fromkeys((*moved, *hardware.links)):
         link, found = hardware.links.get(name), _passing(hardware, (name,), moved)
@@ -71,6 +76,37 @@ def check_bandwidth(
         instance, counts = sharers(hardware, stands_in, bus.scope)
         whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
         _check_instances(f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
+    if switches is not None and switches.hbm_contention:
+        _check_memory(ranks, moved, stands_in)
+
+
+def _check_memory(ranks: Sequence[Facts], moved: Mapping[str, Moved], stands_in: Sequence[int]) -> None:
+    """Check the bandwidth of the compute tier: what kernels, copies and collectives read and write there together.
+
+    What is chosen of late reads is left out, and kernels whose duration was measured have no traffic.
+    """
+    hardware = ranks[0].hardware
+    tier = hardware.tiers[hardware.compute_tier]
+    if tier.bandwidth_bytes_per_s is None:
+        return
+    ends = {name: (hardware.compute_tier in (one.source, one.target)) for name, one in hardware.links.items()}
+    parts = [_kernels(facts) for facts in ranks] + [part for name, part in moved.items() if ends.get(name, True)]
+    whole = Moved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    instance, counts = sharers(hardware, stands_in, tier.scope)
+    whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
+    what = f"memory {hardware.compute_tier!r} of {tier.scope}"
+    _check_instances(what, tier.bandwidth_bytes_per_s, instance[whole.rank], whole)
+
+
+def _kernels(facts: Facts) -> Moved:
+    """What kernels of one rank read and wrote for certain."""
+    traffic = [
+        0 if op.duration_ns is not None or op.collective is not None else op.read_bytes + op.write_bytes
+        for op in facts.graph.ops
+    ]
+    ran = facts.ran(COMPUTE)
+    size = np.array(traffic, np.int64)[facts.a[ran]]
+    return Moved(np.full(len(ran), facts.rank), size, facts.start_ns[ran], facts.end_ns[ran])
 
 
 def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved]) -> Moved | None:
@@ -138,7 +174,7 @@ def _check_instances(what: str, bandwidth: int | float, instance: Ints, moved: M
     for which, size, start, end in _busy(instance, moved, int(bandwidth)):
         if size * _NS_PER_S > int(bandwidth) * (end - start):
             found = f"{size:,} B from {start:,} to {end:,} ns at {int(bandwidth):,} B/s"
-            law = "a link, a bus or a port carries at most its bandwidth times its busy time"
+            law = "a link, a bus, a port or a memory carries at most its bandwidth times its busy time"
             raise InvariantError(f"trace, {what} {which}", law, found, "report this: it is a bug of hosim")
 
 

@@ -22,7 +22,7 @@ class Switches(Protocol):
 
     @property
     def hbm_contention(self) -> bool:
-        """Whether copies take bandwidth of the compute tier from kernels."""
+        """Whether kernels, copies and collectives share the bandwidth of the compute tier."""
 
     @property
     def stretch(self) -> Stretch | None:

@@ -121,11 +121,11 @@ def _check_together(
     complete = trace.status == "ok"
     met = meetings(job, trace.stands_in, ranks)
     if met is not None:
-        meeting_laws.check_meetings(hardware, met, complete=complete)
+        contended = switches is not None and switches.hbm_contention
+        meeting_laws.check_meetings(hardware, met, complete=complete, contended=contended)
         if complete:
             meeting_laws.check_peers(met, ranks, trace.stands_in)
-    stretch = None if switches is None else switches.stretch
-    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, stretch)
+    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
 
 
 def _check_status(plans: Sequence[Plan], trace: Trace) -> None:

@@ -276,7 +276,7 @@ def test_a_link_carries_no_more_than_its_bandwidth():
     spans = [[0, COPY, 0, H2D, 0, 0, 0, 0, 4], [0, COPY, 1, H2D, 1, 1, 0, 0, 4], [0, COMPUTE, 0, 0, 0, 2, 0, 0, 10]]
     places = [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], [0, 0, HBM, 0, 4], [0, 0, HBM, 1, 4]]
     places += [[4, 0, HBM, 0, -4], [4, 0, HBM, 1, -4]]
-    with pytest.raises(InvariantError, match=r"link 'h2d' of rank 0: a link, a bus or .*, found 8 B from 0 to 4 ns"):
+    with pytest.raises(InvariantError, match=r"link 'h2d' of rank 0: a link, a bus, .*, found 8 B from 0 to 4 ns"):
         check_trace(g, two, [plan], Rows(spans, [], places).trace(), 100)
 
 
