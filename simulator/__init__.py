@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan, Steps, View
     from simulator.policies.problem import Problem, Replay
     from simulator.run import Result, Results, run
+    from simulator.run.largest import Largest, largest
     from simulator.run.robustness import Robustness, robustness
     from simulator.run.scaling import Scaling, scaling
     from simulator.run.serving import Serving, serve
@@ -54,6 +55,7 @@ _HOMES = {
     "simulator.plan": ("Plan", "Steps", "View"),
     "simulator.policies.problem": ("Problem", "Replay"),
     "simulator.run": ("Result", "Results", "run"),
+    "simulator.run.largest": ("Largest", "largest"),
     "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.run.scaling": ("Scaling", "scaling"),
     "simulator.run.serving": ("Serving", "serve"),
@@ -75,6 +77,7 @@ __all__ = [
     "HosimError",
     "InvariantError",
     "Job",
+    "Largest",
     "Op",
     "OpKind",
     "Plan",
@@ -94,6 +97,7 @@ __all__ = [
     "Trace",
     "View",
     "Workload",
+    "largest",
     "robustness",
     "run",
     "scaling",

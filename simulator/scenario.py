@@ -226,6 +226,44 @@ class Claim(Part):
     predicted: str = ""
 
 
+class Largest(Part):
+    """The question up to which value of a field of the workload a row still fits.
+
+    Attributes
+    ----------
+    field
+        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down.
+    at_most, at_least
+        The largest value and the smallest one that are tried; default of the latter: `multiple_of`.
+    multiple_of
+        Only multiples of this are tried.
+    """
+
+    field: Annotated[str, Field(min_length=1)]
+    at_most: Annotated[int, Field(strict=True, ge=1)]
+    multiple_of: Annotated[int, Field(strict=True, ge=1)] = 1
+    at_least: Annotated[int, Field(strict=True, ge=1)] | None = None
+
+    @property
+    def column(self) -> str:
+        """The column of the summary that holds the answer."""
+        return f"largest_{self.field}"
+
+    @property
+    def values(self) -> range:
+        """All values that may be tried, in order."""
+        size = self.multiple_of
+        return range(-(-(self.at_least or size) // size) * size, self.at_most + 1, size)
+
+    @model_validator(mode="after")
+    def _some_are_tried(self) -> Self:
+        if not self.values:
+            must = f"a multiple of {self.multiple_of:,} lies between the least and the most"
+            found = f"none from {self.at_least or self.multiple_of:,} to {self.at_most:,}"
+            raise FieldError(must, found, "raise at_most, or lower multiple_of", ("at_most",))
+        return self
+
+
 class Scenario(Document):
     """A workload on a machine under some policies.
 
@@ -251,6 +289,8 @@ class Scenario(Document):
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
+    largest
+        Up to which value of a field of the workload each row still fits is searched: column ``largest_<field>``.
     draws
         What is chosen of late reads, step by step: a distribution, or a file. Policies may know how likely a candidate
         is, and not what is chosen before it is revealed.
@@ -274,6 +314,7 @@ class Scenario(Document):
     bound: BoundKind = "combinatorial"
     fold: Fold = "auto"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
+    largest: Largest | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0)] = 0
     kv_tiers: dict[str, Bytes | None] = {}

@@ -1,5 +1,6 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
+from simulator.catalog.largest import at, question
 from simulator.catalog.loaded import Loaded, points, resolve
 from simulator.catalog.settings import setting
 from simulator.catalog.shelf import (
@@ -21,11 +22,13 @@ __all__ = [
     "KINDS",
     "Entry",
     "Loaded",
+    "at",
     "dump",
     "load",
     "names",
     "path_of",
     "points",
+    "question",
     "read_bytes",
     "read_hardware",
     "read_scenario",

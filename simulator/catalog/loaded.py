@@ -155,7 +155,13 @@ def _point(loaded: Loaded, number: int) -> Loaded:
         key: Change(values[number], loaded.place("scaling", key, str(number)), "assumed", "a point of the scaling")
         for key, values in loaded.scenario.scaling.items()
     }
-    return replace(loaded, workload=apply(loaded.workload, changes))
+    return with_workload(loaded, apply(loaded.workload, changes))
+
+
+def with_workload(loaded: Loaded, workload: Workload) -> Loaded:
+    """Run another workload, of which nothing is expected, and no largest value is searched."""
+    silent = loaded.scenario.model_copy(update={"largest": None, "expect": ()})
+    return replace(loaded, workload=workload, scenario=silent)
 
 
 def _place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from simulator.cli.documents import check, list_, schema
+from simulator.cli.largest import largest
 from simulator.cli.scaling import scaling
 from simulator.cli.serve import serve
 
@@ -127,7 +128,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (scaling, serve, list_, check, schema):
+for command in (largest, scaling, serve, list_, check, schema):
     hosim.add_command(command)
 
 
@@ -237,6 +238,8 @@ def _show(results: Results) -> None:
         console.print("\n".join(results.sentences), markup=False, highlight=False)
     else:
         click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
+    if results.largest is not None:
+        click.echo(f"\n{results.largest}")
 
 
 def _judged(results: Results) -> int:

@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog
-from simulator.errors import CapacityError, ConfigError, ScopeError, Shortfall
+from simulator.errors import ConfigError
 from simulator.graph import Job
-from simulator.plan import Plan
-from simulator.policies.problem import Problem
 from simulator.report.rows import fastest_ns, is_ok
-from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
+from simulator.run.largest import Largest, searched
+from simulator.run.one import Progress, row_of
 from simulator.run.results import Result, Results
-from simulator.run.row import replayed
 from simulator.scenario import BoundKind, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
-
-Progress = Callable[[str, int, int], None]
-"""Called now and then with the row at work, the computes that are done, and those that there are in all."""
 
 
 def run(
@@ -113,64 +108,31 @@ def run_case(
     """
     results = []
     for label, decide in case.rows(policies).items():
-        results.append(_row(case, label, decide, progress or _silent))
+        results.append(row_of(case, label, decide, progress or _silent))
         if each is not None:
             each(results[-1])
-    return Results(case, _compared(results, case.compute_ns))
+    _compared(results, case.compute_ns)
+    return Results(case, results, _with_largest(case, results, policies, progress or _silent))
 
 
-def _row(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
-    """One row; at once, if no plan of its kind can fit."""
-    unfit = case.unfit(may_repeat=case.may_repeat(label))
-    return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit)
+def _with_largest(case: Case, results: list[Result], policies: Policies | None, progress: Progress) -> Largest | None:
+    """Search what the scenario asks under ``largest``, and add to each row what was found."""
+    question = case.loaded.scenario.largest
+    if question is None:
+        return None
+    found = searched(case.loaded, question, policies, progress)
+    for row in results:
+        row.summary[found.column] = found.of(row.label)
+    return found
 
 
-def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
-    """Decide, and replay what was decided; what does not fit, or is not for this policy, is a row, too."""
-    progress(label, 0, 0)
-    try:
-        return replayed(case, label, _plans(case, label, decide), partial(progress, label))
-    except CapacityError as error:
-        return _infeasible(case, label, decide, error.report)
-    except ScopeError as error:
-        return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
-
-
-def _plans(case: Case, label: str, decide: Policy) -> list[Plan]:
-    """Decide for each graph of the job; what lacks most room speaks for all that do not fit."""
-    plans, short = [], []
-    for task in case.tasks:
-        try:
-            plans.append(_decided(label, decide, task.problem))
-        except CapacityError as error:
-            short.append(error)
-    if short:
-        raise max(short, key=lambda error: error.report.gap_bytes)
-    return plans
-
-
-def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
-    plan = decide(problem)
-    if not isinstance(plan, Plan):
-        raise ConfigError(
-            f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"
-        )
-    return plan
-
-
-def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall) -> Result:
-    summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    return Result(case, label, summary, shortfall=advised(case, label, decide, report))
-
-
-def _compared(results: list[Result], compute_ns: int) -> list[Result]:
+def _compared(results: list[Result], compute_ns: int) -> None:
     """Add how much slower each row is than the fastest one, and than compute alone."""
     best = fastest_ns(results)
     for row in results:
         if is_ok(row) and best:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
-    return results
 
 
 def _silent(label: str, done: int, total: int) -> None:

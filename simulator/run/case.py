@@ -219,7 +219,8 @@ COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")
 
 
 def _check_expectations(loaded: Loaded) -> None:
-    known = (*metrics.columns(loaded.hardware), LEAST_PEAK, *COMPARED)
+    asked = (loaded.scenario.largest.column,) if loaded.scenario.largest else ()
+    known = (*metrics.columns(loaded.hardware), LEAST_PEAK, *COMPARED, *asked)
     for number, one in enumerate(loaded.scenario.expect):
         if one.column not in known:
             where = loaded.place("expect", str(number), "column")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
+    from simulator.run.largest import Largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +171,12 @@ class Results(Mapping[str, Result]):
         What all rows share.
     rows
         The rows.
+    largest
+        Up to which value of a field each row fits, if the scenario asks.
     """
 
-    def __init__(self, case: Case, rows: Sequence[Result]) -> None:
-        self.case = case
+    def __init__(self, case: Case, rows: Sequence[Result], largest: Largest | None = None) -> None:
+        self.case, self.largest = case, largest
         self._rows = {row.label: row for row in rows}
 
     def __getitem__(self, label: str) -> Result:

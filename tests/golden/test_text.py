@@ -73,6 +73,7 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
         "hosim layout",
         "hosim robust",
         "hosim scaling",
+        "hosim largest",
     ],
 )
 def test_help(command, golden, capsys, monkeypatch):

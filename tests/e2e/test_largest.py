@@ -1,0 +1,159 @@
+"""`hosim largest`, `hosim.largest` and the key `largest:`: how far a row fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import simulator as hosim_api
+
+MACHINE = """\
+schema: hosim/hardware/1
+name: small
+compute_tier: hbm
+compute:
+  peak: {bf16: 1 TFLOP/s}
+tiers:
+  hbm: {capacity: 10 MB, bandwidth: 1 TB/s}
+  ddr: {capacity: 100 MB}
+links:
+  d2h: {source: hbm, target: ddr, bandwidth: 4 GB/s}
+  h2d: {source: ddr, target: hbm, bandwidth: 4 GB/s}
+assumed: {compute: a test, tiers: a test, links: a test}
+"""
+WORKLOAD = """\
+schema: hosim/workload/1
+name: decode
+model: {family: llama, layers: 4, hidden: 256, heads: 4, kv_heads: 2, ffn: 512, vocabulary: 1024}
+phase: decode
+sequence: 512
+kv: {block: 64}
+assumed: {model: a test, sequence: a test, kv: a test}
+"""
+SCENARIO = """\
+schema: hosim/scenario/1
+name: longest
+hardware: machine.yaml
+workload: workload.yaml
+homes: {kv_cache: free}
+policies: [resident, static]
+largest: {field: sequence, at_most: 8192, multiple_of: 64}
+assumed: {}
+"""
+TOKEN_BYTES = 4 * 256 * 2
+
+
+@pytest.fixture
+def longest(tmp_path):
+    """Write a scenario with its documents; `old` in one of them may become `new`."""
+
+    def write(old="", new=""):
+        for name, text in (("machine", MACHINE), ("workload", WORKLOAD), ("longest", SCENARIO)):
+            (tmp_path / f"{name}.yaml").write_text(text.replace(old, new) if old else text)
+        return tmp_path / "longest.yaml"
+
+    return write
+
+
+def fits(path, sequence, policy):
+    """Whether a row runs with a sequence as long."""
+    workload = path.parent / "workload.yaml"
+    workload.write_text(WORKLOAD.replace("sequence: 512", f"sequence: {sequence}"))
+    (path.parent / "one.yaml").write_text(SCENARIO.replace("largest:", "#"))
+    return hosim_api.run(path.parent / "one.yaml", policies=[policy])[policy].status == "ok"
+
+
+@pytest.mark.parametrize("policy", ["resident", "static"])
+def test_it_is_where_a_run_still_fits_and_the_next_does_not(longest, policy):
+    path = longest()
+    (row,) = hosim_api.largest(path, policies=[policy]).rows
+    value = row["largest_sequence"]
+    assert row["next"] == value + 64
+    assert fits(path, value, policy)
+    assert not fits(path, value + 64, policy)
+
+
+def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(longest):
+    found = hosim_api.largest(longest())
+    resident, static = found.rows
+    assert resident["largest_sequence"] < static["largest_sequence"]
+    assert 10e6 - 64 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
+    assert resident["limit"] == "hbm"
+    assert resident["limit_demand_bytes"] > resident["limit_capacity_bytes"] == 10_000_000
+    assert list(found.table["largest_sequence"]) == [row["largest_sequence"] for row in found.rows]
+
+
+def test_the_search_halves(longest):
+    (row,) = hosim_api.largest(longest(), policies=["resident"]).rows
+    assert row["tried"] <= 1 + (8192 // 64).bit_length()
+
+
+def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
+    done = hosim("largest", longest(), "--policy", "resident")
+    assert done.code == 0
+    head, row, _, why, premise = done.out.splitlines()
+    assert head.split()[:5] == ["policy", "largest", "sequence", "step", "peak"]
+    (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
+    assert row.split()[:2] == ["resident", f"{value:,}"]
+    assert why.startswith(f"resident fits up to sequence {value:,}: with {value + 64:,} hbm is short by ")
+    assert "what fits is taken to fit with less, too" in premise
+
+
+def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
+    done = hosim("largest", longest(), "--policy", "resident", "--at-most", 640)
+    assert "640 or more" in done.out
+    assert "resident fits with the largest sequence that was to be tried, 640; raise at_most to go on." in done.out
+    done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
+    assert done.code == 1
+    assert "resident fits with no sequence that was to be tried: even with 64 hbm is short by" in done.out
+
+
+def test_it_may_be_another_field(hosim, longest):
+    path = longest("largest:", "#")
+    done = hosim("largest", path, "--field", "batch", "--at-most", 64, "--policy", "resident")
+    assert done.code == 0
+    assert done.out.startswith("policy    largest batch")
+
+
+def test_a_run_adds_the_column_which_may_be_expected(hosim, longest, tmp_path):
+    (found,) = hosim_api.largest(longest(), policies=["resident"]).rows
+    expect = (
+        f"expect: [{{row: resident, column: largest_sequence, equals: {found['largest_sequence']}}}]\nassumed: {{}}"
+    )
+    done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "resident fits up to sequence" in done.out
+    assert "1 expectation of the scenario holds" in done.out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["rows"][0]["largest_sequence"] == found["largest_sequence"]
+    assert (
+        hosim("run", longest("assumed: {}", expect.replace("equals: ", "equals: 9")), "--policy", "resident").code == 1
+    )
+
+
+def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
+    hosim("run", longest(), "--policy", "static", "--out", tmp_path / "out")
+    plan = next((tmp_path / "out").rglob("plan*.jsonl*"))
+    done = hosim("largest", longest("[resident, static]", f"[{plan}]"))
+    assert done.code == 1
+    assert "was not searched: a plan from a file is of one graph" in done.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("largest:", "#", "a search says which field of the workload it is about, and how far it goes, found neither"),
+        ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
+        ("field: sequence", "field: phase", "(phase 8,192): "),
+        ("at_most: 8192", "at_most: 0", "at_most"),
+        ("at_most: 8192", "at_most: 32", "a multiple of 64 lies between the least and the most, found none"),
+        ("at_most: 8192", "at_most: 2000000000", "a KV cache has at most 500,000 blocks"),
+        ("at_most: 8192", "at_mots: 8192", "at_mots"),
+    ],
+)
+def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):
+    done = hosim("largest", longest(old, new))
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1
