@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from simulator.run.robustness import Robustness, robustness
     from simulator.run.scaling import Scaling, scaling
     from simulator.run.serving import Serving, serve
+    from simulator.run.validate import Validation, validate
     from simulator.scenario import Scenario
     from simulator.trace import Trace
     from simulator.workload import Workload
@@ -59,6 +60,7 @@ _HOMES = {
     "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.run.scaling": ("Scaling", "scaling"),
     "simulator.run.serving": ("Serving", "serve"),
+    "simulator.run.validate": ("Validation", "validate"),
     "simulator.scenario": ("Scenario",),
     "simulator.trace": ("Trace",),
     "simulator.workload": ("Workload",),
@@ -95,6 +97,7 @@ __all__ = [
     "Tensor",
     "TensorKind",
     "Trace",
+    "Validation",
     "View",
     "Workload",
     "largest",
@@ -102,6 +105,7 @@ __all__ = [
     "run",
     "scaling",
     "serve",
+    "validate",
 ]
 
 

@@ -52,6 +52,24 @@ Citations = Annotated[tuple[Citation, ...], Field(min_length=1)]
 Reason = Annotated[str, Field(min_length=1)]
 
 
+class Fit(Part):
+    """Which printed figure a number was fitted to; nothing that uses the number predicts that figure.
+
+    Attributes
+    ----------
+    parameter
+        What was fitted, in a word or two; fields of one parameter have one value, and count once.
+    figure
+        Name of the printed figure, as expectations name it.
+    why
+        How it was fitted.
+    """
+
+    parameter: str = Field(min_length=1)
+    figure: Key
+    why: str = Field(min_length=1)
+
+
 class Document(Part):
     """A document that people write; each of its figures is cited, assumed or fitted.
 
@@ -64,14 +82,14 @@ class Document(Part):
     assumed
         Field path -> why this figure was assumed.
     fitted
-        Field path -> which printed figure this one was fitted to.
+        Field path -> which printed figure this one was fitted to, and how.
     """
 
     name: Name
     title: str = ""
     sources: dict[str, Citations] = {}
     assumed: dict[str, Reason] = {}
-    fitted: dict[str, Reason] = {}
+    fitted: dict[str, Fit] = {}
 
     def origin(self, path: str) -> str | None:
         """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; None if nothing is said of it.
@@ -81,7 +99,7 @@ class Document(Part):
         entry = self.entry_of(path)
         return None if entry is None else {"sources": "cited"}.get(entry[0], entry[0])
 
-    def entry_of(self, path: str) -> tuple[str, str | tuple[Citation, ...]] | None:
+    def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
         """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that decide the origin of `path`."""
         parts = path.split(".")
         for length in range(len(parts), 0, -1):

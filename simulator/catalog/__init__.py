@@ -2,7 +2,7 @@
 
 from simulator.catalog.largest import at, question
 from simulator.catalog.loaded import Loaded, points, resolve
-from simulator.catalog.settings import setting
+from simulator.catalog.settings import factor, multiplied, setting
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
@@ -24,7 +24,9 @@ __all__ = [
     "Loaded",
     "at",
     "dump",
+    "factor",
     "load",
+    "multiplied",
     "names",
     "path_of",
     "points",

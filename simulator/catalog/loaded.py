@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
 from typing import Any, cast
 
-from simulator.catalog.settings import Change, apply
+from simulator.catalog.settings import Change, apply, multiplied
 from simulator.catalog.shelf import Entry, dump, load, path_of, read_bytes
 from simulator.catalog.text import scalar
+from simulator.document import Document, Fit
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, Scenario
@@ -91,6 +92,7 @@ def resolve(
     *,
     hardware: Hardware | None = None,
     workload: Workload | None = None,
+    scale: Mapping[str, float] | None = None,
 ) -> Loaded:
     """Read a scenario and what it names, and apply what it sets.
 
@@ -102,6 +104,8 @@ def resolve(
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin.
     hardware, workload
         Instead of the ones that the scenario names.
+    scale
+        Dotted path -> what the figure there is multiplied by, after all other changes.
 
     Raises
     ------
@@ -117,12 +121,17 @@ def resolve(
     for kind, ref, given in (("hardware", scenario.hardware, hardware), ("workload", scenario.workload, workload)):
         if given is None:
             inputs[kind] = _named(kind, ref, base, entry)
-    scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes or {}, entry)
+    nominal, changes = hardware or inputs["hardware"].document, changes or {}
+    if scale:
+        _, machine = _changed(scenario, nominal, changes, entry)
+        changes = {**changes, **multiplied(machine, scale)}
+    scenario, machine = _changed(scenario, nominal, changes, entry)
     _check_homes(scenario, machine, entry)
     _check_kv_tiers(scenario, machine, entry)
     _check_budget(scenario, machine, entry)
-    workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     subject = workload or inputs["workload"].document
+    _check_figures(scenario, (machine, subject, scenario), entry)
+    workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     paths = {role: found.path for role, found in inputs.items()}
     digests = {role: found.sha256 for role, found in inputs.items()}
     loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, inputs)
@@ -207,9 +216,9 @@ def _changed(
 def _own_change(scenario: Scenario, key: str, entry: Entry[Scenario] | None) -> Change:
     where = _place(scenario, entry, "set", key)
     table, origin = scenario.entry_of(key) or ("assumed", "set by the scenario")
-    if not isinstance(origin, str):
+    if isinstance(origin, tuple):
         return Change(scenario.set_[key], where, table, [c.model_dump(exclude_unset=True) for c in origin])
-    return Change(scenario.set_[key], where, table, origin)
+    return Change(scenario.set_[key], where, table, origin.model_dump() if isinstance(origin, Fit) else origin)
 
 
 def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
@@ -236,6 +245,23 @@ def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario]
         must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
         do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
         raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
+
+
+def _check_figures(scenario: Scenario, documents: Sequence[Document], entry: Entry[Scenario] | None) -> None:
+    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
+    for number, one in enumerate(scenario.expect):
+        if one.kind == "predicted" and one.figure in fits:
+            path, document = fits[one.figure]
+            must = "no scenario predicts a printed figure that something in it was fitted to"
+            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
+            where = _place(scenario, entry, "expect", str(number), "figure")
+            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
+        if one.kind == "fitted" and one.figure not in fits:
+            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+            where = _place(scenario, entry, "expect", str(number), "figure")
+            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+            raise ConfigError(where, must, repr(one.figure), do)
 
 
 def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -36,6 +38,30 @@ def setting(text: str) -> tuple[str, Any]:
         where, do = "set", "write it as 'links.d2h.bandwidth=40 GB/s'"
         raise ConfigError(where, "a change is a key, '=' and a value", repr(text), do)
     return key.strip(), scalar(value.strip())
+
+
+def factor(text: str) -> tuple[str, float]:
+    """Read one ``KEY=FACTOR`` of the command line.
+
+    Parameters
+    ----------
+    text
+        Such as ``links.*.bandwidth=0.5``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no key, or what a figure is multiplied by is no number from 0 on.
+    """
+    key, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not key.strip() or not 0 <= number < math.inf:
+        must = "figures are multiplied by a number from 0 on"
+        raise ConfigError("scale", must, repr(text), "write it as 'links.*.bandwidth=0.5'")
+    return key.strip(), number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +114,57 @@ def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
             _note(stated, ".".join(path), change)
             places[path] = change.where
     return _read(type(document), stated, places)
+
+
+def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
+    """Multiply figures of a machine, and write them as `set` does.
+
+    Parameters
+    ----------
+    document
+        The machine.
+    factors
+        Dotted path, in which ``*`` stands for every entry -> what the figure is multiplied by.
+
+    Returns
+    -------
+    dict
+        Path of each figure -> its new value.
+
+    Raises
+    ------
+    ConfigError
+        If a path names no number.
+    """
+    complete = _without_fixed(document.model_dump(mode="json", by_alias=True))
+    found: dict[str, Any] = {}
+    for key, factor in factors.items():
+        try:
+            paths = _expand(key, complete, _kind(type(document)))
+            for path in paths:
+                found[".".join(path)] = _times(_at(complete, path), Decimal(repr(factor)))
+        except FieldError as error:
+            raise ConfigError(f"scale, {key}", error.must, error.found, error.do) from None
+    return found
+
+
+def _times(value: Any, factor: Decimal) -> Any:
+    """A number, or a quantity as text, times a factor; ``inf`` stays."""
+    if value == "inf":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(Decimal(repr(value)) * factor)
+    number, _, unit = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    try:
+        return f"{(Decimal(number) * factor).normalize():f} {unit}"
+    except InvalidOperation:
+        raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it") from None
+
+
+def _at(data: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        data = _entries(data)[part]
+    return data
 
 
 def _kind(model: type[Document]) -> str:

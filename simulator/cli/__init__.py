@@ -16,6 +16,7 @@ from simulator.cli.documents import check, list_, schema
 from simulator.cli.largest import largest
 from simulator.cli.scaling import scaling
 from simulator.cli.serve import serve
+from simulator.cli.validate import validate
 
 if TYPE_CHECKING:
     from simulator.run import Case, Results
@@ -128,7 +129,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (largest, scaling, serve, list_, check, schema):
+for command in (largest, scaling, serve, validate, list_, check, schema):
     hosim.add_command(command)
 
 
@@ -246,10 +247,17 @@ def _judged(results: Results) -> int:
     """Tell what the scenario expected, and say whether all is well."""
     if results.case.is_changed and results.case.loaded.scenario.expect:
         click.echo("\nThe machine was changed for this run: what the scenario expects was not checked.")
-    failed = [verdict for verdict in results.expectations if not verdict.holds]
-    if results.expectations and not failed:
-        count = len(results.expectations)
+    failed = [verdict for verdict in results.expectations if verdict.is_broken]
+    count = sum(verdict.holds for verdict in results.expectations)
+    if count and not failed:
         click.echo(f"\n{count} expectation{'' if count == 1 else 's'} of the scenario hold{'s' if count == 1 else ''}.")
+    for verdict in results.expectations:
+        if verdict.missed:
+            click.echo(
+                f"\nKnown to be missed: {verdict}: {verdict.missed}"
+                if not verdict.holds
+                else f"\nHolds after all: {verdict}"
+            )
     sys.stdout.flush()
     for verdict in failed:
         click.echo(f"hosim: expectation fails: {verdict}", err=True)

@@ -43,7 +43,7 @@ def serve(scenario: str, out: Path | None, changes: tuple[str, ...], policies: t
     if out is not None:
         found.write(out)
     click.echo(str(found))
-    failed = [verdict for verdict in found.expectations if not verdict.holds]
+    failed = [verdict for verdict in found.expectations if verdict.is_broken]
     for verdict in failed:
         click.echo(f"hosim: expectation fails: {verdict}", err=True)
     return 0 if any(row["status"] == "ok" for row in found.rows) and not failed else 1

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio
-from simulator.scenario import Expectation
+from simulator.scenario import Expectation, Kind
+
+Word = Literal["holds", "fitted", "shown", "missed", "BROKEN"]
+"""A verdict in a word."""
 
 
 class Counted(Protocol):
@@ -36,6 +39,12 @@ class Verdict:
         The sentence or printed figure behind it.
     printed, difference, source
         The figure as its source prints it, how far ours is from it, and the source; empty if none is printed.
+    error
+        The same difference as a share of what is printed; None if none is printed, or nothing was found.
+    tolerance
+        What is accepted of a printed figure, for people.
+    kind, figure, missed
+        As the expectation says.
     """
 
     row: str
@@ -47,9 +56,26 @@ class Verdict:
     printed: str = ""
     difference: str = ""
     source: str = ""
+    error: float | None = None
+    tolerance: str = ""
+    kind: Kind = "predicted"
+    figure: str = ""
+    missed: str = ""
 
     def __str__(self) -> str:
         return f"{self.row}: {self.column} must be {self.must}, found {self.found}"
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it fails, and is not known to."""
+        return not self.holds and not self.missed
+
+    @property
+    def word(self) -> Word:
+        """``holds``, ``fitted`` or ``shown`` if it holds; else ``missed`` if that is known, or ``BROKEN``."""
+        if not self.holds:
+            return "missed" if self.missed else "BROKEN"
+        return "holds" if self.kind == "predicted" else self.kind
 
 
 def shown(column: str, value: object) -> str:
@@ -62,6 +88,14 @@ def shown(column: str, value: object) -> str:
     if column.endswith("_fraction") or column == "utilisation":
         return percent(value)
     return ratio(value) if column.startswith(("slowdown_", "crowding_", "demand_")) else str(value)
+
+
+def signed(share: float | None) -> str:
+    """Write a difference in per cent with its sign, or `ABSENT`."""
+    if not present(share) or share is None:
+        return ABSENT
+    written = percent(abs(share))
+    return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
 
 
 def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: str = "") -> list[Verdict]:
@@ -77,44 +111,92 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: s
         Of printed figures that name none of their own.
     """
     by_label = {row.label: row for row in rows}
-    known = [one for one in expected if one.row in by_label and one.faster_than in (None, *by_label)]
-    return [_beside_printed(_verdict(one, by_label), one, by_label[one.row], source) for one in known]
+    known = [one for one in expected if {one.row, one.faster_than or one.row, one.over or one.row} <= set(by_label)]
+    return [_verdict(one, by_label, source) for one in known]
 
 
-def _beside_printed(verdict: Verdict, one: Expectation, row: Counted, source: str) -> Verdict:
-    """Add the printed figure, if there is one."""
-    if one.printed is None:
-        return verdict
-    printed, ours = one.bound("printed"), row.summary.get(one.column)
-    share = _or_nan(ours) / _or_nan(printed) - 1 if printed else math.nan
-    difference = f"{'+' if share > 0 else '-' if share < 0 else ''}{percent(abs(share))}" if present(share) else ABSENT
-    return replace(verdict, printed=shown(one.column, printed), difference=difference, source=one.source or source)
+def _verdict(one: Expectation, rows: Mapping[str, Counted], source: str) -> Verdict:
+    value = _value(one, rows)
+    checks = _checks(one, rows, value)
+    found = _said(one, value)
+    if one.faster_than is not None:
+        found = shown("step_ns", rows[one.row].summary.get("step_ns"))
+    verdict = Verdict(
+        one.row,
+        one.column,
+        " and ".join(text for text, _ in checks) or "anything: the printed figure is only shown",
+        found,
+        all(good for _, good in checks),
+        one.why,
+        kind=one.kind,
+        figure=one.figure or "",
+        missed=one.missed,
+    )
+    return verdict if one.printed is None else _beside_printed(verdict, one, value, source)
 
 
-def _verdict(one: Expectation, rows: dict[str, Counted]) -> Verdict:
-    value = rows[one.row].summary.get(one.column)
+def _value(one: Expectation, rows: Mapping[str, Counted]) -> object:
+    """What the expectation is about; None if the row, or the one it is divided by, has no such value."""
+    value = _summed(one, rows[one.row])
+    if not one.is_ratio:
+        return value
+    divisor = one.divisor if one.over is None else _summed(one, rows[one.over])
+    return _number(value) / _number(divisor) if present(value) and divisor else None
+
+
+def _summed(one: Expectation, row: Counted) -> object:
+    found = [row.summary.get(column) for column in one.columns]
+    return found[0] if len(found) == 1 else None if None in found else sum(map(_number, found))
+
+
+def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> list[tuple[str, bool]]:
+    """What must hold, for people, and whether it does."""
     checks: list[tuple[str, bool]] = []
+    number, about = _number(value), one.printed if one.is_close_to_printed else one.about
     if one.equals is not None:
         wanted = one.bound("equals")
-        checks.append((shown(one.column, wanted), value == wanted))
-    if one.about is not None:
-        target = _or_nan(one.bound("about"))
-        must = f"about {shown(one.column, target)} (within {percent(one.within)})"
-        checks.append((must, abs(_or_nan(value) - target) <= one.within * abs(target)))
+        checks.append((_said(one, wanted), value == wanted))
+    if about is not None:
+        target = _number(one.bound("printed" if one.is_close_to_printed else "about"))
+        must = f"about {_said(one, target)} (within {percent(one.within)})"
+        checks.append((must, abs(number - target) <= one.within * abs(target)))
     if one.at_most is not None:
-        limit = _or_nan(one.bound("at_most"))
-        checks.append((f"at most {shown(one.column, limit)}", _or_nan(value) <= limit))
+        limit = _number(one.bound("at_most"))
+        checks.append((f"at most {_said(one, limit)}", number <= limit))
     if one.at_least is not None:
-        limit = _or_nan(one.bound("at_least"))
-        checks.append((f"at least {shown(one.column, limit)}", _or_nan(value) >= limit))
+        limit = _number(one.bound("at_least"))
+        checks.append((f"at least {_said(one, limit)}", number >= limit))
     if one.faster_than is not None:
-        other = rows[one.faster_than].summary.get("step_ns")
-        value = rows[one.row].summary.get("step_ns")
-        checks.append((f"less than {one.faster_than}'s {shown('step_ns', other)}", _or_nan(value) < _or_nan(other)))
-    must, holds = " and ".join(text for text, _ in checks), all(good for _, good in checks)
-    return Verdict(one.row, one.column, must, shown(one.column, value), holds, one.why)
+        own, other = (rows[label].summary.get("step_ns") for label in (one.row, one.faster_than))
+        checks.append((f"less than {one.faster_than}'s {shown('step_ns', other)}", _number(own) < _number(other)))
+    return checks
 
 
-def _or_nan(value: object) -> float:
+def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: str) -> Verdict:
+    """Add the printed figure."""
+    printed = one.bound("printed")
+    share = _number(value) / _number(printed) - 1 if printed else math.nan
+    error = share if present(share) else None
+    tolerance = percent(one.within) if one.is_close_to_printed else verdict.must if one.kind != "shown" else ABSENT
+    return replace(
+        verdict,
+        printed=_said(one, printed),
+        difference=signed(error),
+        source=one.source or source,
+        error=error,
+        tolerance=tolerance,
+    )
+
+
+def _said(one: Expectation, value: object) -> str:
+    """Write a value for people; of a ratio as its printed figure is written, ``2.7x`` or ``-26 %``."""
+    if not one.is_ratio or not present(value) or isinstance(value, str):
+        return shown(one.columns[0], value)
+    if isinstance(one.printed, str) and one.printed.endswith("%"):
+        return signed(_number(value) - 1)
+    return ratio(value)
+
+
+def _number(value: object) -> float:
     """The value if it is a number, else NaN, which no comparison accepts."""
     return value if isinstance(value, int | float) else math.nan

@@ -131,4 +131,4 @@ def fastest_ns(rows: Sequence[Row]) -> float | None:
 
 def listed(names: Sequence[str]) -> str:
     """Write names as a list for people: a, b and c."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -70,6 +70,7 @@ def read(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     bound: BoundKind | None = None,
     job: Job | None = None,
+    scale: Mapping[str, float] | None = None,
 ) -> Case:
     """Read and build what all rows share; nothing is decided yet.
 
@@ -77,16 +78,18 @@ def read(
     ----------
     scenario, set, bound, job
         As for `run`.
+    scale
+        Dotted path of figures of the machine -> what they are multiplied by, after all other changes.
     """
     if job is not None and not isinstance(job, Job):
         raise ConfigError(
             "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
         )
-    loaded = catalog.resolve(scenario, set)
+    loaded = catalog.resolve(scenario, set, scale=scale)
     if bound is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
     prepared = prepare if job is None else partial(prepare_job, job=job)
-    return prepared(loaded, is_changed=bool(set))
+    return prepared(loaded, is_changed=bool(set or scale))
 
 
 def run_case(

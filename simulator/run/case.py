@@ -222,10 +222,11 @@ def _check_expectations(loaded: Loaded) -> None:
     asked = (loaded.scenario.largest.column,) if loaded.scenario.largest else ()
     known = (*metrics.columns(loaded.hardware), LEAST_PEAK, *COMPARED, *asked)
     for number, one in enumerate(loaded.scenario.expect):
-        if one.column not in known:
-            where = loaded.place("expect", str(number), "column")
-            must = "an expectation names a column of the summary"
-            raise ConfigError(where, must, repr(one.column), nearest(one.column, known))
+        for column in one.columns:
+            if column not in known:
+                where = loaded.place("expect", str(number), "column")
+                must = "an expectation names a column of the summary"
+                raise ConfigError(where, must, repr(column), nearest(column, known))
 
 
 def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:

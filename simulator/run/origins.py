@@ -6,6 +6,7 @@ from typing import Any
 
 import simulator
 from simulator.catalog import Loaded
+from simulator.document import Document, Fit
 
 
 def provenance(loaded: Loaded) -> dict[str, Any]:
@@ -42,15 +43,19 @@ def provenance(loaded: Loaded) -> dict[str, Any]:
 
 def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
     """Fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
-    scenario: dict[str, str] = getattr(loaded.scenario, table)
-    hardware: dict[str, str] = getattr(loaded.hardware, table)
+    scenario: dict[str, str | Fit] = getattr(loaded.scenario, table)
+    hardware: dict[str, str | Fit] = getattr(loaded.hardware, table)
     found = []
     for path, why in hardware.items():
         document = loaded.scenario if why in scenario.values() else loaded.hardware
-        found.append({"document": document.name, "field": path, "why": why})
+        found.append(_figure(document, path, why))
     for path, why in getattr(loaded.workload, table).items():
-        found.append({"document": loaded.workload.name, "field": path, "why": why})
+        found.append(_figure(loaded.workload, path, why))
     for path, why in scenario.items():
         if why not in hardware.values():
-            found.append({"document": loaded.scenario.name, "field": path, "why": why})
+            found.append(_figure(loaded.scenario, path, why))
     return found
+
+
+def _figure(document: Document, path: str, why: str | Fit) -> dict[str, str]:
+    return {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}

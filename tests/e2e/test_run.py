@@ -74,9 +74,10 @@ def test_provenance_names_every_input_and_every_assumption(folder):
 
 
 def test_what_a_scenario_sets_is_listed_once(tmp_path):
-    fitted = "set:\n  links.*.bandwidth: 5 GB/s\nfitted:\n  links.*.bandwidth: to nothing, for a test\n"
+    fit = "{parameter: rate, figure: step, why: for a test}"
+    fitted = f"set:\n  links.*.bandwidth: 5 GB/s\nfitted:\n  links.*.bandwidth: {fit}\n"
     results = hosim_api.run(chain.write(tmp_path, scenario=chain.SCENARIO + fitted), policies=["static"])
-    why = {"document": "chain", "why": "to nothing, for a test"}
+    why = {"document": "chain", "parameter": "rate", "figure": "step", "why": "for a test"}
     assert results.provenance["fitted"] == [
         {"field": "links.d2h.bandwidth", **why},
         {"field": "links.h2d.bandwidth", **why},
@@ -252,8 +253,8 @@ def test_an_expectation_that_fails_is_exit_code_1(hosim, tmp_path):
 
 
 def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, tmp_path):
-    about = "expect:\n  - {row: static, about: 1.5 ms, printed: 1.2 ms, source: table 2}\n  - "
-    about += "{row: reactive, at_least: 1 ms, printed: 2 ms}\n  - {row: static, faster_than: reactive}\n"
+    about = "expect:\n  - {row: static, about: 1.5 ms, printed: 1.2 ms, source: table 2, figure: a}\n  - "
+    about += "{row: reactive, at_least: 1 ms, printed: 2 ms, figure: b}\n  - {row: static, faster_than: reactive}\n"
     claim = "claim: {sentence: a step takes long, source: a paper, fitted: one number, predicted: the step}\n"
     done = hosim("run", chain.write(tmp_path, scenario=chain.SCENARIO + claim + about), "--out", tmp_path / "out")
     assert done.code == 0, done.err

@@ -5,6 +5,8 @@ from pydantic import ValidationError
 
 from simulator.scenario import Scenario
 
+FIT = {"parameter": "rate of the link", "figure": "step_time", "why": "the printed step"}
+
 
 def scenario(**more):
     return {"name": "toy", "hardware": "box", "workload": "job", "policies": ["resident", "static"]} | more
@@ -46,7 +48,9 @@ def test_expectations_name_rows():
 
 
 def test_expectations_say_something():
-    message = "an expectation says about, at_most, at_least, equals or faster_than, found none of them; add one"
+    message = (
+        "an expectation says about, at_most, at_least, equals, faster_than or printed, found none of them; add one"
+    )
     assert refusal(expect=[{"row": "static"}]) == message
 
 
@@ -82,9 +86,7 @@ def test_expectations_in_numbers(expectation, key, value):
 
 def test_figures_that_it_sets_have_origins():
     settings = {"links.d2h.bandwidth": "40 GB/s", "links.d2h.latency": "1 us", "compute.launch": "3 us"}
-    read = Scenario.model_validate(
-        scenario(set=settings, fitted={"links.d2h": "a step time"}, assumed={"links.h2d": "as d2h"})
-    )
+    read = Scenario.model_validate(scenario(set=settings, fitted={"links.d2h": FIT}, assumed={"links.h2d": "as d2h"}))
     assert [(error.at, error.do) for error in read.field_errors()] == [
         (
             ("set", "compute.launch"),
@@ -92,3 +94,37 @@ def test_figures_that_it_sets_have_origins():
         ),
         (("assumed", "links.h2d"), "did you mean 'links.d2h'?"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("expectation", "message"),
+    [
+        ({"over": "statik", "at_most": 1.0}, "an expectation names a row of policies, found 'statik'; use one of "),
+        ({"over": "static", "over_printed": "5 s", "at_most": 1.0}, "a value is divided by that of a row, or by a "),
+        ({"over_printed": "5.5", "at_most": 1.0}, "a time is a number and a unit, such as '10 us', found '5.5'"),
+        ({"over_printed": "0 s", "at_most": 1.0}, "a value is divided by a number above 0, found '0 s'"),
+        ({"over": "resident", "printed": "26 percent"}, "a ratio is written as '2.7x', as a change such as '-26 %', "),
+        ({"at_most": "1 s", "kind": "fitted"}, "what is fitted, shown or missed is a printed figure, found fitted "),
+        ({"at_most": "1 s", "missed": "unknown"}, "what is fitted, shown or missed is a printed figure, found missed "),
+        ({"printed": "1 s", "kind": "shown", "missed": "why"}, "what is missed was to be predicted, found kind: shown"),
+    ],
+)
+def test_printed_figures_are_said_in_one_way(expectation, message):
+    assert refusal(expect=[{"row": "static", **expectation}]).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("printed", "ratio"), [("2.7x", 2.7), ("2.7 x", 2.7), ("-26 %", 0.74), ("+25 %", 1.25), (0.5, 0.5)]
+)
+def test_ratios_in_numbers(printed, ratio):
+    (one,) = Scenario.model_validate(
+        scenario(expect=[{"row": "static", "over": "resident", "printed": printed}])
+    ).expect
+    assert one.bound("printed") == pytest.approx(ratio, rel=1e-12)
+    assert one.unit is None
+
+
+def test_the_printed_figures_of_a_claim_have_names():
+    claim = {"sentence": "a step takes 1 s", "source": "a paper"}
+    message = "a printed figure that puts a claim to the test has a name, found none; add figure: "
+    assert refusal(claim=claim, expect=[{"row": "static", "printed": "1 s"}]).startswith(message)

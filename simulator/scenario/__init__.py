@@ -6,26 +6,28 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, model_validator
+from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
-from simulator.units import Bytes, FieldError, nearest, parse
+from simulator.scenario.claim import Bound, Claim, Expectation, Kind, Label
+from simulator.units import Bytes, FieldError, nearest
 
-
-def _one_line(label: str) -> str:
-    if len(label) > 80 or "/" in label or "\\" in label or not label.isprintable():
-        must = "a label is at most 80 characters on one line, without slashes"
-        raise FieldError(must, repr(label)[:60], "choose a shorter, plainer one")
-    return label
-
-
-Label = Annotated[str, AfterValidator(_one_line)]
-"""The name of a row."""
-Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""A quantity, a bare number (of a column without a unit) or a text."""
-
+__all__ = [
+    "Bound",
+    "BoundKind",
+    "Claim",
+    "DrawsOrigin",
+    "Expectation",
+    "Fold",
+    "Kind",
+    "Label",
+    "Largest",
+    "PolicyChoice",
+    "Scenario",
+    "Switches",
+]
 
 BoundKind = Literal["combinatorial", "relaxation"]
 """Which lower bounds a run counts."""
@@ -142,88 +144,6 @@ class Switches(Part):
     def stretch(self) -> Callable[[int], int] | None:
         """By issue number of a copy, in 2^-32: how many times as long as the machine says; None: as it says."""
         return None
-
-
-class Expectation(Part):
-    """A figure that must hold; `hosim run` ends with exit code 1 if it does not.
-
-    Attributes
-    ----------
-    row
-        Label of the policy row.
-    column
-        Column of the summary, such as ``step_ns`` or ``peak_hbm_bytes``.
-    about, within
-        The expected value, as a quantity (``5.36 s``) or a bare share or text, and the accepted relative error.
-    at_most, at_least
-        Bounds, as a quantity or a bare share.
-    equals
-        The exact text or number (``status: ok``).
-    faster_than
-        Label of a row that this row must beat in ``step_ns``.
-    why
-        The sentence or printed figure behind it.
-    printed, source
-        The figure as its source prints it, which the report shows beside ours (it is not checked), and that source if
-        it is not the claim's.
-    """
-
-    row: Label
-    column: str = "step_ns"
-    about: Bound | None = None
-    within: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.05
-    at_most: Bound | None = None
-    at_least: Bound | None = None
-    equals: Bound | None = None
-    faster_than: Label | None = None
-    why: str = ""
-    printed: Bound | None = None
-    source: str = ""
-
-    @property
-    def unit(self) -> str | None:
-        """Unit of the column, by the end of its name; None for a share, a count or a text."""
-        ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
-        return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
-
-    def bound(self, key: Literal["about", "at_most", "at_least", "equals", "printed"]) -> int | float | str | None:
-        """What `key` says, as a number of the column's unit; None if it says nothing."""
-        said: str | float | None = getattr(self, key)
-        return said if said is None or self.unit is None else parse(said, self.unit)
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        keys: tuple[Literal["about", "at_most", "at_least", "equals", "printed"], ...]
-        keys = ("about", "at_most", "at_least", "equals", "printed")
-        if self.faster_than is None and all(getattr(self, key) is None for key in keys[:-1]):
-            must = f"an expectation says {', '.join(keys[:-1])} or faster_than"
-            raise FieldError(must, "none of them", "add one")
-        for key in keys:
-            try:
-                read = self.bound(key)
-            except FieldError as error:
-                raise FieldError(error.must, error.found, error.do, (key,)) from None
-            if isinstance(read, str) and key != "equals":
-                must = f"{key} of the column {self.column!r} is a number"
-                raise FieldError(must, repr(read), "write a number, or use equals", (key,))
-        return self
-
-
-class Claim(Part):
-    """A published sentence that the scenario puts to the test.
-
-    Attributes
-    ----------
-    sentence, source
-        What is claimed, and where it is printed.
-    fitted, predicted
-        Which printed figures the scenario was fitted to, and which it predicts; never the same ones.
-    """
-
-    sentence: str
-    source: str
-    fitted: str = ""
-    predicted: str = ""
 
 
 class Largest(Part):
@@ -350,10 +270,19 @@ class Scenario(Document):
                 must, do = "each row of the table has a label of its own", "give one of them another label"
                 raise FieldError(must, f"{row!r} twice", do, ("policies", str(index)))
         for index, expectation in enumerate(self.expect):
-            for key in ("row", "faster_than"):
+            for key in ("row", "faster_than", "over"):
                 named = getattr(expectation, key)
                 if named is not None and named not in rows:
                     at = ("expect", str(index), key)
                     must = "an expectation names a row of policies"
                     raise FieldError(must, repr(named), nearest(named, tuple(rows)), at)
+        return self
+
+    @model_validator(mode="after")
+    def _printed_figures_have_names(self) -> Self:
+        for index, expectation in enumerate(self.expect if self.claim else ()):
+            if expectation.printed is not None and expectation.figure is None:
+                must = "a printed figure that puts a claim to the test has a name"
+                do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
+                raise FieldError(must, "none", do, ("expect", str(index), "figure"))
         return self

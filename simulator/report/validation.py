@@ -1,0 +1,199 @@
+"""Claims beside what hosim obtains: a line per printed figure, and how many free parameters explain how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import Any
+
+from simulator.report.expectations import Verdict
+from simulator.report.rows import ABSENT, listed
+from simulator.report.text import Column, aligned, aligned_lines
+from simulator.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A free parameter of a scenario.
+
+    Attributes
+    ----------
+    parameter, figure, why
+        What was fitted, to which printed figure, and how.
+    fields
+        Where it stands: paths of fields.
+    """
+
+    parameter: str
+    figure: str
+    why: str
+    fields: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes it one free parameter, in whatever scenario."""
+        return self.parameter, self.figure
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a scenario.
+
+    Attributes
+    ----------
+    scenario
+        Its name.
+    verdicts
+        On all that it expects.
+    fits
+        Its free parameters.
+    """
+
+    scenario: str
+    verdicts: tuple[Verdict, ...]
+    fits: tuple[Fitted, ...] = ()
+
+
+COLUMNS = ("scenario", "row", "column", "claim", "figure", "source", "printed", "obtained", "error", "tolerance",
+           "verdict", "kind", "fitted", "missed")  # fmt: skip
+"""Columns of `rows`."""
+
+
+def rows(checked: Sequence[Checked]) -> list[dict[str, Any]]:
+    """List printed figures, and other expectations that fail.
+
+    Parameters
+    ----------
+    checked
+        One per scenario.
+
+    Returns
+    -------
+    list of dict
+        ``scenario``, ``row``, ``column``, ``claim`` (in words), ``figure`` (its name), ``source``, ``printed`` and
+        ``obtained`` (for people), ``error`` (share of what is printed), ``tolerance`` (for people), ``verdict``
+        (``holds``, ``fitted``, ``shown``, ``missed``, ``BROKEN``), ``kind``, ``fitted`` (the free parameters) and
+        ``missed`` (why).
+    """
+    return [
+        {
+            "scenario": one.scenario,
+            "row": verdict.row,
+            "column": verdict.column,
+            "claim": verdict.why or str(verdict),
+            "figure": verdict.figure,
+            "source": verdict.source,
+            "printed": verdict.printed,
+            "obtained": verdict.found,
+            "error": verdict.error,
+            "tolerance": verdict.tolerance or verdict.must,
+            "verdict": verdict.word,
+            "kind": verdict.kind,
+            "fitted": ", ".join(fit.parameter for fit in one.fits),
+            "missed": verdict.missed,
+        }
+        for one, verdict in _lines(checked)
+    ]
+
+
+def _lines(checked: Sequence[Checked]) -> Iterator[tuple[Checked, Verdict]]:
+    for one in checked:
+        for verdict in one.verdicts:
+            if verdict.printed or verdict.is_broken:
+                yield one, verdict
+
+
+def text(checked: Sequence[Checked]) -> str:
+    """Write the table, the sources, what was fitted, what is missed and why, and what all that comes to.
+
+    Parameters
+    ----------
+    checked
+        One per scenario.
+    """
+    lines = list(_lines(checked))
+    sources = _numbered(verdict.source for _, verdict in lines)
+    fits = _free(checked)
+    letters = dict(zip(fits, _letters(), strict=False))
+    stands_on = [" ".join(letters[fit.key] for fit in one.fits) or ABSENT for one, _ in lines]
+    table = aligned([[
+        Column("claim", tuple(verdict.why or f"{verdict.row}: {verdict.column}" for _, verdict in lines), left=True),
+        Column("source", tuple(str(sources.get(verdict.source, ABSENT)) for _, verdict in lines)),
+        Column("printed", tuple(verdict.printed or ABSENT for _, verdict in lines)),
+        Column("obtained", tuple(verdict.found for _, verdict in lines)),
+        Column("error", tuple(verdict.difference or ABSENT for _, verdict in lines)),
+        Column("tolerance", tuple(verdict.tolerance or verdict.must for _, verdict in lines)),
+        Column("verdict", tuple(verdict.word for _, verdict in lines), left=True),
+        Column("fitted", tuple(stands_on), left=True),
+    ]])  # fmt: skip
+    parts = [table]
+    if sources:
+        parts.append("Sources\n" + aligned_lines([(str(n), name) for name, n in sources.items()], 2))
+    if fits:
+        told = [(letters[key], f"{fit.parameter} ({', '.join(fit.fields)}), to {fit.figure}: {fit.why}")
+                for key, fit in fits.items()]  # fmt: skip
+        parts.append("Fitted\n" + aligned_lines(told, 2))
+    missed = [(verdict.why, verdict.missed) for _, verdict in lines if verdict.word == "missed"]
+    if missed:
+        parts.append("Missed\n" + "\n".join(f"  {claim}: {why}" for claim, why in missed))
+    return "\n\n".join((*parts, "\n".join(sentences(checked))))
+
+
+def _numbered(names: Iterator[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)), 1)}
+
+
+def _free(checked: Sequence[Checked]) -> dict[tuple[str, str], Fitted]:
+    """The free parameters of all scenarios, each once."""
+    return {fit.key: fit for one in reversed(checked) for fit in one.fits}
+
+
+def _letters() -> Iterator[str]:
+    yield from ascii_lowercase
+    yield from (first + second for first in ascii_lowercase for second in ascii_lowercase)
+
+
+def sentences(checked: Sequence[Checked]) -> list[str]:
+    """Say how many free parameters explain how many printed figures, and what is missed or broken.
+
+    Parameters
+    ----------
+    checked
+        One per scenario. A printed figure that several of them are about counts once, by its worst verdict.
+    """
+    words: dict[str, set[str]] = {}
+    for _, verdict in _lines(checked):
+        words.setdefault(_name(verdict), set()).add(verdict.word)
+    worst = {name: next(word for word in _WORST_FIRST if word in found) for name, found in words.items()}
+    count = {word: sum(one == word for one in worst.values()) for word in _WORST_FIRST}
+    said = [_explained(checked, [name for name, word in worst.items() if word == "holds"])]
+    rest = [f"{count[word]} {what}" for word, what in _TOLD.items() if count[word]]
+    said += [f"Of {counted(len(worst), 'printed figure')} {listed(rest)}."] if rest else []
+    for one in checked:
+        for verdict in one.verdicts:
+            if verdict.is_broken:
+                said.append(f"BROKEN: {one.scenario}: {verdict}")
+            elif verdict.missed and verdict.holds:
+                said.append(f"{one.scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
+    return said
+
+
+def _name(verdict: Verdict) -> str:
+    return verdict.figure or verdict.why or str(verdict)
+
+
+def _explained(checked: Sequence[Checked], held: Sequence[str]) -> str:
+    """Say how many figures that held stand on how many free parameters."""
+    uses = {_name(verdict): one.fits for one, verdict in _lines(checked) if _name(verdict) in held}
+    free = [fit.parameter for fit in _free(checked).values()]
+    alone = sum(not fits for fits in uses.values())
+    if not free:
+        return f"{counted(alone, 'printed figure')}, predicted and held, with nothing fitted."
+    explain = f"{counted(len(free), 'free parameter')} ({listed(free)}) {'explains' if len(free) == 1 else 'explain'}"
+    explained = f"{explain} {counted(len(uses) - alone, 'printed figure')}, predicted and held"
+    return f"{explained}; {alone} more with nothing fitted." if alone else f"{explained}."
+
+
+_WORST_FIRST = ("BROKEN", "missed", "shown", "fitted", "holds")
+_TOLD = {"fitted": "fitted", "shown": "only shown", "missed": "missed, as known", "BROKEN": "BROKEN"}

@@ -1,0 +1,194 @@
+"""What a scenario expects of its rows, and the published sentence that it puts to the test."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from simulator.document import Key, Part
+from simulator.units import FieldError, parse
+
+
+def _one_line(label: str) -> str:
+    if len(label) > 80 or "/" in label or "\\" in label or not label.isprintable():
+        must = "a label is at most 80 characters on one line, without slashes"
+        raise FieldError(must, repr(label)[:60], "choose a shorter, plainer one")
+    return label
+
+
+Label = Annotated[str, AfterValidator(_one_line)]
+"""The name of a row."""
+Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, a bare number (of a column without a unit) or a text."""
+
+Kind = Literal["predicted", "fitted", "shown"]
+"""Whether nothing was fitted to a printed figure, something was, or it is only put beside ours."""
+
+Limit = Literal["about", "at_most", "at_least", "equals", "printed"]
+_LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals", "printed")
+_TIMES = re.compile(r"(\d+(?:\.\d+)?) ?x")
+_CHANGE = re.compile(r"([+-]\d+(?:\.\d+)?) ?%")
+
+
+class Expectation(Part):
+    """A figure that must hold; `hosim run` ends with exit code 1 if it does not.
+
+    Attributes
+    ----------
+    row
+        Label of the policy row.
+    column
+        Column of the summary, such as ``step_ns`` or ``peak_hbm_bytes``; or a sum of several, joined by `` + ``.
+    over, over_printed
+        What is meant is the column's value divided by that of this row, or by this printed figure. It is then a ratio,
+        and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
+    about, within
+        The expected value, as a quantity (``5.36 s``) or a bare share or text, and the accepted relative error.
+    at_most, at_least
+        Bounds, as a quantity or a bare share.
+    equals
+        The exact text or number (``status: ok``).
+    faster_than
+        Label of a row that this row must beat in ``step_ns``.
+    why
+        The sentence or printed figure behind it.
+    printed, source
+        The figure as its source prints it, which reports show beside ours, and that source if it is not the claim's.
+        If nothing else is said of what must hold, ours must be within `within` of it, unless it is only shown.
+    figure
+        Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
+    kind
+        ``predicted``: nothing was fitted to it. ``fitted``: something was, and this holds the fit. ``shown``: the
+        source's setting or its figure is too vague to be held against; what else is said of it must still hold.
+    missed
+        Why hosim is known not to reproduce the printed figure: it stays in the table, and fails nothing.
+    """
+
+    row: Label
+    column: str = "step_ns"
+    over: Label | None = None
+    over_printed: Bound | None = None
+    about: Bound | None = None
+    within: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.05
+    at_most: Bound | None = None
+    at_least: Bound | None = None
+    equals: Bound | None = None
+    faster_than: Label | None = None
+    why: str = ""
+    printed: Bound | None = None
+    source: str = ""
+    figure: Key | None = None
+    kind: Kind = "predicted"
+    missed: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are added up; mostly one."""
+        return tuple(self.column.split(" + "))
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the value is divided by another one."""
+        return self.over is not None or self.over_printed is not None
+
+    @property
+    def is_close_to_printed(self) -> bool:
+        """Whether what must hold is that ours is close to what is printed."""
+        said = any(getattr(self, key) is not None for key in (*_LIMITS[:-1], "faster_than"))
+        return not said and self.kind != "shown"
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of the value, by the end of the column's name; None for a ratio, a share, a count or a text."""
+        return None if self.is_ratio else self._unit_of_column
+
+    @property
+    def _unit_of_column(self) -> str | None:
+        ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
+        return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
+
+    @property
+    def divisor(self) -> int | float | None:
+        """The printed figure that the value is divided by, as a number of the column's unit."""
+        unit, said = self._unit_of_column, self.over_printed
+        return parse(said, unit) if unit and said is not None else said  # type: ignore[return-value]
+
+    def bound(self, key: Limit) -> int | float | str | None:
+        """What `key` says, as a number of the value's unit; None if it says nothing."""
+        said: str | float | None = getattr(self, key)
+        if said is None:
+            return None
+        if self.is_ratio:
+            return _ratio(said)
+        return said if self.unit is None else parse(said, self.unit)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.faster_than is None and all(getattr(self, key) is None for key in _LIMITS):
+            must = f"an expectation says {', '.join(_LIMITS[:-1])}, faster_than or printed"
+            raise FieldError(must, "none of them", "add one")
+        for key in _LIMITS:
+            try:
+                read = self.bound(key)
+            except FieldError as error:
+                raise FieldError(error.must, error.found, error.do, (key,)) from None
+            if isinstance(read, str) and key != "equals":
+                must = f"{key} of the column {self.column!r} is a number"
+                raise FieldError(must, repr(read), "write a number, or use equals", (key,))
+        return self
+
+    @model_validator(mode="after")
+    def _divides_by_one_number(self) -> Self:
+        if self.over is not None and self.over_printed is not None:
+            must = "a value is divided by that of a row, or by a printed figure"
+            raise FieldError(must, "both", "drop over or over_printed", ("over_printed",))
+        try:
+            divisor = self.divisor
+        except FieldError as error:
+            raise FieldError(error.must, error.found, error.do, ("over_printed",)) from None
+        if divisor is not None and not (isinstance(divisor, int | float) and divisor > 0):
+            must = "a value is divided by a number above 0"
+            raise FieldError(must, repr(self.over_printed), "write the printed figure", ("over_printed",))
+        return self
+
+    @model_validator(mode="after")
+    def _kind_has_a_printed_figure(self) -> Self:
+        said = "missed" if self.missed else self.kind
+        if said != "predicted" and self.printed is None:
+            must = "what is fitted, shown or missed is a printed figure"
+            raise FieldError(must, f"{said} without one", "add printed", ("printed",))
+        if self.missed and self.kind != "predicted":
+            must = "what is missed was to be predicted"
+            raise FieldError(must, f"kind: {self.kind}", "drop kind, or missed", ("missed",))
+        return self
+
+
+class Claim(Part):
+    """A published sentence that the scenario puts to the test.
+
+    Attributes
+    ----------
+    sentence, source
+        What is claimed, and where it is printed.
+    fitted, predicted
+        Which printed figures the scenario was fitted to, and which it predicts, in words; `figure` and `kind` of its
+        expectations, and its table `fitted`, say the same for `hosim validate`.
+    """
+
+    sentence: str
+    source: str
+    fitted: str = ""
+    predicted: str = ""
+
+
+def _ratio(said: str | float) -> float | str:
+    """Read ``2.7x``, ``-26 %`` or a number."""
+    if not isinstance(said, str):
+        return said
+    times, change = _TIMES.fullmatch(said.strip()), _CHANGE.fullmatch(said.strip())
+    if times is None and change is None:
+        must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
+        raise FieldError(must, repr(said), "write it so")
+    return float(times[1]) if times else 1 + float(change[1]) / 100  # type: ignore[index]

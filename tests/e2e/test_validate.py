@@ -1,0 +1,86 @@
+"""`hosim validate`: the table, the exit code, and what is refused."""
+
+import chain
+import pytest
+
+import simulator as hosim_api
+from simulator.errors import ConfigError
+
+CLAIM = "claim: {sentence: a step takes 1.5 ms, source: a paper}\n"
+STEP = "expect:\n  - {row: static, printed: 1.5 ms, within: 0.01, figure: step, why: the step}\n"
+FIT = (
+    "set:\n  compute.achieved_fraction.default: 1.0\nfitted:\n  compute.achieved_fraction.default: "
+    "{parameter: rate, figure: FIGURE, why: so that it comes out}\n"
+)
+
+
+def write(folder, *more):
+    return chain.write(folder, scenario=chain.SCENARIO + CLAIM + "".join(more))
+
+
+def test_a_figure_that_holds(hosim, tmp_path):
+    done = hosim("validate", write(tmp_path, STEP))
+    assert (done.code, done.err) == (0, "")
+    head, line, *_ = done.out.splitlines()
+    assert head.split() == ["claim", "source", "printed", "obtained", "error", "tolerance", "verdict", "fitted"]
+    assert line.split("  ")[0] == "the step"
+    assert line.split()[1:] == ["step", "1", "1.50", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
+    assert done.out.endswith("1 printed figure, predicted and held, with nothing fitted.\n")
+
+
+def test_half_the_bandwidth_breaks_it(hosim, tmp_path):
+    done = hosim("validate", write(tmp_path, STEP), "--scale", "links.*.bandwidth=0.5")
+    assert done.code == 1
+    assert "BROKEN: chain: static: step_ns must be about 1.50 ms (within 1.0 %), found" in done.out
+
+
+def test_what_is_not_printed_must_hold_too_and_is_a_line_only_if_it_fails(hosim, tmp_path):
+    path = write(tmp_path, STEP, "  - {row: static, faster_than: reactive, why: a plan beats a runtime}\n")
+    assert "a plan beats a runtime" not in hosim("validate", path).out
+    path = write(tmp_path, STEP, "  - {row: reactive, faster_than: static, why: a runtime beats a plan}\n")
+    done = hosim("validate", path)
+    assert done.code == 1
+    assert "a runtime beats a plan" in done.out
+
+
+def test_what_something_is_fitted_to_is_not_predicted(hosim, tmp_path):
+    path = write(tmp_path, STEP, FIT.replace("FIGURE", "step"))
+    for command in ("validate", "check", "run"):
+        done = hosim(command, path)
+        assert done.code == 1
+        assert "expect.0.figure: no scenario predicts a printed figure that something in it was fitted to" in done.err
+        assert "found 'step', which compute.achieved_fraction.default of chain was fitted to" in done.err
+
+
+def test_a_fit_is_held_and_named(hosim, tmp_path):
+    path = write(tmp_path, STEP.replace("figure:", "kind: fitted, figure:"), FIT.replace("FIGURE", "step"))
+    done = hosim("validate", path)
+    assert done.code == 0
+    assert "a  rate (compute.achieved_fraction.default), to step: so that it comes out" in done.out
+    path = write(tmp_path, STEP.replace("figure:", "kind: fitted, figure:"))
+    assert "a fitted figure is named in the table fitted of the scenario" in hosim("validate", path).err
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        ("links.*.bandwidth", "scale: figures are multiplied by a number from 0 on, found 'links.*.bandwidth'"),
+        ("links.*.bandwidth=-1", "scale: figures are multiplied by a number from 0 on"),
+        ("links.*.bandwith=2", "scale, links.*.bandwith: a change names a field of the hardware"),
+        ("links.*.source=2", "scale, links.*.source: a figure that is multiplied is a number, found 'hbm'"),
+    ],
+)
+def test_a_scale_that_cannot_be(hosim, tmp_path, scale, message):
+    done = hosim("validate", write(tmp_path, STEP), "--scale", scale)
+    assert done.code == 1
+    assert message in done.err
+
+
+def test_from_python_it_is_a_table(tmp_path):
+    found = hosim_api.validate([write(tmp_path, STEP)])
+    assert found.table[["claim", "printed", "obtained", "verdict"]].to_numpy().tolist() == [
+        ["the step", "1.50 ms", "1.50 ms", "holds"]
+    ]
+    assert not found.is_broken
+    with pytest.raises(ConfigError, match="a claim is named to be validated, found none"):
+        hosim_api.validate([])

@@ -1,0 +1,113 @@
+"""Expectations against rows: values, ratios and sums, and what a verdict is called."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+
+from simulator.report.expectations import signed, verdicts
+from simulator.report.validation import Checked, Fitted, sentences, text
+from simulator.scenario import Expectation
+
+
+class Row(NamedTuple):
+    label: str
+    summary: dict
+
+
+ROWS = [
+    Row("slow", {"status": "ok", "step_ns": 15_000_000_000, "wait_host_ns": 2, "wait_compaction_ns": 5}),
+    Row("fast", {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None}),
+    Row("none", {"status": "infeasible"}),
+]
+
+
+def verdict(**said):
+    (found,) = verdicts([Expectation.model_validate({"row": "slow", **said})], ROWS, "a paper")
+    return found
+
+
+def test_without_more_ours_is_held_against_what_is_printed():
+    found = verdict(printed="15.3 s", within=0.02, figure="step")
+    assert (found.holds, found.word, found.difference, found.tolerance) == (True, "holds", "-2.0 %", "2.0 %")
+    assert (found.printed, found.found, found.source, found.figure) == ("15.3 s", "15.0 s", "a paper", "step")
+    assert verdict(printed="15.3 s", within=0.019).word == "BROKEN"
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "holds"),
+    [
+        ({"over": "fast", "printed": "2.4x"}, "2.50x", True),
+        ({"over": "fast", "printed": "2.7x"}, "2.50x", False),
+        ({"over": "fast", "printed": "+150 %"}, "+150 %", True),
+        ({"over_printed": "20 s", "printed": "-26 %"}, "-25 %", True),
+        ({"over_printed": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25 %", False),
+        ({"column": "wait_host_ns + wait_compaction_ns", "printed": "7 ns"}, "7 ns", True),
+    ],
+)
+def test_ratios_and_sums(said, found, holds):
+    one = verdict(**said)
+    assert (one.found, one.holds) == (found, holds)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"row": "none", "printed": "1 s"},
+        {"over": "none", "printed": "1x"},
+        {"row": "fast", "column": "wait_host_ns + wait_compaction_ns", "printed": "0 ns"},
+    ],
+)
+def test_what_a_row_does_not_have_does_not_hold(said):
+    assert (verdict(**said).found, verdict(**said).holds, verdict(**said).error) == ("nothing", False, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ({"printed": "15 s"}, "holds"),
+        ({"printed": "15 s", "kind": "fitted", "figure": "step"}, "fitted"),
+        ({"printed": "10 s", "kind": "fitted", "figure": "step"}, "BROKEN"),
+        ({"printed": "10 s", "kind": "shown"}, "shown"),
+        ({"printed": "10 s", "kind": "shown", "at_most": "12 s"}, "BROKEN"),
+        ({"printed": "10 s", "missed": "not described"}, "missed"),
+        ({"printed": "15 s", "missed": "not described"}, "holds"),
+    ],
+)
+def test_a_verdict_in_a_word(said, word):
+    assert verdict(**said).word == word
+    assert verdict(**said).is_broken == (word == "BROKEN")
+
+
+def test_differences_have_signs():
+    assert [signed(share) for share in (0.031, -0.2, 0.0, -1e-9, math.nan, None)] == [
+        "+3.1 %", "-20 %", "0 %", "0 %", "-", "-"
+    ]  # fmt: skip
+
+
+def test_a_figure_counts_once_by_its_worst_verdict():
+    rate = Fitted("rate", "top_step", "so that it comes out", ("compute.rate", "compute.other"))
+    held = verdict(printed="15 s", figure="step", why="the step")
+    checked = [
+        Checked(
+            "one", (held, verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")), (rate,)
+        ),
+        Checked("two", (held, verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")), (rate,)),
+        Checked("three", (verdict(printed="15 s", figure="apart", why="apart"),)),
+    ]
+    assert sentences(checked) == [
+        "1 free parameter (rate) explains 1 printed figure, predicted and held; 1 more with nothing fitted.",
+        "Of 4 printed figures 1 fitted and 1 missed, as known.",
+    ]
+    broken = Checked("four", (verdict(printed="10 s", figure="step", why="the step"),), (rate,))
+    assert sentences([*checked, broken]) == [
+        "1 free parameter (rate) explains 0 printed figures, predicted and held; 1 more with nothing fitted.",
+        "Of 4 printed figures 1 fitted, 1 missed, as known and 1 BROKEN.",
+        "BROKEN: four: slow: step_ns must be about 10.0 s (within 5.0 %), found 15.0 s",
+    ]
+    assert "the other: nobody knows" in text(checked)
+
+
+def test_what_suddenly_holds_is_said():
+    found = Checked("one", (verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"),))
+    assert sentences([found])[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
