@@ -41,6 +41,19 @@ RATES = ("time_ns", "bus", "instance", "bytes_per_s")
 ``instance``: the node, or 0 for the supernode. The last row of an instant holds.
 """
 
+ADDRESSES = ("time_ns", "rank", "tier", "tensor", "offset_bytes", "delta_bytes")
+"""Ranges of an address space that are taken (positive) and freed (negative), in the order in which it happened.
+
+``tensor`` as in `RESIDENCIES`. What a compaction moves is freed where it was and taken where it is then.
+"""
+
+RESERVED = ("time_ns", "rank", "tier", "reserved_bytes", "largest_hole_bytes")
+"""What an allocator keeps for itself from a time on, used or not, and the largest piece of it, and of what is left
+beside it, that it could give out."""
+
+COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages")
+"""When something that fits found no hole, when nothing ran any more, and when there was one hole again."""
+
 ISSUED = ("kind", "a", "b", "c")
 """What a host issued, in order: the codes of a plan's steps."""
 
@@ -130,6 +143,8 @@ class Trace:
         If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
     rates
         A table with the columns `RATES`, of all ranks together.
+    addresses, reserved, compactions
+        Tables with the columns `ADDRESSES`, `RESERVED` and `COMPACTIONS`, where places have addresses.
     """
 
     status: str
@@ -142,6 +157,9 @@ class Trace:
     until_ns: int | None = None
     stored_once: tuple[tuple[int, int, int, int], ...] = ()
     rates: Table = field(default_factory=lambda: Table(RATES))
+    addresses: Table = field(default_factory=lambda: Table(ADDRESSES))
+    reserved: Table = field(default_factory=lambda: Table(RESERVED))
+    compactions: Table = field(default_factory=lambda: Table(COMPACTIONS))
 
     def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
         """Count, for each row of residencies, bytes that another rank's rows count, too (see `stored_once`) [B].
@@ -170,10 +188,11 @@ class Trace:
         ranks = len(self.issued)
         if ranks == 1:
             return (self,)
-        tables = [table.by_rank(ranks) for table in (self.spans, self.waits, self.residencies)]
+        names = ("spans", "waits", "residencies", "addresses", "reserved", "compactions")
+        tables = [getattr(self, name).by_rank(ranks) for name in names]
         lone = replace(self, stands_in=(0,), stored_once=())
         alone = [
-            replace(lone, spans=spans, waits=waits, residencies=places, issued=(issued,))
-            for spans, waits, places, issued in zip(*tables, self.issued, strict=True)
+            replace(lone, issued=(issued,), **dict(zip(names, mine, strict=True)))
+            for issued, *mine in zip(self.issued, *tables, strict=True)
         ]
         return tuple([alone[rank] for rank in self.stands_in])

@@ -71,13 +71,14 @@ def steps(g: Graph, hardware: Hardware, text: str) -> Steps:
     return found
 
 
-def play(hardware: Hardware, g: Graph, text: Any, home: str = "", **more: Any) -> Trace:
+def play(hardware: Hardware, g: Graph, text: Any, home: str = "", allocator: Any = "ideal", **more: Any) -> Trace:
     """Run the plan; `home` says where tensors are at time 0 (``"w ddr, x hbm"``)."""
     places = dict(item.split() for item in home.split(",")) if home else {}
     homes = tuple(hardware.tier_names.index(places[t.name]) if t.name in places else NOWHERE for t in g.tensors)
     what = steps(g, hardware, text) if isinstance(text, str) else text
     plan = Plan("story", hardware.tier_names, homes, what, g.steps if isinstance(text, str) else 1)
-    return engine.run([engine.Program(g, plan, durations_ns(g, hardware))], hardware, **more)
+    program = engine.Program(g, plan, durations_ns(g, hardware), allocator=allocator)
+    return engine.run([program], hardware, **more)
 
 
 def timeline(trace: Trace, g: Graph, hardware: Hardware) -> list[str]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from simulator.engine.link import Transfer
     from simulator.engine.stream import Stream
 
-_NAMES = ("capacity", "transfer", "host", "order", "peer", "collective")
-CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE = (CAUSES.index(name) for name in _NAMES)
+_NAMES = ("capacity", "transfer", "host", "order", "peer", "collective", "compaction")
+CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE, COMPACTION = (CAUSES.index(name) for name in _NAMES)
 
 _row = packer(WAITS)
 
@@ -58,12 +58,16 @@ class Waiting:
 
     def look(self) -> None:
         """Walk to the cause of the present wait, and split the wait if the cause has changed."""
-        reason = _walk(self._stream)
+        reason = walk(self._stream)
         if reason != self._reason:
-            now = self._stream.places.rounds.clock.now
-            if self._reason is not None and now > self._since:
-                self._parts.append((self._since, now, self._reason))
-            self._reason, self._since, self.is_open = reason, now, True
+            self._split(reason)
+
+    def _split(self, reason: Reason | None) -> None:
+        """From now on there is another cause."""
+        now = self._stream.places.rounds.clock.now
+        if self._reason is not None and now > self._since:
+            self._parts.append((self._since, now, self._reason))
+        self._reason, self._since, self.is_open = reason, now, True
 
     def end(self, issue: int, op: int) -> None:
         """The stream starts this op: write its wait, if there was one."""
@@ -83,8 +87,8 @@ class Waiting:
             self._rows += _row(self._stream.rank, self._stream.number, op, issue, start_ns, end_ns, *reason)
 
 
-def _walk(stream: Stream) -> Reason | None:
-    """The root cause of the stream's wait; None if it has nothing left to run."""
+def walk(stream: Stream) -> Reason | None:
+    """Walk to the root cause of the stream's wait; None if it has nothing left to run."""
     if not stream.queue or not stream.is_issued:
         return _walk_host(stream)
     if stream.behind is not None:

@@ -15,7 +15,7 @@ import simpy
 
 from simulator.cost import FULL_RATE, Stretch, lead_ns, rate_cap, stretched, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for, wait_for_start
-from simulator.engine.rounds import ISSUE_MASK, Alarm
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Wanted
 from simulator.engine.rows import place, span_row
 from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
@@ -244,6 +244,11 @@ class LinkQueue:
         if self._moves_ended[tensor] < moves:
             return True
         return bool(step.writers) and are_running(step.writers, lap)
+
+    def wanted(self) -> Wanted:
+        """The place that the head takes."""
+        tensor = self.queue[0][1].tensor
+        return [(tensor, self._size_bytes[tensor])]
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""

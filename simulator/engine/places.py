@@ -105,7 +105,7 @@ class Places:
             size = self.size_bytes[tensor]
             if size:
                 self._residencies += _row(self._clock.now, self.rank, tier, tensor, -size)
-                self.tiers[tier].release(size)
+                self.tiers[tier].release(size, tensor)
         self.end_move(tensor)
 
     def note(self, tier: int, tensor: int, delta_bytes: int) -> None:

@@ -9,6 +9,7 @@ from itertools import chain
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.scenario import AllocatorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Program:
         When the host begins to issue [ns].
     draws
         What its late reads choose; None: its ops read all candidates, and take what `durations_ns` says.
+    allocator
+        How places of its compute tier get addresses.
     """
 
     graph: Graph
@@ -32,6 +35,7 @@ class Program:
     durations_ns: Sequence[int]
     starts_ns: int = 0
     draws: Draws | None = None
+    allocator: AllocatorKind = "ideal"
 
 
 class Columns:

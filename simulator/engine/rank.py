@@ -8,8 +8,10 @@ from itertools import compress, count
 from typing import Protocol
 
 from simulator.cost import Stretch
+from simulator.engine.addressed import AddressedTier
 from simulator.engine.blocked import Explainer
 from simulator.engine.book import Book, Routes
+from simulator.engine.compaction import Compactor, StoppedLink, StoppedStream
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
@@ -59,7 +61,7 @@ class Machine(Protocol):
     switches: SwitchesLike
     has_ranks: bool
 
-    def tier(self, number: int, rank: int) -> TierInstance:
+    def tier(self, number: int, rank: int, program: Program) -> TierInstance:
         """The rank's instance of a tier."""
 
     def resources(self, link: str, rank: int) -> Uses:
@@ -100,13 +102,18 @@ class Rank:
     def __init__(self, machine: Machine, number: int, program: Program) -> None:
         hardware, plan = machine.hardware, program.plan
         self._graph, self.machine, self.number = program.graph, machine, number
-        self._tiers = [machine.tier(tier, number) for tier in range(len(hardware.tiers))]
+        self._tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
         self.columns = columns = machine.columns(program)
         recorder = machine.recorder
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
-        self.streams = [Stream(i, self.places, columns, recorder.spans, recorder.waits) for i in range(columns.streams)]
+        self._compactor = _compactor(self._tiers[columns.compute_tier])
+        self.streams = [self._stream(i, recorder) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
+        if self._compactor is not None:
+            here = columns.compute_tier
+            links = [link for link in self._links if here in (link.source, link.target)]
+            self._compactor.stop(self.streams, links)
         routes = self._routes()
         if plan.fixed is not None:
             book = Book(self.places, columns, routes)
@@ -129,12 +136,20 @@ class Rank:
             else len(program.graph.ops) * program.graph.steps
         )
 
+    def _stream(self, number: int, recorder: Recorder) -> Stream:
+        about = (number, self.places, self.columns, recorder.spans, recorder.waits)
+        return Stream(*about) if self._compactor is None else StoppedStream(self._compactor, *about)
+
     def _link(self, number: int, name: str) -> LinkQueue:
         machine, link = self.machine, self.machine.hardware.links[name]
         wait_for_end = machine.switches.copies_wait_for == "end"
         names = machine.hardware.tier_names
         ends = (names.index(link.source), names.index(link.target))
-        queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
+        about = (number, link, ends, self.places, machine.recorder.spans)
+        if self._compactor is None or self.columns.compute_tier not in ends:
+            queue = LinkQueue(*about, wait_for_end=wait_for_end)
+        else:
+            queue = StoppedLink(self._compactor, *about, wait_for_end=wait_for_end)
         queue.stretch = machine.switches.stretch
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
@@ -192,7 +207,7 @@ class Rank:
                 continue
             tier, size = self._tiers[home], self.places.size_bytes[tensor]
             if not self.machine.is_stored(self.number, home, tensor):
-                tier.used += size
+                tier.settle(tensor, size)
             self.places.valid[home][tensor] = True
             self.places.hold(tensor, home)
             if tier.used > tier.capacity:
@@ -220,6 +235,11 @@ class Rank:
         told = Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
         own, peers = ([f"rank {self.number}: {sentence}" for sentence in part] for part in told)
         return (own, peers) if self.machine.has_ranks else told
+
+
+def _compactor(tier: TierInstance) -> Compactor | None:
+    """What compacts the tier, if anything may."""
+    return tier.compactor if isinstance(tier, AddressedTier) else None
 
 
 def _collective_streams(program: Program, collectives: Collection[int]) -> list[int]:

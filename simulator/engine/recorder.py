@@ -8,13 +8,15 @@ from typing import Any
 
 from simulator.engine import rows
 from simulator.plan import Code
-from simulator.trace import ISSUED, RATES, RESIDENCIES, SPANS, WAITS, Table, Trace
+from simulator.trace import ADDRESSES, COMPACTIONS, ISSUED, RATES, RESERVED, RESIDENCIES, SPANS, WAITS, Table, Trace
 
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
 _MOST_ROWS = 16 * _BLOCK_ROWS
 """Rows of many ranks come together: they are closed in parts, as each is copied while it is."""
 _NUMBER_BYTES = 8
+_TABLES = 7
+"""All but what hosts issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,38 @@ class Recorder:
     ----------
     spans
         Takes rows that `simulator.engine.rows` packs.
-    waits, residencies, rates
+    waits, residencies, rates, addresses, reserved, compactions
         Take rows as they are in the trace.
     """
 
-    __slots__ = ("_issued", "_open", "rates", "residencies", "spans", "waits")
+    __slots__ = (
+        "_issued",
+        "_open",
+        "addresses",
+        "compactions",
+        "rates",
+        "reserved",
+        "residencies",
+        "spans",
+        "waits",
+    )
 
     def __init__(self, ranks: int) -> None:
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
         self.rates = bytearray()
+        self.addresses, self.reserved, self.compactions = bytearray(), bytearray(), bytearray()
         self._open = [_Open(Table(SPANS), self.spans, rows.SPAN_BYTES, rows.spans)]
-        for names, flat in ((WAITS, self.waits), (RESIDENCIES, self.residencies), (RATES, self.rates)):
+        in_full = (
+            (WAITS, self.waits),
+            (RESIDENCIES, self.residencies),
+            (RATES, self.rates),
+            (ADDRESSES, self.addresses),
+            (RESERVED, self.reserved),
+            (COMPACTIONS, self.compactions),
+        )
+        for names, flat in in_full:
             self._open.append(_Open(Table(names), flat, len(names) * _NUMBER_BYTES, bytes))
         self._issued = [Table(ISSUED) for _ in range(ranks)]
 
@@ -73,6 +94,18 @@ class Recorder:
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies, rates = (one.table for one in self._open[:4])
-        status = "blocked" if blocked else "ok"
-        return Trace(status, spans, waits, residencies, tuple(self._issued), blocked, stands_in, rates=rates)
+        tables = [one.table for one in self._open[:_TABLES]]
+        spans, waits, residencies, rates, addresses, reserved, compactions = tables
+        return Trace(
+            "blocked" if blocked else "ok",
+            spans,
+            waits,
+            residencies,
+            tuple(self._issued),
+            blocked,
+            stands_in,
+            rates=rates,
+            addresses=addresses,
+            reserved=reserved,
+            compactions=compactions,
+        )

@@ -27,6 +27,10 @@ ISSUE_MASK = (1 << RANK_SHIFT) - 1
 """What of a key is the issue number."""
 
 
+Wanted = list[tuple[int, int]]
+"""Places that are to be taken at once: tensors (``-1 - op`` for a workspace) and sizes [B]."""
+
+
 class Happening(Protocol):
     """What can be scheduled: an event that has its value, or whatever else has callbacks."""
 
@@ -103,6 +107,13 @@ class Head(Protocol):
 
     def look_again(self) -> None:
         """Try the first step in the present round."""
+
+
+class Taker(Head, Protocol):
+    """A head that takes room."""
+
+    def wanted(self) -> Wanted:
+        """The places that its first step takes in the tier that it asks."""
 
 
 class Rounds:

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from simulator.engine import folding
+from simulator.engine.compaction import addressed
 from simulator.engine.meeting import Communicator
 from simulator.engine.program import Columns, Program
 from simulator.engine.rank import Machine, Rank, SwitchesLike, Use, Uses
@@ -203,12 +204,15 @@ class Simulation(Machine):
 
         return write
 
-    def tier(self, number: int, rank: int) -> TierInstance:
+    def tier(self, number: int, rank: int, program: Program) -> TierInstance:
         """The rank's instance of a tier."""
         name = self.hardware.tier_names[number]
         tier = self.hardware.tiers[name]
         capacity = self._budget if name == self.hardware.compute_tier else tier.usable_bytes
-        make = lambda: TierInstance(name, number, capacity, self.rounds)  # noqa: E731
+        plain = (name, number, capacity, self.rounds)
+        if name == self.hardware.compute_tier and program.allocator != "ideal":
+            return addressed(plain, rank, program, self.hardware.allocator, self.recorder)
+        make = lambda: TierInstance(*plain)  # noqa: E731
         instance: TierInstance = self.instance("tier", name, tier.scope, rank, make)
         return instance
 

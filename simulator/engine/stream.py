@@ -12,7 +12,7 @@ import simpy
 from simulator.engine.ledger import Waiting
 from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wait_for_start
 from simulator.engine.program import Columns
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock, Wanted
 from simulator.engine.rows import place, span_row
 from simulator.plan import COMPUTE
 
@@ -246,6 +246,14 @@ class Stream:
                 room += size_bytes[tensor]
         return room
 
+    def wanted(self) -> Wanted:
+        """The places that the head takes in the compute tier, the workspace last."""
+        _, op, step, _, _ = self.queue[0]
+        held, size_bytes = self._held, self.columns.size_bytes
+        found = [(tensor, size_bytes[tensor]) for tensor in step.writes if not held[tensor] and size_bytes[tensor]]
+        workspace = self._workspace_bytes[op]
+        return [*found, (-1 - op, workspace)] if workspace else found
+
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
@@ -319,7 +327,7 @@ class Stream:
         workspace = self._workspace_bytes[op]
         if workspace:
             self.places.note(self.columns.compute_tier, -1 - op, -workspace)
-            self._room.release(workspace)
+            self._room.release(workspace, -1 - op)
         for tensor in step.writes:
             self._valid[tensor] = True
             for other in self._others:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from simulator.engine.rounds import Head, Rounds
+from simulator.engine.rounds import Rounds, Taker
 
-Queue = list[tuple[int, Head]]
+Queue = list[tuple[int, Taker]]
 
 
 class TierInstance:
@@ -30,11 +30,11 @@ class TierInstance:
         self._copies: Queue = []
         self._rounds = rounds
 
-    def admit_compute(self, head: Head, key: int, size: int) -> bool:
+    def admit_compute(self, head: Taker, key: int, size: int) -> bool:
         """Take room for a compute, or put it in the queue."""
         return self._admit(self._computes, head, key, size)
 
-    def admit_copy(self, head: Head, key: int, size: int) -> bool:
+    def admit_copy(self, head: Taker, key: int, size: int) -> bool:
         """Take room for a copy, or put it in the queue; computes that wait go first."""
         if self._computes:
             self._wait(self._copies, head, key)
@@ -44,7 +44,7 @@ class TierInstance:
         self.used += size
         return True
 
-    def _admit(self, queue: Queue, head: Head, key: int, size: int) -> bool:
+    def _admit(self, queue: Queue, head: Taker, key: int, size: int) -> bool:
         used = self.used + size
         if used <= self.capacity:
             if not queue:
@@ -58,7 +58,7 @@ class TierInstance:
         self._wait(queue, head, key)
         return False
 
-    def _wait(self, queue: Queue, head: Head, key: int) -> None:
+    def _wait(self, queue: Queue, head: Taker, key: int) -> None:
         if not any(key == waiting for waiting, _ in queue):
             heappush(queue, (key, head))
 
@@ -67,8 +67,12 @@ class TierInstance:
         if queue:
             self._rounds.consider(queue[0][1], queue[0][0])
 
-    def release(self, size: int) -> None:
-        """Free room, and let the first in the queue try again."""
+    def settle(self, item: int, size: int) -> None:
+        """Take room at time 0."""
+        self.used += size
+
+    def release(self, size: int, item: int) -> None:
+        """Free the room of a tensor, or of the workspace of an op (``-1 - op``); the first in the queue tries again."""
         self.used -= size
         if self._computes or self._copies:
             self._consider_next()

@@ -4,6 +4,7 @@ One YAML document describes one machine as one of its devices sees it. Every fig
 (``sources``), or says why it was assumed (``assumed``) or what it was fitted to (``fitted``).
 """
 
+from simulator.hardware.allocator import Allocator, Compaction
 from simulator.hardware.compute import Compute, FixedHost, Host, ReactiveHost
 from simulator.hardware.machine import Hardware
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier
@@ -11,6 +12,6 @@ from simulator.hardware.staged import stage_rates
 from simulator.hardware.topology import Fabric, OnChip, Topology
 
 __all__ = [
-    "Bus", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link", "OnChip", "ReactiveHost",
-    "Tier", "Topology", "stage_rates",
+    "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
+    "OnChip", "ReactiveHost", "Tier", "Topology", "stage_rates",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from simulator.document import Document, Key
 from simulator.hardware import staged
+from simulator.hardware.allocator import Allocator
 from simulator.hardware.compute import Compute, Host
 from simulator.hardware.memory import Bus, Link, Tier
 from simulator.hardware.topology import Fabric, OnChip, Topology
@@ -37,6 +38,8 @@ class Hardware(Document):
         which a bus may cap together with links.
     on_chip
         By name, memories of the chip itself (SRAM, caches), for people.
+    allocator
+        How addresses of the compute tier are given out in rows that name another allocator than ``ideal``.
     """
 
     schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
@@ -50,6 +53,7 @@ class Hardware(Document):
     topology: Topology = Topology()
     fabrics: dict[Key, Fabric] = {}
     on_chip: dict[Key, OnChip] = {}
+    allocator: Allocator = Allocator()
 
     @property
     def tier_names(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from simulator.cost import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
+from simulator.metrics.fragmentation import COMPACTIONS, fragmentation
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.summary import against, is_collective, summarise_rank, union_ns
 from simulator.plan import COMPUTE, COPY
@@ -39,6 +40,8 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
             the lowest number.
         ``peak_<tier>_bytes``
             Of the fullest instance of the tier; what ranks share counts all of them.
+        ``peak_reserved_<tier>_bytes``
+            Of the rank that reserves most.
         ``moved_<link>_bytes``
             Of all ranks together.
         ``ranks``, ``slowest_rank``
@@ -70,6 +73,8 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
     mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for name in hardware.link_names:
         whole[f"moved_{name}_bytes"] = _sum(rows, f"moved_{name}_bytes")
+    whole |= fragmentation(hardware, trace, None)
+    whole.pop(COMPACTIONS, None)
     step, collectives = job.ranks * mine["step_ns"], _sum(rows, "collective_ns")
     shares = {
         "ranks": job.ranks,

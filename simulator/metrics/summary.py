@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from simulator.bounds import Bound
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.metrics import fragmentation
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.steps import run_numbers, step_starts
 from simulator.plan import COMPUTE, COPY
@@ -51,7 +52,7 @@ def columns(hardware: Hardware) -> tuple[str, ...]:
     shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
     crowding = (f"crowding_{name}" for name in hardware.link_names)
     crowd = (f"{what}_{name}" for what in ("pulling", "demand") for name in hardware.buses)
-    return ("status", *times, *shares, *OF_RANKS, *crowding, *crowd)
+    return ("status", *times, *shares, *OF_RANKS, *crowding, *crowd, *fragmentation.columns(hardware))
 
 
 def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
@@ -92,6 +93,8 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
             Largest running sum of the tier's residencies in the whole run.
         ``moved_<link>_bytes``
             Sizes of the transfers that were issued in the last step.
+        ``compactions``, ``peak_reserved_<tier>_bytes``
+            See `simulator.metrics.fragmentation`; only where places have addresses.
         ``bound_ns``, ``bound_kind``, ``gap_fraction``
             The bound, and ``step_ns / bound_ns - 1``.
     """
@@ -110,7 +113,7 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         more = ("transfer_ns", "exposed_transfer_ns", "hidden_fraction")
         moved = (f"moved_{name}_bytes" for name in hardware.link_names)
         row |= dict.fromkeys((*columns, *more)) | peaks | dict.fromkeys(moved)
-        return row | against(None, bound)
+        return row | fragmentation.fragmentation(hardware, trace, None) | against(None, bound)
     window = _measured(graph, hardware, trace, makespan)
     row["step_ns"] = window.end_ns - window.start_ns
     again = run_numbers(graph, hardware, trace)[0] > 1
@@ -119,6 +122,7 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         | _ledger(trace, window, again, is_collective(graph, trace))
         | peaks
         | _moved(graph, hardware, trace, window)
+        | fragmentation.fragmentation(hardware, trace, (window.start_ns, window.end_ns))
         | against(row["step_ns"], bound)
     )
 

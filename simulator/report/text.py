@@ -101,7 +101,17 @@ def memory_columns(rows: Sequence[Row]) -> list[Column]:
         found.append(_numbers(f"peak {name}", rows, f"peak_{name}_bytes", "B"))
     for name in rows[0].hardware.links:
         found.append(_numbers(f"moved {name}", rows, f"moved_{name}_bytes", "B"))
-    return [*found, *_asked(rows)]
+    return [*found, *_addressed(rows), *_asked(rows)]
+
+
+def _addressed(rows: Sequence[Row]) -> list[Column]:
+    """What is reserved of the compute tier, and how often it is compacted, if places of some row have addresses."""
+    tier = rows[0].hardware.compute_tier
+    counts = [row.summary.get("compactions") for row in rows]
+    if all(count is None for count in counts):
+        return []
+    told = tuple(ABSENT if count is None else f"{count:,}" for count in counts)
+    return [_numbers(f"reserved {tier}", rows, f"peak_reserved_{tier}_bytes", "B"), Column("compactions", told)]
 
 
 def _asked(rows: Sequence[Row]) -> list[Column]:

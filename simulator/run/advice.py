@@ -11,6 +11,7 @@ from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import POLICIES
 from simulator.run.case import Case, Policy, prepare_job
 from simulator.run.execute import execute
+from simulator.scenario import AllocatorKind
 
 _TRIES = 6
 """So often an amount may grow by what it still lacks."""
@@ -31,24 +32,24 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
     Shortfall
         With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too.
     """
-    witness, who = decide, ""
+    witness, who, allocator = decide, "", case.choice(row).allocator
     if report.rooms and case.choice(row).policy != "static":
         entry, again = POLICIES["static"], case.may_repeat(row)
         options = entry.read_options({"recompute": again})
         witness, who = partial(entry.plan, options=options), f", with which static{' with recompute' * again} runs"
     asked = report.rooms or ({report.tier: _wanted(case, report)},)
-    found = [room for room in (_enough(case, witness, room) for room in asked) if room]
+    found = [room for room in (_enough(case, witness, room, allocator) for room in asked) if room]
     said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
     return replace(report, levers=(*said, *report.levers), rooms=tuple(found))
 
 
-def _enough(case: Case, decide: Policy, room: Mapping[str, int]) -> dict[str, int]:
+def _enough(case: Case, decide: Policy, room: Mapping[str, int], allocator: AllocatorKind) -> dict[str, int]:
     """The room, grown by what it lacks until a plan is made and runs; empty if that takes too long."""
     wanted = dict(room)
     for _ in range(_TRIES):
         given = _with_room(case, wanted)
         try:
-            trace = execute(given, [decide(task.problem) for task in given.tasks])
+            trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
         except CapacityError as error:
             wanted[error.report.tier] = _wanted(given, error.report)
         except ConfigError:

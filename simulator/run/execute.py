@@ -14,19 +14,29 @@ from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.run.lots import Lots
 from simulator.run.tries import Tries
+from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Trace
 
 if TYPE_CHECKING:
     from simulator.run.case import Case
 
 
-def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None) -> Trace:
+def execute(
+    case: Case,
+    plans: Sequence[Plan],
+    progress: Callable[[int, int], None] | None = None,
+    allocator: AllocatorKind = "ideal",
+) -> Trace:
     """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
-    if case.job.ranks == 1 and (known := case.tasks[0].trier.tries.take(case.problem, plans[0])) is not None:
+    if (
+        case.job.ranks == 1
+        and allocator == "ideal"
+        and (known := case.tasks[0].trier.tries.take(case.problem, plans[0])) is not None
+    ):
         return known
     found: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
-        programs = _programs(task.graph, plan, task.problem.durations_ns)
+        programs = _programs(task.graph, plan, task.problem.durations_ns, allocator=allocator)
         of_ranks = {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
         if task.graph.has_late:
             of_ranks = {rank: replace(one, draws=task.draws(rank)) for rank, one in of_ranks.items()}
@@ -41,9 +51,15 @@ def execute(case: Case, plans: Sequence[Plan], progress: Callable[[int, int], No
     )
 
 
-def _programs(graph: Graph, plan: Plan, times_ns: Sequence[int], draws: Draws | None = None) -> list[engine.Program]:
+def _programs(
+    graph: Graph,
+    plan: Plan,
+    times_ns: Sequence[int],
+    draws: Draws | None = None,
+    allocator: AllocatorKind = "ideal",
+) -> list[engine.Program]:
     """What ranks of a graph run in turn: one for each time at which the plan lets them begin."""
-    known = {start: engine.Program(graph, plan, times_ns, start, draws) for start in plan.starts_ns}
+    known = {start: engine.Program(graph, plan, times_ns, start, draws, allocator) for start in plan.starts_ns}
     return [known[start] for start in plan.starts_ns]
 
 

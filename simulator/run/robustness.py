@@ -264,6 +264,7 @@ class _Runner:
 
     def __init__(self, loaded: Loaded, labels: tuple[str, str], seed: int, headroom: float) -> None:
         self._case, self._seed = prepare(loaded), seed
+        self._allocators = [self._case.choice(label).allocator for label in labels]
         self._decide: list[Policy] = [self._case.rows([label])[label] for label in labels]
         self._plans: list[Plan | CapacityError] = [self._decided(n, share) for n, share in enumerate((headroom, 0.0))]
         if isinstance(self._plans[0], CapacityError):
@@ -291,7 +292,7 @@ class _Runner:
     def _run(self, number: int, case: Case, condition: Condition) -> dict[str, Any]:
         try:
             plan = self._plan(number, case, condition)
-            trace = execute(case, [plan])
+            trace = execute(case, [plan], allocator=self._allocators[number])
         except CapacityError as error:
             return _outcome(number, condition, "infeasible", None, str(error))
         switches = case.problem.switches

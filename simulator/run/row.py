@@ -40,7 +40,7 @@ def replayed(
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
     of_ranks = [plans[number] for number in case.job.graph_of]
     referee.check_order(case.job, of_ranks)
-    trace = execute(case, plans, progress)
+    trace = execute(case, plans, progress, case.choice(label).allocator)
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     ran = [referee.Drawn(plan, drawn) for plan, drawn in zip(of_ranks, draws, strict=True)]
     findings = referee.check_trace(case.job, case.hardware, ran, trace, budget, switches)

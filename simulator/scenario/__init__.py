@@ -36,6 +36,10 @@ Fold = Literal["auto", "never", "always"]
 """Whether ranks that run the same stand for one another."""
 
 
+AllocatorKind = Literal["ideal", "best_fit"]
+"""How places of the compute tier get addresses."""
+
+
 class PolicyChoice(Part):
     """One row of the table: a policy with its options.
 
@@ -53,6 +57,9 @@ class PolicyChoice(Part):
         Whether it plans as if no other rank used what ranks share; the row shows what that costs.
     staggered
         Whether ranks that share a link may begin in turn; they do if the step is then shorter.
+    allocator
+        How places of the compute tier get addresses: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
+        hole of an address space that suffices.
     """
 
     policy: Annotated[str, Field(min_length=1)]
@@ -60,6 +67,7 @@ class PolicyChoice(Part):
     options: dict[str, Any] = {}
     alone: StrictBool = False
     staggered: StrictBool = False
+    allocator: AllocatorKind = "ideal"
 
     @property
     def row(self) -> str:

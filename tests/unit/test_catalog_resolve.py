@@ -69,7 +69,7 @@ def test_a_field_left_at_its_default_can_be_set(folder):
             "1 GB/s",
             (
                 "set, link.d2h.bandwidth: a change names a field of the hardware, found 'link.d2h.bandwidth'; use one of "
-                "compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip (did you mean 'links'?)"
+                "compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator (did you mean 'links'?)"
             ),
         ),
         (
@@ -104,7 +104,7 @@ def test_a_field_left_at_its_default_can_be_set(folder):
             "other",
             (
                 "set, name: a change names a field of the hardware, found 'name'; use one of "
-                "compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip"
+                "compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator"
             ),
         ),
     ],

@@ -1,0 +1,106 @@
+"""A compute tier whose places have addresses, so that room may be there and yet in no piece that is large enough."""
+
+from __future__ import annotations
+
+from heapq import heappop
+from typing import TYPE_CHECKING
+
+from simulator.engine.rounds import Rounds, Taker
+from simulator.engine.spaces import Space
+from simulator.engine.tier import Queue, TierInstance
+from simulator.trace import ADDRESSES, RESERVED, packer
+
+if TYPE_CHECKING:
+    from simulator.engine.compaction import Compactor
+    from simulator.engine.recorder import Recorder
+
+_address_row, _reserved_row = packer(ADDRESSES), packer(RESERVED)
+
+Plain = tuple[str, int, int | float, Rounds]
+"""Name, number and capacity [B] of a tier, and its agenda."""
+
+
+class AddressedTier(TierInstance):
+    """A rank's compute tier, with an address for each place.
+
+    Parameters
+    ----------
+    plain
+        Name, number, capacity and agenda; see `TierInstance`.
+    rank
+        Whose it is.
+    space
+        Gives places their addresses.
+    recorder
+        Takes the rows of the trace.
+
+    Attributes
+    ----------
+    compactor
+        Makes one hole of many; None if the framework cannot.
+    """
+
+    __slots__ = ("_addresses", "_reserved", "compactor", "rank", "space")
+
+    def __init__(self, plain: Plain, rank: int, space: Space, recorder: Recorder) -> None:
+        super().__init__(*plain)
+        self.rank, self.space = rank, space
+        self._addresses, self._reserved = recorder.addresses, recorder.reserved
+        self.compactor: Compactor | None = None
+
+    def settle(self, item: int, size: int) -> None:
+        """Take room at time 0."""
+        super().settle(item, size)
+        if size and self.space.take([(item, size)]):
+            self.note(item, *self.space.places[item])
+            self.note_reserved()
+
+    def admit_copy(self, head: Taker, key: int, size: int) -> bool:
+        """Take room for a copy, or put it in the queue; computes that wait go first."""
+        if self._computes:
+            self._wait(self._copies, head, key)
+            return False
+        return self._admit(self._copies, head, key, size)
+
+    def _admit(self, queue: Queue, head: Taker, key: int, size: int) -> bool:
+        is_next = not queue or queue[0][0] == key
+        if is_next and self.used + size <= self.capacity and self._place(head):
+            self.used += size
+            if queue:
+                heappop(queue)
+                self._consider_next()
+            return True
+        self._wait(queue, head, key)
+        return False
+
+    def _place(self, head: Taker) -> bool:
+        """Give addresses to what the head takes; if it fits in no hole as they lie, ask for compaction."""
+        wanted, space = head.wanted(), self.space
+        if space.take(wanted):
+            for item, _ in wanted:
+                self.note(item, *space.places[item])
+            self.note_reserved()
+            return True
+        if self.compactor is not None and space.is_fragmented(wanted):
+            self.compactor.ask()
+        return False
+
+    def release(self, size: int, item: int) -> None:
+        """Free room and address."""
+        offset, taken = self.space.give(item)
+        self.note(item, offset, -taken)
+        self.note_reserved()
+        super().release(size, item)
+
+    def go_on(self) -> None:
+        """Let the first in the queue try again."""
+        self._consider_next()
+
+    def note(self, item: int, offset: int, delta_bytes: int) -> None:
+        """Write that a range is taken or freed."""
+        self._addresses += _address_row(self._rounds.clock.now, self.rank, self.number, item, offset, delta_bytes)
+
+    def note_reserved(self) -> None:
+        """Write what is reserved now."""
+        space, now = self.space, self._rounds.clock.now
+        self._reserved += _reserved_row(now, self.rank, self.number, space.reserved_bytes, space.largest_hole_bytes)

@@ -1,0 +1,232 @@
+"""Compaction: what fits in bytes and in no hole waits until nothing runs, and until all holes are one.
+
+From when it is asked for, no copy from or to the tier starts, and no compute; those under way end, detaches act. Then
+it takes its time, all places move at once at its end, and whoever waited tries again. All waits of the rank's streams
+in that time are for it. A collective that has been come to is not waited for (its peers may be late), and may begin:
+what it sends lies in memory that is registered for that, and stays where it is.
+
+Streams and links that such a tier may stop are of classes of their own; those of other ranks know nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from simulator.engine.addressed import AddressedTier, Plain
+from simulator.engine.ledger import COMPACTION, Reason, Waiting, walk
+from simulator.engine.link import Channel, LinkQueue
+from simulator.engine.rounds import Rounds, recurring
+from simulator.engine.spaces import BestFit
+from simulator.engine.stream import Stream
+from simulator.hardware.allocator import Allocator
+from simulator.trace import COMPACTIONS, packer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simulator.engine.program import Program
+    from simulator.engine.recorder import Recorder
+
+_row = packer(COMPACTIONS)
+
+
+_ENDLESS = 1 << 62
+"""Size of an address space without a limit [B]."""
+
+
+def addressed(plain: Plain, rank: int, program: Program, figures: Allocator, recorder: Recorder) -> AddressedTier:
+    """Make the compute tier of a rank whose places have addresses.
+
+    Parameters
+    ----------
+    plain
+        Name, number, capacity and agenda; see `TierInstance`.
+    rank, program
+        Whose it is, and what runs there.
+    figures, recorder
+        Of the allocator; what takes the rows of the trace.
+    """
+    tier = AddressedTier(plain, rank, BestFit(int(min(plain[2], _ENDLESS))), recorder)
+    if figures.compaction is not None:
+        tier.compactor = Compactor(tier, figures, plain[3], recorder)
+    return tier
+
+
+class Compactor:
+    """Compacts one tier instance.
+
+    Parameters
+    ----------
+    tier
+        Whose holes are made one.
+    allocator
+        What that costs.
+    rounds, recorder
+        The agenda; what takes the rows of the trace.
+
+    Attributes
+    ----------
+    is_open
+        Whether one is asked for, or under way.
+    considered
+        As a head of the agenda: whether it is there.
+    """
+
+    __slots__ = (
+        "_asked_ns",
+        "_done",
+        "_figures",
+        "_links",
+        "_pages",
+        "_rank",
+        "_rounds",
+        "_rows",
+        "_start_ns",
+        "_streams",
+        "_tier",
+        "considered",
+        "is_open",
+    )
+
+    def __init__(self, tier: AddressedTier, allocator: Allocator, rounds: Rounds, recorder: Recorder) -> None:
+        self._tier, self._figures, self._rounds, self._rows = tier, allocator, rounds, recorder.compactions
+        self._streams: Sequence[Stream] = ()
+        self._links: Sequence[LinkQueue] = ()
+        self.considered = self.is_open = False
+        self._rank, self._asked_ns, self._pages = tier.rank, 0, 0
+        self._start_ns = -1
+        self._done = recurring(rounds.clock, self._finish)
+
+    def stop(self, streams: Sequence[Stream], links: Sequence[LinkQueue]) -> None:
+        """Say what it stops: all that works in the tier."""
+        self._streams, self._links = streams, links
+
+    def ask(self) -> None:
+        """Begin: something fits, and finds no hole."""
+        if self.is_open:
+            return
+        self.is_open = True
+        self._asked_ns, self._start_ns = self._rounds.clock.now, -1
+        for stream in self._streams:
+            if _computes(stream):
+                stream.wait_for_end(stream.ended + 1, self)
+        self._rounds.restless += self._streams
+        self.look_again()
+
+    def look_again(self) -> None:
+        """In the present round, see whether something still runs."""
+        self._rounds.consider(self, -1 - self._rank)
+
+    def try_start(self) -> None:
+        """Start once nothing runs any more."""
+        if not self.is_open or self._start_ns >= 0 or any(map(_computes, self._streams)):
+            return
+        if any(link.running for link in self._links):
+            return
+        now = self._start_ns = self._rounds.clock.now
+        self._pages = pages(self._tier, self._figures)
+        cost = self._figures.compaction.cost_ns(self._pages) if self._figures.compaction else 0
+        self._rounds.clock.at(now + cost, self._done)
+
+    def _finish(self, event: simpy.Event) -> None:
+        """Move the places, and let everything go on that was stopped."""
+        tier, now = self._tier, self._rounds.clock.now
+        moves = list(tier.space.compact())
+        for item, (offset, size), _ in moves:
+            tier.note(item, offset, -size)
+        for item, _, (offset, size) in moves:
+            tier.note(item, offset, size)
+        tier.note_reserved()
+        self._rows += _row(self._rank, tier.number, self._asked_ns, self._start_ns, now, self._pages)
+        self.is_open = False
+        tier.go_on()
+        for stream in self._streams:
+            if stream.queue:
+                stream.look_again()
+        for link in self._links:
+            link.look_again()
+        self._rounds.restless += self._streams
+        self._rounds.close()
+
+
+def _computes(stream: Stream) -> bool:
+    """Whether a compute runs that is no collective."""
+    return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
+
+
+def pages(tier: AddressedTier, allocator: Allocator) -> int:
+    """How many pages a compaction counts: of all places, or of those that would move."""
+    space, page = tier.space, allocator.page_bytes
+    moves = allocator.compaction is not None and allocator.compaction.pages == "moved"
+    size = space.movable_bytes if moves else sum(size for _, size in space.places.values())
+    return -(-size // page)
+
+
+class StoppedStream(Stream):
+    """A stream of a rank whose compute tier may be compacted."""
+
+    __slots__ = ("_compactor",)
+
+    def __init__(self, compactor: Compactor, *about: Any) -> None:
+        self._compactor = compactor
+        super().__init__(*about)
+        self.waiting = StoppedWaiting(self, about[-1], compactor)
+
+    def try_start(self) -> None:
+        """Start the first compute unless the tier is compacted."""
+        if not self._compactor.is_open:
+            super().try_start()
+        elif self.running is None:
+            self._rounds.restless.append(self)
+
+    def _run_undisturbed(self) -> None:
+        if not self._compactor.is_open:
+            super()._run_undisturbed()
+
+
+class StoppedLink(LinkQueue):
+    """A link from or to a tier that may be compacted."""
+
+    __slots__ = ("_compactor",)
+
+    def __init__(self, compactor: Compactor, *about: Any, **more: Any) -> None:
+        self._compactor = compactor
+        super().__init__(*about, **more)
+
+    def try_start(self) -> None:
+        """Start the first transfer unless the tier is compacted."""
+        if not self._compactor.is_open:
+            super().try_start()
+
+    def end(self, channel: Channel) -> None:
+        """The transfer is over."""
+        super().end(channel)
+        if self._compactor.is_open:
+            self._compactor.look_again()
+
+
+class StoppedWaiting(Waiting):
+    """The present wait of a stream that compaction stops."""
+
+    __slots__ = ("_compactor",)
+
+    def __init__(self, stream: Stream, rows: bytearray, compactor: Compactor) -> None:
+        super().__init__(stream, rows)
+        self._compactor = compactor
+
+    def look(self) -> None:
+        """As for any stream, but while the tier is compacted all that has been issued waits for that."""
+        stream = self._stream
+        if self._compactor.is_open and self._is_stopped():
+            reason: Reason | None = (COMPACTION, -1, stream.columns.compute_tier, -1)
+        else:
+            reason = walk(stream)
+        if reason != self._reason:
+            self._split(reason)
+
+    def _is_stopped(self) -> bool:
+        """Whether the stream's head is issued, or the host waits for the device."""
+        stream, host = self._stream, self._stream.host
+        return stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished

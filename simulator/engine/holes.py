@@ -1,0 +1,74 @@
+"""Free ranges of an address space: the smallest that suffices is given out, and neighbours join."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+NO_HOLE = -1
+"""In place of an offset: no hole is large enough."""
+
+
+class Holes:
+    """Best fit with coalescing over ``[0, size)``, as MindSpore documents its memory pool.
+
+    "The free areas are sorted by size, and the first that meets the requirement is found"; what is left of it stays a
+    hole, and "adjacent idle memory blocks are merged" (mindspore.cn, docs r2.11, features/runtime/memory_manager). Of
+    holes of one size the lowest is given out. Each operation is a search in a sorted list, O(log n) steps, and a shift
+    in it.
+
+    Parameters
+    ----------
+    size
+        End of the space [B].
+    """
+
+    __slots__ = ("_by_end", "_by_size", "_size_at", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._by_size: list[tuple[int, int]] = []
+        self._size_at: dict[int, int] = {}
+        self._by_end: dict[int, int] = {}
+        if size:
+            self._add(0, size)
+
+    def take(self, size: int) -> int:
+        """Take a range of so many bytes, and tell its offset; `NO_HOLE` if there is none."""
+        at = bisect_left(self._by_size, (size, 0))
+        if at == len(self._by_size):
+            return NO_HOLE
+        room, offset = self._by_size.pop(at)
+        del self._size_at[offset], self._by_end[offset + room]
+        if room > size:
+            self._add(offset + size, room - size)
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """Give a range back."""
+        start = self._by_end.get(offset, offset)
+        if start < offset:
+            self._remove(start, offset - start)
+        end = offset + size
+        beyond = self._size_at.get(end, 0)
+        if beyond:
+            self._remove(end, beyond)
+        self._add(start, end + beyond - start)
+
+    def _add(self, offset: int, size: int) -> None:
+        insort(self._by_size, (size, offset))
+        self._size_at[offset] = size
+        self._by_end[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._by_size[bisect_left(self._by_size, (size, offset))]
+        del self._size_at[offset], self._by_end[offset + size]
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest hole [B]."""
+        return self._by_size[-1][0] if self._by_size else 0
+
+    @property
+    def span(self) -> int:
+        """End of the last range that is taken [B]."""
+        return self._by_end.get(self.size, self.size)

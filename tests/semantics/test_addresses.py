@@ -1,0 +1,54 @@
+"""One short story per rule about addresses and compaction (design, semantics 17)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stories import graph, machine, play, timeline, waits
+
+from simulator.hardware import Allocator, Hardware
+from simulator.trace import Table
+
+A_PAGE: dict[str, Any] = {"page": "10 B", "compaction": {"per_page": "2 ns"}}
+THREE = ("a 30, b 30, c 30, d 50", "f: -> a, 10 ns", "g: -> b, 10 ns", "k: a -> c, 10 ns", "m: b -> d, 10 ns",
+         "n: b d ->, 5 ns")  # fmt: skip
+ONE_AFTER_ANOTHER = (
+    "compute f; compute g; compute k; detach a hbm; detach c hbm; compute m; compute n; detach b hbm; detach d hbm"
+)
+
+
+def with_addresses(hbm: str = "100 B", allocator: dict[str, Any] | None = None, **more: Any) -> Hardware:
+    found = Allocator.model_validate(A_PAGE if allocator is None else allocator)
+    return machine(hbm, **more).model_copy(update={"allocator": found})
+
+
+def rows(table: Table, *columns: str) -> list[tuple[int, ...]]:
+    whole = table.whole()
+    return list(zip(*(whole[name].tolist() for name in columns), strict=True))
+
+
+def test_17_what_fits_in_bytes_and_in_no_hole_waits_until_all_holes_are_one():
+    h, g = with_addresses(), graph(*THREE)
+    t = play(h, g, ONE_AFTER_ANOTHER)
+    assert timeline(t, g, h) == ["0-10 f", "10-20 g", "20-30 k", "30-40 m", "40-45 n"], "bytes alone suffice"
+    t = play(h, g, ONE_AFTER_ANOTHER, allocator="best_fit")
+    assert timeline(t, g, h) == ["0-10 f", "10-20 g", "20-30 k", "36-46 m", "46-51 n"]
+    assert waits(t, g) == ["30-36 m compaction"], "holes of 30 and 40 bytes; b has three pages, each takes 2 ns"
+    moved = [row for row in rows(t.addresses, "time_ns", "tensor", "offset_bytes", "delta_bytes") if row[0] == 36]
+    assert moved == [(36, 1, 30, -30), (36, 1, 0, 30), (36, 3, 30, 50)]
+    assert rows(t.compactions, "asked_ns", "start_ns", "end_ns", "pages") == [(30, 30, 36, 3)]
+
+
+def test_17_copies_in_flight_end_before_a_compaction_and_no_other_begins():
+    h = with_addresses(allocator={"page": "10 B", "compaction": {"per_event": "7 ns"}})
+    g = graph("e 5 persistent, " + THREE[0], *THREE[1:])
+    text = (
+        "compute f; compute g; compute k; detach a hbm; detach c hbm; copy b hbm ddr; copy e hbm ddr; compute m; "
+        "compute n; detach b hbm; detach d hbm; detach b ddr; detach e ddr"
+    )
+    t = play(h, g, text, "e hbm")
+    assert timeline(t, g, h)[3:] == ["20-50 d2h b", "30-40 m", "40-45 n", "50-55 d2h e"]
+    t = play(h, g, text, "e hbm", allocator="best_fit")
+    assert timeline(t, g, h)[3:] == ["20-50 d2h b", "57-62 d2h e", "57-67 m", "67-72 n"]
+    assert waits(t, g) == ["30-57 m compaction"], "the drain and the cost are one wait"
+    assert rows(t.compactions, "asked_ns", "start_ns", "end_ns") == [(30, 50, 57)]
