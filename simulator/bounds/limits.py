@@ -28,8 +28,8 @@ class Limits:
     hardware, homes
         As for `bound`.
     relaxed
-        Whether the linear relaxation counts as well; not of a graph with collectives, of which it knows nothing. It
-        needs the extra ``hosim[solve]``.
+        Whether the linear relaxation counts as well; not of a graph with collectives, of which it knows nothing, nor if
+        the last op takes less than in the step before. It needs the extra ``hosim[solve]``.
     may_repeat
         As for `bound`, and as for the order.
     sharers
@@ -48,7 +48,7 @@ class Limits:
     ) -> None:
         graph = order.before.graph
         self._graph, self._hardware, self._durations_ns = graph, hardware, order.durations_ns
-        relaxed = relaxed and not graph.meets
+        relaxed = relaxed and not graph.meets and not order.shorter_ns
         self._idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
         self._combinatorial = combinatorial(order, hardware, homes, self._idle, sharers)
         self._needs = list(needs(graph, hardware, homes, self._idle, may_repeat=may_repeat)) if relaxed else None

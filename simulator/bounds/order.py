@@ -59,6 +59,8 @@ class Order:
         By op, from its end to the end of the window at least [ns]; about `UNKNOWN` if it may be anywhen.
     path_ns
         Longest path of a step [ns].
+    shorter_ns
+        How much less the last op of the line may take than in the step before [ns]; of late reads, see `step_time`.
     """
 
     before: Before
@@ -66,6 +68,7 @@ class Order:
     heads_ns: Sequence[int]
     tails_ns: Sequence[int]
     path_ns: int
+    shorter_ns: int = 0
 
     @property
     def last_ns(self) -> int:

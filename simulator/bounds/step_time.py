@@ -14,8 +14,13 @@ Let ``S`` be the start of the last op of the line. *All copies into the compute 
 such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
 and each brings data that some op reads which the last op of the line waits for, so that all have ended when that one
 starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
-because the makespan counts it. As the last op takes equally long in both steps, the distance of the ends is the
-distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``.
+because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
+distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
+it reads late, it may take less than in the step before; by that the ends are closer to each other than the starts.
+
+*Late reads.* No plan must bring what is not chosen, so that in general only what ops read for certain counts. A plan
+that is fixed before the run, and right whatever is chosen, must bring all candidates: of such plans the bounds hold
+with all of them among what is read.
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
@@ -175,7 +180,8 @@ def combinatorial(
         op, room_ns = _room(idle, found, hardware, order, budget_bytes)
         if room_ns > max(terms.values()):
             terms[f"room at {graph.ops[op].name}"] = room_ns
-        terms |= _terms(found, hardware, sharers or {})
+        between_starts = _terms(found, hardware, sharers or {})
+        terms |= {term: max(0, ns - order.shorter_ns) for term, ns in between_starts.items()}
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)
 

@@ -87,6 +87,9 @@ def quantity(value: object, unit: str) -> str:
 UNBOUNDED = "none"
 """Kind of bound of a row whose plan leaves the program's order or its streams."""
 
+OF_FIXED = ", fixed plans"
+"""Ends the kind of a bound that holds of plans made before the run: they must bring all that late reads may choose."""
+
 
 def percent(fraction: object) -> str:
     """Write a share in per cent, or `ABSENT`; less than everything is never ``100 %``, and ``0 %`` is below 0.05 %."""
@@ -112,10 +115,16 @@ def causes(row: Row) -> list[tuple[str, int]]:
 
 
 def bound_name(row: Row) -> str:
-    """Name the bound that the row's gap is to, or `ABSENT`: ``relaxation``, or else ``combinatorial``."""
+    """Name the bound that the row's gap is to, or `ABSENT`.
+
+    ``relaxation``, or else ``combinatorial``; for the latter ``fixed plans`` if it holds of such plans only.
+    """
     if not present(row.summary.get("gap_fraction")):
         return ABSENT
-    return "relaxation" if row.summary.get("bound_kind") == "relaxation" else "combinatorial"
+    kind = str(row.summary.get("bound_kind"))
+    if kind.removesuffix(OF_FIXED) == "relaxation":
+        return kind
+    return "fixed plans" if kind.endswith(OF_FIXED) else "combinatorial"
 
 
 def recomputed_ns(row: Row) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simulator.report.crowds import crowded
 from simulator.report.ranks import OfRank, of_ranks
 from simulator.report.rows import (
+    OF_FIXED,
     UNBOUNDED,
     Row,
     causes,
@@ -224,7 +225,8 @@ def _hides(row: Row) -> str:
 
 def _above_bound(gap: float, kind: str, *, others: bool) -> str:
     """Say how far the bound is; where `others` recompute, that it is one for plans that do not."""
-    plan = "no plan without recompute" if others else "no plan"
+    plan = "no fixed plan" if kind.endswith(OF_FIXED) else "no plan"
+    plan, kind = plan + " without recompute" * others, kind.removesuffix(OF_FIXED)
     if gap < 0.0005:
         return f", and {plan} can be faster ({kind})"
     return f", {percent(gap)} above the bound that {plan} can beat ({kind})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simulator import formats
 from simulator.catalog import Loaded
-from simulator.cost import durations_ns
+from simulator.cost import chosen_op, duration_ns, durations_ns
 from simulator.draws import Draws, Origin, drawn, popularity
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -81,3 +81,15 @@ class Lots:
         if len(ranks) > 1 or draws is None:
             return durations_ns(graph.certain, self.hardware)
         return draws.step_durations_ns(times_ns, graph.steps - 1)
+
+    def shorter_ns(self, graph: Graph, op: int, ranks: Sequence[int]) -> int:
+        """How much less an op may take in the step that is measured than in the one before [ns]."""
+        late = graph.ops[op].late if op >= 0 else None
+        draws = self.draws(graph, ranks[0])
+        if graph.steps == 1 or late is None or draws is None:
+            return 0
+        if len(ranks) == 1:
+            before, last = draws.durations_ns(op)[-2:]
+            return max(0, before - last)
+        every, least = sum(graph.tensors[t].size_bytes for t in late.candidates), graph.certain.ops[op]
+        return duration_ns(chosen_op(least, every), self.hardware) - duration_ns(least, self.hardware)
