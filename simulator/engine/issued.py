@@ -15,7 +15,7 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import SYNC, Code
+from simulator.plan import COPY, SYNC, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -36,6 +36,7 @@ class Issued(Book):
 
     __slots__ = (
         "_candidates",
+        "_changes",
         "_compute_tier",
         "_count_copy",
         "_count_detach",
@@ -43,7 +44,10 @@ class Issued(Book):
         "_late_ns",
         "_look_up_step",
         "_looks",
+        "_owed_ns",
+        "_select_ns",
         "_state",
+        "_update_ns",
     )
 
     def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, noted: list[Code]) -> None:
@@ -53,14 +57,40 @@ class Issued(Book):
         if self._looks:
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier
-        self._candidates, self._late_ns = program.graph.candidates, 0
+        self._candidates, self._changes = program.graph.candidates, [t.persistent for t in program.graph.tensors]
+        self._late_ns = self._owed_ns = self._select_ns = self._update_ns = 0
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
             if tier >= 0:
                 self._state[tier][tensor] = VALID
 
-    def charge(self, costs: HostCosts) -> None:
-        """Let the host pay the price of a runtime for what is decided at run time: about late reads, and each sync."""
+    def charge(self, costs: HostCosts, *, is_compiled: bool) -> None:
+        """Let the host pay for what the kind of a step does not tell.
+
+        Under a compiled plan that is the price of a runtime for what is decided at run time: about late reads, and each
+        sync. Under any, it is what is selected, with the next step that is no compute or with the op that reads it; and
+        what goes home changed.
+        """
+        self._select_ns, self._update_ns = costs.reactive.select_ns, costs.reactive.update_ns
+        if is_compiled:
+            self._charge_decisions(costs)
+        if self._select_ns or self._update_ns:
+            count_compute, *counts = self._count
+            self._count = (count_compute, *(partial(self._billed, count) for count in counts))
+
+    def _billed(self, count: Callable[[Code], Step], code: Code) -> Step:
+        self._pay_selection()
+        kind, tensor, source, _ = code
+        if kind == COPY and source == self._compute_tier and self._changes[tensor] and self.host is not None:
+            self.host.now += self._update_ns
+        return count(code)
+
+    def _pay_selection(self) -> None:
+        if self.host is not None:
+            self.host.now += self._owed_ns
+            self._owed_ns = 0
+
+    def _charge_decisions(self, costs: HostCosts) -> None:
         compute, *others = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
         count_compute, *counts = self._count
         self._late_ns = compute
@@ -98,7 +128,9 @@ class Issued(Book):
         late = self._of_late(op)
         if not late.is_revealed(op):
             raise self._not_revealed(op)
-        return late.draws.chosen(op, late.step_of(op))
+        chosen = late.draws.chosen(op, late.step_of(op))
+        self._owed_ns += len(chosen) * self._select_ns
+        return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
         """A guess at what the next issue of an op chooses, made when what the op before it chooses is known.
@@ -133,9 +165,9 @@ class Issued(Book):
         )
 
     def _admit_late(self, op: int, late: LateReads) -> None:
-        """Pay for an op with late reads; check that all candidates are there if nobody can know yet what it reads."""
-        if self._late_ns and self.host is not None:
-            self.host.now += self._late_ns
+        """Pay for an op with late reads, and for selecting; check that all is there if nobody knows what it reads."""
+        self._owed_ns += self._late_ns
+        self._pay_selection()
         if late.is_revealed(op):
             return
         here = self._state[self._compute_tier]

@@ -121,8 +121,8 @@ class Rank:
             book = Issued(self.places, columns, routes, program, recorder.issued(number))
         if program.draws is not None:
             book.take_late(LateReads(program.graph, program.draws, columns))
-        if plan.is_compiled and isinstance(book, Issued):
-            book.charge(hardware.host)
+        if isinstance(book, Issued):
+            book.charge(hardware.host, is_compiled=plan.is_compiled)
         self._host = Host(self, plan, book)
         self._host.now += program.starts_ns
         for stream in self.streams:

@@ -57,6 +57,11 @@ class ReactiveHost(Part):
         Issuing a step of that kind.
     sync_ns
         Waiting for the device, on top of the wait itself.
+    select_ns
+        Finding one candidate that a late read has chosen, such as a block of a KV cache, when it is revealed.
+    update_ns
+        Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
+        This and `select_ns` are paid under a compiled plan, too, if it leaves late reads to the run.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")
@@ -64,6 +69,8 @@ class ReactiveHost(Part):
     copy_ns: Nanoseconds = Field(0, alias="copy")
     detach_ns: Nanoseconds = Field(0, alias="detach")
     sync_ns: Nanoseconds = Field(0, alias="sync")
+    select_ns: Nanoseconds = Field(0, alias="select")
+    update_ns: Nanoseconds = Field(0, alias="update")
 
     @property
     def prices_ns(self) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from simulator.cost import Stretch, transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
 from simulator.referee.bandwidth_laws import factors_of
-from simulator.referee.facts import NONE, Facts, Intervals, Ints
+from simulator.referee.facts import NONE, Bools, Facts, Intervals, Ints
 from simulator.trace import CAUSES
 
 
@@ -140,13 +140,14 @@ def check_host(facts: Facts) -> None:
 
 
 def _issue_costs(facts: Facts) -> Ints:
-    """What the host has paid when it issues each step, at least [ns]."""
+    """What the host has paid when it issues each step, at least [ns]; when it selected, nobody noted."""
     host = facts.hardware.host
     if isinstance(facts.plan.steps, Steps):
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
     paid = host.reactive
     by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
     prices = np.array(by_kind, np.int64)[facts.kind]
+    updates = paid.update_ns * _goes_home_changed(facts)
     if facts.plan.is_compiled:
         is_late = np.array([op.late is not None for op in facts.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(facts.sizes)), list(facts.graph.candidates))
@@ -154,8 +155,18 @@ def _issue_costs(facts: Facts) -> Ints:
         for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
             mine = facts.steps(kind)
             decided[mine] = flags[facts.a[mine]]
-        return host.fixed.launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns))
-    return np.cumsum(prices)
+        return host.fixed.launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns) + updates)
+    return np.cumsum(prices + updates)
+
+
+def _goes_home_changed(facts: Facts) -> Bools:
+    """By step, whether it copies a persistent tensor out of the compute tier."""
+    persistent = np.array([tensor.persistent for tensor in facts.graph.tensors], bool)
+    found, copies = np.zeros(len(facts.kind), bool), facts.steps(COPY)
+    found[copies] = persistent[facts.a[copies]] & (
+        facts.b[copies] == facts.hardware.tier_names.index(facts.hardware.compute_tier)
+    )
+    return found
 
 
 def check_waits(facts: Facts) -> None:

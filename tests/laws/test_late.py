@@ -42,8 +42,8 @@ seeds = st.integers(0, 99)
 @st.composite
 def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
     """Hosts that pay, or not; links that are slow, or not."""
-    costs = [draw(st.integers(0, 4)) for _ in range(5)]
-    names = ("inspect", "compute", "copy", "detach", "sync")
+    names = ("inspect", "compute", "copy", "detach", "sync", "select", "update")
+    costs = [draw(st.integers(0, 4)) for _ in names]
     found = machine(
         h2d={"bandwidth": draw(st.sampled_from(["0.3 GB/s", "2 GB/s"])), "channels": draw(st.integers(1, 2))}
     )

@@ -171,14 +171,14 @@ def test_a_record_of_what_was_issued_is_a_valid_plan(case: Case):
         check_plan(case.graph, case.hardware, record)
 
 
-@given(cases(max_steps=2), switches, st.lists(st.integers(0, 30), min_size=5, max_size=5), st.integers(1, 6))
+@given(cases(max_steps=2), switches, st.lists(st.integers(0, 30), min_size=6, max_size=6), st.integers(1, 6))
 def test_a_host_ahead_of_the_clock_changes_nothing(case: Case, chosen: Switches, costs: list[int], depth: int):
     """A plan that looks at the machine keeps its host at the clock's time, one that does not lets it run ahead.
 
     Both issue the same steps here, so that all that happens is the same; what happens to places at one instant may be
     written in another order.
     """
-    names = ("inspect_ns", "compute_ns", "copy_ns", "detach_ns", "sync_ns")
+    names = ("inspect_ns", "compute_ns", "copy_ns", "detach_ns", "sync_ns", "update_ns")
     paid = ReactiveHost().model_copy(update=dict(zip(names, costs, strict=True)))
     hardware = with_host(case.hardware, reactive=paid, queue_depth=depth)
     looks, does_not = (run(case, hardware, replace(reactive(case), looks=looks), chosen) for looks in (True, False))

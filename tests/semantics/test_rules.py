@@ -8,8 +8,9 @@ import pytest
 from stories import graph, machine, peak_bytes, play, steps, timeline, waits
 
 from simulator import engine, metrics
-from simulator.errors import CapacityError, PlanError
+from simulator.errors import CapacityError, InvariantError, PlanError
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
+from simulator.referee import check_trace
 
 
 def test_1_host_pays_for_each_step_of_a_fixed_plan_and_for_its_launch():
@@ -42,6 +43,31 @@ def test_1_reactive_host_pays_to_inspect_to_issue_and_to_synchronise():
     assert timeline(t, g, h) == ["4-14 h2d w", "23-28 f"]
     assert next(zip(*t.issued[0].whole().values(), strict=True)) == (COPY, 0, 1, 0)
     assert waits(t, g) == ["0-23 f host"]
+
+
+def test_1_reactive_host_pays_to_enter_what_goes_home_changed():
+    """The state ``w`` is entered at home, which takes 7 ns before it is copied; the activation ``a`` is only copied."""
+    h = machine(host={"reactive": {"copy": "2 ns", "update": "7 ns"}})
+    g = graph("w 10 persistent, a 10", "f: w -> w a, 5 ns")
+
+    def decide(view):
+        yield (COPY, 0, 1, 0)
+        yield (COMPUTE, 0, 0, 0)
+        yield (COPY, 0, 0, 1)
+        yield (COPY, 1, 0, 1)
+        yield from ((2, tensor, tier, 0) for tensor, tier in ((0, 0), (1, 0), (1, 1)))
+
+    t = play(h, g, decide, "w ddr")
+    assert timeline(t, g, h) == ["2-12 h2d w", "12-17 f", "17-27 d2h w", "27-37 d2h a"]
+    assert t.spans.whole()["issued_ns"].tolist() == [2, 2, 11, 13]
+    plan = Plan("story", h.tier_names, (1, NOWHERE), decide)
+    check_trace(g, h, [plan], t)
+    dearer = machine(host={"reactive": {"copy": "2 ns", "update": "8 ns"}})
+    with pytest.raises(InvariantError, match="the host issues in order and pays for each step, found issued at ns 11"):
+        check_trace(g, dearer, [plan], t)
+    fixed = "copy w ddr hbm; compute f; copy w hbm ddr; copy a hbm ddr; detach w hbm; detach a hbm; detach a ddr"
+    t = play(h, g, fixed, "w ddr")
+    assert set(t.spans.whole()["issued_ns"].tolist()) == {0}
 
 
 def test_1_a_host_that_does_not_look_at_the_machine_issues_at_the_same_times():

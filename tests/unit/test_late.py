@@ -45,6 +45,59 @@ def test_a_late_read_waits_for_its_transfer_alone() -> None:
     assert waits == [(8, 16, "transfer"), (25, 34, "transfer")]
 
 
+def selecting(price_ns: int) -> Hardware:
+    """The machine, whose host takes so long to find one chosen candidate."""
+    reactive = MACHINE.host.reactive.model_copy(update={"select_ns": price_ns})
+    return MACHINE.model_copy(update={"host": MACHINE.host.model_copy(update={"reactive": reactive})})
+
+
+def timeline(hardware: Hardware, choices: dict[str, list[list[int]]], keep: int = 0) -> tuple[list[str], list[str]]:
+    """What runs when, and what is waited for, as two texts a line."""
+    draws = Draws(GRAPH, hardware, 0, chosen_bits(GRAPH, choices))
+    trace = play(GRAPH, plan_of(GRAPH, on_demand(GRAPH, keep), hardware), hardware, draws)
+    names = {COMPUTE: [op.name for op in GRAPH.ops], COPY: [tensor.name for tensor in GRAPH.tensors]}
+    spans = [f"{s['start_ns']}-{s['end_ns']} {names[s['kind']][s['item']]}" for s in rows(trace.spans)]
+    return spans, [f"{w['start_ns']}-{w['end_ns']} {CAUSES[w['cause']]}" for w in rows(trace.waits)]
+
+
+def test_the_host_pays_for_what_it_selects_before_it_moves_it() -> None:
+    """The host sees at 5 that expert 1 is read, and has found it at 7; all that it issues comes so much later."""
+    spans, waits = timeline(selecting(2), CHOICES)
+    assert spans == [
+        "0-5 L0/route",
+        "7-10 L0/shared",
+        "7-18 L0/expert.1",
+        "18-19 L0/experts",
+        "19-24 L0/route",
+        "26-29 L0/shared",
+        "26-38 L0/expert.2",
+        "38-39 L0/experts",
+    ]
+    assert waits == ["5-7 host", "10-18 transfer", "24-26 host", "29-38 transfer"]
+
+
+def test_what_is_there_already_is_selected_before_the_op_that_reads_it() -> None:
+    """Expert 1 stays for the second step: nothing moves, the shared op goes ahead, and the host has found it at 29."""
+    spans, waits = timeline(selecting(5), {"L0/experts": [[1], [1]]}, keep=1)
+    assert spans[-3:] == ["22-27 L0/route", "27-30 L0/shared", "32-33 L0/experts"]
+    assert waits[-1] == "30-32 host"
+
+
+def test_nothing_is_selected_where_nobody_asks() -> None:
+    """All three candidates are brought; that the op reads one of them costs the host nothing."""
+    steps = [
+        *((COPY, FIRST + i, DDR, HBM) for i in range(3)),
+        *((COMPUTE, op, 0, 0) for op in range(3)),
+        *((DETACH, FIRST + i, HBM, 0) for i in range(3)),
+    ]
+    ends = []
+    for price in (0, 50):
+        hardware = selecting(price)
+        trace = play(GRAPH, plan_of(GRAPH, runtime(*steps), hardware), hardware, DRAWS)
+        ends.append([s["end_ns"] for s in rows(trace.spans)])
+    assert ends[0] == ends[1]
+
+
 def runtime(*steps: Code | Callable[[View], object]) -> Callable[[View], Iterator[Code]]:
     """A plan that issues these codes, and looks in between."""
 
