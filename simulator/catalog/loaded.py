@@ -15,7 +15,7 @@ from simulator.catalog.text import scalar
 from simulator.document import Document, Fit
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
-from simulator.scenario import DrawsOrigin, Scenario
+from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
 from simulator.units import human, nearest
 from simulator.workload import Workload
 
@@ -40,6 +40,8 @@ class Loaded:
         Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan <row>``) -> file and
         digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a
         role and a digest as well.
+    scale
+        What figures of the machine are multiplied by, after all other changes.
     """
 
     scenario: Scenario
@@ -49,6 +51,8 @@ class Loaded:
     workload_dir: Path
     paths: dict[str, Path] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
+    scale: Mapping[str, float] = field(default_factory=dict)
+    _unscaled: Hardware | None = field(default=None, repr=False)
     _entries: dict[str, Entry[Any]] = field(default_factory=dict, repr=False)
 
     def place(self, *keys: str) -> str:
@@ -60,6 +64,33 @@ class Loaded:
             What leads to the field.
         """
         return _place(self.scenario, self._entries.get("scenario"), *keys)
+
+    def for_row(self, choice: PolicyChoice) -> Loaded:
+        """The same on the machine that a row of the scenario sets for itself.
+
+        Parameters
+        ----------
+        choice
+            The row.
+
+        Raises
+        ------
+        ConfigError
+            If a path names no field, or the machine is not valid with a value.
+        """
+        if not choice.set_:
+            return self
+        row = str(self.scenario.policies.index(choice))
+        own = {
+            key: _own_change(self.scenario, key, value, self.place("policies", row, "set", key))
+            for key, value in choice.set_.items()
+        }
+        machine = apply(self._unscaled or self.hardware, own)
+        machine = apply(machine, _outside(multiplied(machine, self.scale)))
+        scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
+        found = replace(self, scenario=scenario, hardware=machine)
+        _check_budget(scenario, machine, self._entries.get("scenario"))
+        return found
 
     def documents(self) -> dict[str, str]:
         """File name -> YAML of the three documents as they were run; in one folder they read back equal."""
@@ -121,11 +152,9 @@ def resolve(
     for kind, ref, given in (("hardware", scenario.hardware, hardware), ("workload", scenario.workload, workload)):
         if given is None:
             inputs[kind] = _named(kind, ref, base, entry)
-    nominal, changes = hardware or inputs["hardware"].document, changes or {}
-    if scale:
-        _, machine = _changed(scenario, nominal, changes, entry)
-        changes = {**changes, **multiplied(machine, scale)}
-    scenario, machine = _changed(scenario, nominal, changes, entry)
+    nominal, changes, scale = hardware or inputs["hardware"].document, changes or {}, scale or {}
+    _, unscaled = _changed(scenario, nominal, changes, entry)
+    scenario, machine = _changed(scenario, nominal, {**changes, **multiplied(unscaled, scale)}, entry)
     _check_homes(scenario, machine, entry)
     _check_kv_tiers(scenario, machine, entry)
     _check_budget(scenario, machine, entry)
@@ -134,7 +163,7 @@ def resolve(
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     paths = {role: found.path for role, found in inputs.items()}
     digests = {role: found.sha256 for role, found in inputs.items()}
-    loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, inputs)
+    loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, scale, unscaled, inputs)
     _add_files(loaded, inputs)
     return loaded
 
@@ -196,11 +225,12 @@ def _changed(
     if not isinstance(changes, Mapping):
         do = "write {'links.*.bandwidth': '50 GB/s'}"
         raise ConfigError("set", "changes are fields with their values", repr(changes), do)
-    outside = {
-        key: Change(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", _OUTSIDE)
-        for key, value in changes.items()
+    outside = _outside(changes)
+    own = {
+        key: _own_change(scenario, key, value, _place(scenario, entry, "set", key))
+        for key, value in scenario.set_.items()
+        if key not in outside
     }
-    own = {key: _own_change(scenario, key, entry) for key in scenario.set_ if key not in outside}
     changed = apply(hardware, {**own, **outside})
     if not outside:
         return scenario, changed
@@ -213,12 +243,18 @@ def _changed(
     return scenario.model_copy(update=tables), changed
 
 
-def _own_change(scenario: Scenario, key: str, entry: Entry[Scenario] | None) -> Change:
-    where = _place(scenario, entry, "set", key)
+def _outside(changes: Mapping[str, Any]) -> dict[str, Change]:
+    return {
+        key: Change(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", _OUTSIDE)
+        for key, value in changes.items()
+    }
+
+
+def _own_change(scenario: Scenario, key: str, value: Any, where: str) -> Change:
     table, origin = scenario.entry_of(key) or ("assumed", "set by the scenario")
     if isinstance(origin, tuple):
-        return Change(scenario.set_[key], where, table, [c.model_dump(exclude_unset=True) for c in origin])
-    return Change(scenario.set_[key], where, table, origin.model_dump() if isinstance(origin, Fit) else origin)
+        return Change(value, where, table, [c.model_dump(exclude_unset=True) for c in origin])
+    return Change(value, where, table, origin.model_dump() if isinstance(origin, Fit) else origin)
 
 
 def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:

@@ -152,12 +152,14 @@ def _summed(one: Expectation, row: Counted) -> object:
 def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> list[tuple[str, bool]]:
     """What must hold, for people, and whether it does."""
     checks: list[tuple[str, bool]] = []
-    number, about = _number(value), one.printed if one.is_close_to_printed else one.about
+    number, ends = _number(value), one.printed_ends if one.is_close_to_printed else ()
     if one.equals is not None:
         wanted = one.bound("equals")
         checks.append((_said(one, wanted), value == wanted))
-    if about is not None:
-        target = _number(one.bound("printed" if one.is_close_to_printed else "about"))
+    if len(ends) == 2:
+        checks.append((_said_range(one), _number(ends[0]) <= number <= _number(ends[1])))
+    if one.about is not None or len(ends) == 1:
+        target = _number(ends[0] if ends else one.bound("about"))
         must = f"about {_said(one, target)} (within {percent(one.within)})"
         checks.append((must, abs(number - target) <= one.within * abs(target)))
     if one.at_most is not None:
@@ -174,13 +176,16 @@ def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> lis
 
 def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: str) -> Verdict:
     """Add the printed figure."""
-    printed = one.bound("printed")
-    share = _number(value) / _number(printed) - 1 if printed else math.nan
+    ends = [_number(end) for end in one.printed_ends]
+    nearest = min(max(_number(value), ends[0]), ends[-1])
+    share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else math.nan
     error = share if present(share) else None
-    tolerance = percent(one.within) if one.is_close_to_printed else verdict.must if one.kind != "shown" else ABSENT
+    tolerance = verdict.must if one.kind != "shown" else ABSENT
+    if one.is_close_to_printed:
+        tolerance = percent(one.within) if len(ends) == 1 else "within"
     return replace(
         verdict,
-        printed=_said(one, printed),
+        printed=_said_range(one),
         difference=signed(error),
         source=one.source or source,
         error=error,
@@ -188,11 +193,20 @@ def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: s
     )
 
 
+def _said_range(one: Expectation) -> str:
+    """Write what is printed for people."""
+    ends = one.printed_ends
+    if len(ends) == 2 and ends[1] == math.inf:
+        return f"at least {_said(one, ends[0])}"
+    return " to ".join(_said(one, end) for end in ends)
+
+
 def _said(one: Expectation, value: object) -> str:
     """Write a value for people; of a ratio as its printed figure is written, ``2.7x`` or ``-26 %``."""
     if not one.is_ratio or not present(value) or isinstance(value, str):
         return shown(one.columns[0], value)
-    if isinstance(one.printed, str) and one.printed.endswith("%"):
+    printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
+    if isinstance(printed, str) and printed.endswith("%"):
         return signed(_number(value) - 1)
     return ratio(value)
 

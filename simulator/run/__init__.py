@@ -114,7 +114,7 @@ def run_case(
         results.append(row_of(case, label, decide, progress or _silent))
         if each is not None:
             each(results[-1])
-    _compared(results, case.compute_ns)
+    _compared(results)
     return Results(case, results, _with_largest(case, results, policies, progress or _silent))
 
 
@@ -129,12 +129,13 @@ def _with_largest(case: Case, results: list[Result], policies: Policies | None, 
     return found
 
 
-def _compared(results: list[Result], compute_ns: int) -> None:
+def _compared(results: list[Result]) -> None:
     """Add how much slower each row is than the fastest one, and than compute alone."""
     best = fastest_ns(results)
     for row in results:
         if is_ok(row) and best:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
+            compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
 
 

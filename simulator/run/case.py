@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from simulator import bounds, formats, metrics, referee
@@ -99,6 +99,21 @@ class Case:
             return True
         entry = POLICIES[choice.policy]
         return entry.may_repeat(entry.read_options(choice.options))
+
+    def of(self, row: str) -> Case:
+        """The same on the machine that a row sets for itself."""
+        choice = self.choice(row)
+        if not choice.set_:
+            return self
+        key = repr(sorted(choice.set_.items()))
+        if key not in self._others:
+            self._others[key] = prepare_job(self.loaded.for_row(choice), self.job, is_changed=self.is_changed)
+        return self._others[key]
+
+    @cached_property
+    def _others(self) -> dict[str, Case]:
+        """Cases of rows with machines of their own, by what these set."""
+        return {}
 
     def choice(self, row: str) -> PolicyChoice:
         """The row of the scenario with this name, or else the policy with its default options."""

@@ -194,7 +194,7 @@ class _Search:
         most = 1 + len(self.question.values).bit_length()
         self.progress(f"{self.label}, {self.question.field} {value:,}", self.tried, most)
         self.tried += 1
-        case = self.built(value)
+        case = self.built(value).of(self.label)
         unfit = case.unfit(may_repeat=case.may_repeat(self.label))
         if unfit is not None:
             return _told(unfit)

@@ -27,6 +27,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
     progress
         Called now and then.
     """
+    case = case.of(label)
     unfit = case.unfit(may_repeat=case.may_repeat(label))
     return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit)
 

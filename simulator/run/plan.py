@@ -143,6 +143,7 @@ def plan(
     if len(rows) > 1:
         raise ConfigError("--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
     ((label, decide),) = rows.items()
+    case = case.of(label)
     try:
         return _planned(case, label, decide)
     except CapacityError as error:

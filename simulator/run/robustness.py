@@ -206,6 +206,9 @@ def _labels(case: Case, policy: str, against: str) -> tuple[str, str]:
     first, second = (next(iter(case.rows([name]))) for name in (policy, against))
     if first == second:
         raise ConfigError("policies", "two different ones are compared", repr(first), "choose another one")
+    if case.choice(first).set_ != case.choice(second).set_:
+        must, do = "rows that are compared set the same of the machine", "name two rows with the same set"
+        raise ConfigError("policies", must, f"{first!r} and {second!r}", do)
     return first, second
 
 
@@ -263,7 +266,7 @@ class _Runner:
     """
 
     def __init__(self, loaded: Loaded, labels: tuple[str, str], seed: int, headroom: float) -> None:
-        self._case, self._seed = prepare(loaded), seed
+        self._case, self._seed = prepare(loaded).of(labels[0]), seed
         self._allocators = [self._case.choice(label).allocator for label in labels]
         self._decide: list[Policy] = [self._case.rows([label])[label] for label in labels]
         self._plans: list[Plan | CapacityError] = [self._decided(n, share) for n, share in enumerate((headroom, 0.0))]

@@ -60,6 +60,9 @@ class PolicyChoice(Part):
     allocator
         How places of the compute tier get addresses: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
         hole of an address space that suffices.
+    set_
+        Changes to the hardware for this row alone, after all others: ``{links.*.bandwidth: 40 GB/s}``. Their origins
+        stand in the scenario, as those of its own ``set``.
     """
 
     policy: Annotated[str, Field(min_length=1)]
@@ -68,6 +71,7 @@ class PolicyChoice(Part):
     alone: StrictBool = False
     staggered: StrictBool = False
     allocator: AllocatorKind = "ideal"
+    set_: dict[str, Any] = Field({}, alias="set")
 
     @property
     def row(self) -> str:
@@ -251,14 +255,17 @@ class Scenario(Document):
     claim: Claim | None = None
 
     def figures(self) -> Iterator[str]:
-        """Field paths of the hardware that the scenario sets."""
-        yield from self.set_
+        """Field paths of the hardware that the scenario or one of its rows sets."""
+        yield from dict.fromkeys([*self.set_, *(path for choice in self.policies for path in choice.set_)])
 
     def _at(self, path: str) -> tuple[str, ...]:
-        return "set", path
+        if path in self.set_:
+            return "set", path
+        row = next(index for index, choice in enumerate(self.policies) if path in choice.set_)
+        return "policies", str(row), "set", path
 
     def _stated(self) -> tuple[str, ...]:
-        return (*with_prefixes(self.set_), *super()._stated())
+        return (*with_prefixes(self.figures()), *super()._stated())
 
     @model_validator(mode="after")
     def _points_are_whole(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal, Self
 
@@ -23,11 +24,14 @@ Label = Annotated[str, AfterValidator(_one_line)]
 Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, a bare number (of a column without a unit) or a text."""
 
+Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
+"""A printed figure, or the ends of a printed range."""
+
 Kind = Literal["predicted", "fitted", "shown"]
 """Whether nothing was fitted to a printed figure, something was, or it is only put beside ours."""
 
-Limit = Literal["about", "at_most", "at_least", "equals", "printed"]
-_LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals", "printed")
+Limit = Literal["about", "at_most", "at_least", "equals"]
+_LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
 _TIMES = re.compile(r"(\d+(?:\.\d+)?) ?x")
 _CHANGE = re.compile(r"([+-]\d+(?:\.\d+)?) ?%")
 
@@ -56,7 +60,8 @@ class Expectation(Part):
         The sentence or printed figure behind it.
     printed, source
         The figure as its source prints it, which reports show beside ours, and that source if it is not the claim's.
-        If nothing else is said of what must hold, ours must be within `within` of it, unless it is only shown.
+        If nothing else is said of what must hold, ours must be within `within` of it, unless it is only shown. Of a
+        range both ends are stated, ``[8 s, inf]``: ours must lie in it.
     figure
         Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
     kind
@@ -77,7 +82,7 @@ class Expectation(Part):
     equals: Bound | None = None
     faster_than: Label | None = None
     why: str = ""
-    printed: Bound | None = None
+    printed: Printed | None = None
     source: str = ""
     figure: Key | None = None
     kind: Kind = "predicted"
@@ -96,7 +101,7 @@ class Expectation(Part):
     @property
     def is_close_to_printed(self) -> bool:
         """Whether what must hold is that ours is close to what is printed."""
-        said = any(getattr(self, key) is not None for key in (*_LIMITS[:-1], "faster_than"))
+        said = any(getattr(self, key) is not None for key in (*_LIMITS, "faster_than"))
         return not said and self.kind != "shown"
 
     @property
@@ -118,25 +123,37 @@ class Expectation(Part):
     def bound(self, key: Limit) -> int | float | str | None:
         """What `key` says, as a number of the value's unit; None if it says nothing."""
         said: str | float | None = getattr(self, key)
-        if said is None:
-            return None
+        return None if said is None else self._read(said)
+
+    def _read(self, said: str | float) -> int | float | str:
         if self.is_ratio:
             return _ratio(said)
         return said if self.unit is None else parse(said, self.unit)
 
+    @property
+    def printed_ends(self) -> tuple[int | float | str, ...]:
+        """What is printed, as a number of the value's unit; of a range both ends; empty if nothing is."""
+        if self.printed is None:
+            return ()
+        return tuple(map(self._read, self.printed if isinstance(self.printed, tuple) else (self.printed,)))
+
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.faster_than is None and all(getattr(self, key) is None for key in _LIMITS):
-            must = f"an expectation says {', '.join(_LIMITS[:-1])}, faster_than or printed"
+        keys = (*_LIMITS, "faster_than", "printed")
+        if all(getattr(self, key) is None for key in keys):
+            must = f"an expectation says {', '.join(keys[:-1])} or printed"
             raise FieldError(must, "none of them", "add one")
-        for key in _LIMITS:
+        for key in (*_LIMITS, "printed"):
             try:
-                read = self.bound(key)
+                ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
             except FieldError as error:
                 raise FieldError(error.must, error.found, error.do, (key,)) from None
-            if isinstance(read, str) and key != "equals":
+            if any(isinstance(end, str) for end in ends) and key != "equals":
                 must = f"{key} of the column {self.column!r} is a number"
-                raise FieldError(must, repr(read), "write a number, or use equals", (key,))
+                raise FieldError(must, repr(getattr(self, key)), "write a number, or use equals", (key,))
+            if len(ends) == 2 and not ends[0] < ends[1]:  # type: ignore[operator]
+                must, found = "a range goes from less to more", f"{ends[0]} and {ends[1]}"
+                raise FieldError(must, found, "write the lower end first", (key,))
         return self
 
     @model_validator(mode="after")
@@ -187,6 +204,8 @@ def _ratio(said: str | float) -> float | str:
     """Read ``2.7x``, ``-26 %`` or a number."""
     if not isinstance(said, str):
         return said
+    if said.strip() == "inf":
+        return math.inf
     times, change = _TIMES.fullmatch(said.strip()), _CHANGE.fullmatch(said.strip())
     if times is None and change is None:
         must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"

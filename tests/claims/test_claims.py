@@ -50,7 +50,7 @@ def test_a_printed_figure_has_one_name_and_a_name_one_figure():
     figures, names = {}, {}
     for name, one in _of_claims():
         claim = catalog.read_scenario(name).claim
-        printed = (one.source or claim.source, one.bound("printed"), one.column, one.is_ratio)
+        printed = (one.source or claim.source, one.printed_ends, one.column, one.is_ratio)
         assert figures.setdefault(one.figure, printed) == printed
         assert names.setdefault(printed, one.figure) == one.figure
 

@@ -42,6 +42,10 @@ def test_without_more_ours_is_held_against_what_is_printed():
         ({"over": "fast", "printed": "+150 %"}, "+150 %", True),
         ({"over_printed": "20 s", "printed": "-26 %"}, "-25 %", True),
         ({"over_printed": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25 %", False),
+        ({"over_printed": "20 s", "printed": ["-30 %", "-20 %"]}, "-25 %", True),
+        ({"over_printed": "20 s", "printed": ["-24 %", "-20 %"]}, "-25 %", False),
+        ({"printed": ["8 s", "inf"]}, "15.0 s", True),
+        ({"printed": ["16 s", "inf"]}, "15.0 s", False),
         ({"column": "wait_host_ns + wait_compaction_ns", "printed": "7 ns"}, "7 ns", True),
     ],
 )
@@ -111,3 +115,10 @@ def test_a_figure_counts_once_by_its_worst_verdict():
 def test_what_suddenly_holds_is_said():
     found = Checked("one", (verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"),))
     assert sentences([found])[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
+
+
+def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():
+    inside = verdict(printed=["8 s", "inf"], figure="step")
+    assert (inside.printed, inside.difference, inside.tolerance) == ("at least 8.00 s", "0 %", "within")
+    below = verdict(printed=["20 s", "30 s"], figure="step")
+    assert (below.printed, below.difference, below.word) == ("20.0 s to 30.0 s", "-25 %", "BROKEN")

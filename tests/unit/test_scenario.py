@@ -106,6 +106,7 @@ def test_figures_that_it_sets_have_origins():
         ({"over": "resident", "printed": "26 percent"}, "a ratio is written as '2.7x', as a change such as '-26 %', "),
         ({"at_most": "1 s", "kind": "fitted"}, "what is fitted, shown or missed is a printed figure, found fitted "),
         ({"at_most": "1 s", "missed": "unknown"}, "what is fitted, shown or missed is a printed figure, found missed "),
+        ({"printed": ["2 s", "1 s"]}, "a range goes from less to more, found 2000000000 and 1000000000; write the "),
         ({"printed": "1 s", "kind": "shown", "missed": "why"}, "what is missed was to be predicted, found kind: shown"),
     ],
 )
@@ -120,7 +121,7 @@ def test_ratios_in_numbers(printed, ratio):
     (one,) = Scenario.model_validate(
         scenario(expect=[{"row": "static", "over": "resident", "printed": printed}])
     ).expect
-    assert one.bound("printed") == pytest.approx(ratio, rel=1e-12)
+    assert one.printed_ends == pytest.approx((ratio,), rel=1e-12)
     assert one.unit is None
 
 

@@ -182,6 +182,12 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
     come = arriving(loaded)
     room = rooms(loaded, _asked(loaded), come)
     columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names, 0))
+    for number, choice in enumerate(loaded.scenario.policies):
+        if choice.set_:
+            where = loaded.place("policies", str(number), "set")
+            raise ConfigError(
+                where, "all rows that serve run on one machine", "changes to it", "move set out of the row"
+            )
     for number, one in enumerate(loaded.scenario.expect):
         if one.column not in columns or one.faster_than is not None:
             must = "an expectation of what is served names a column of its summary, and no faster_than"
