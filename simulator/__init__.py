@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan, Steps, View
     from simulator.policies.problem import Problem, Replay
     from simulator.run import Result, Results, run
+    from simulator.run.diff import Diff, diff
     from simulator.run.largest import Largest, largest
     from simulator.run.robustness import Robustness, robustness
     from simulator.run.scaling import Scaling, scaling
@@ -56,6 +57,7 @@ _HOMES = {
     "simulator.plan": ("Plan", "Steps", "View"),
     "simulator.policies.problem": ("Problem", "Replay"),
     "simulator.run": ("Result", "Results", "run"),
+    "simulator.run.diff": ("Diff", "diff"),
     "simulator.run.largest": ("Largest", "largest"),
     "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.run.scaling": ("Scaling", "scaling"),
@@ -72,6 +74,7 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "ConfigError",
+    "Diff",
     "Graph",
     "GraphBuilder",
     "Group",
@@ -100,6 +103,7 @@ __all__ = [
     "Validation",
     "View",
     "Workload",
+    "diff",
     "largest",
     "robustness",
     "run",

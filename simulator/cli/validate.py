@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -11,7 +12,13 @@ import click
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
 @click.option("--workers", type=click.IntRange(1), help="Processes; the result does not depend on it. [default: cores]")
-def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], workers: int | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-validate/1), and nothing else.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures as JUnit XML into this file."
+)
+def validate(
+    scenarios: tuple[str, ...], factors: tuple[str, ...], workers: int | None, as_json: bool, junit: Path | None
+) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
     \b
@@ -33,5 +40,9 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], workers: int 
     scale = dict(catalog.factor(one) for one in factors)
     with Shown() as progress:
         found = run_validate(scenarios or None, scale=scale, workers=workers or os.cpu_count() or 1, progress=progress)
-    click.echo(str(found))
+    if junit is not None:
+        from simulator.report.junit import write
+
+        write(found.checks, junit)
+    click.echo(found.json() if as_json else f"{found}\n", nl=False)
     return 1 if found.is_broken else 0

@@ -9,7 +9,7 @@ from simulator.metrics.frames import Frames, op_name
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
-from simulator.metrics.summary import OF_RANKS, columns
+from simulator.metrics.summary import OF_RANKS, columns, waits_by_place
 
 __all__ = [
     "OF_RANKS",
@@ -27,4 +27,5 @@ __all__ = [
     "run_numbers",
     "steps_of",
     "summarise",
+    "waits_by_place",
 ]

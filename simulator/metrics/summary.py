@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from simulator.metrics import fragmentation
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.steps import run_numbers, step_starts
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import CAUSES, Trace
+from simulator.trace import CAUSES, Block, Trace
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -187,10 +189,8 @@ def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[s
     last_end = max(window.start_ns, int(spans["end_ns"][ran].max(initial=0)))
     moved = mine & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
     waits = np.zeros(len(CAUSES), np.int64)
-    for block in trace.waits.blocks():
-        mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
-        mine &= (block["start_ns"] >= window.start_ns) & (block["end_ns"] <= window.end_ns)
-        np.add.at(waits, block["cause"][mine], (block["end_ns"] - block["start_ns"])[mine])
+    for block in _waits(trace, window):
+        np.add.at(waits, block["cause"], block["end_ns"] - block["start_ns"])
     waits[CAUSES.index("collective")] += took[ran & meets].sum()
     ran &= ~meets
     transfer = union_ns(spans["start_ns"][moved], spans["end_ns"][moved], (window.start_ns, window.end_ns))
@@ -206,6 +206,36 @@ def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[s
         "exposed_transfer_ns": exposed,
         "hidden_fraction": 1 - exposed / transfer if transfer else None,
     }
+
+
+def _waits(trace: Trace, window: _Window) -> Iterator[Block]:
+    """Waits of the main stream in the measured step."""
+    for block in trace.waits.blocks():
+        mine = (block["rank"] == window.rank) & (block["stream"] == window.stream)
+        mine &= (block["start_ns"] >= window.start_ns) & (block["end_ns"] <= window.end_ns)
+        yield {name: column[mine] for name, column in block.items()}
+
+
+def waits_by_place(graph: Graph, hardware: Hardware, trace: Trace) -> dict[tuple[int, int], int]:
+    """Sum up what the main stream of one rank waited for in the measured step, by cause and place.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened; its status is ``ok``.
+
+    Returns
+    -------
+    dict
+        Columns ``cause`` and ``on`` of the waits -> time [ns]. A collective on the main stream is no wait here.
+    """
+    makespan = max((int(block["end_ns"].max()) for block in trace.spans.blocks()), default=0)
+    found: Counter[tuple[int, int]] = Counter()
+    for block in _waits(trace, _measured(graph, hardware, trace, makespan)):
+        lasted = (block["end_ns"] - block["start_ns"]).tolist()
+        for cause, on, ns in zip(block["cause"].tolist(), block["on"].tolist(), lasted, strict=True):
+            found[cause, on] += ns
+    return dict(found)
 
 
 def is_collective(graph: Graph, trace: Trace) -> Flags:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -37,6 +37,8 @@ class Verdict:
         Whether it does.
     why
         The sentence or printed figure behind it.
+    asks
+        What is expected, in words that do not change with what came out.
     printed, difference, source
         The figure as its source prints it, how far ours is from it, and the source; empty if none is printed.
     error
@@ -53,6 +55,7 @@ class Verdict:
     found: str
     holds: bool
     why: str
+    asks: str = ""
     printed: str = ""
     difference: str = ""
     source: str = ""
@@ -121,18 +124,31 @@ def _verdict(one: Expectation, rows: Mapping[str, Counted], source: str) -> Verd
     found = _said(one, value)
     if one.faster_than is not None:
         found = shown("step_ns", rows[one.row].summary.get("step_ns"))
+    must, holds = " and ".join(text for text, _ in checks), all(good for _, good in checks)
     verdict = Verdict(
         one.row,
         one.column,
-        " and ".join(text for text, _ in checks) or "anything: the printed figure is only shown",
-        found,
-        all(good for _, good in checks),
+        must or "anything: the printed figure is only shown",
+        found if holds else _in_full(one, rows[one.row], (value, found, must)),
+        holds,
         one.why,
+        asks(one),
         kind=one.kind,
         figure=one.figure or "",
         missed=one.missed,
     )
     return verdict if one.printed is None else _beside_printed(verdict, one, value, source)
+
+
+def _in_full(one: Expectation, row: Counted, told: tuple[object, str, str]) -> str:
+    """What was found where that does not do: exactly, if it reads like what must hold; or why there is nothing."""
+    value, found, must = told
+    status = row.summary["status"]
+    if not present(value) and status != "ok":
+        return f"none, as the row is {status}"
+    if found not in must or not isinstance(value, int | float) or one.faster_than is not None:
+        return found
+    return f"{found} ({value:,}{f' {one.unit}' if one.unit and not one.is_ratio else ''} to be exact)"
 
 
 def _value(one: Expectation, rows: Mapping[str, Counted]) -> object:
@@ -149,25 +165,40 @@ def _summed(one: Expectation, row: Counted) -> object:
     return found[0] if len(found) == 1 else None if None in found else sum(map(_number, found))
 
 
-def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> list[tuple[str, bool]]:
-    """What must hold, for people, and whether it does."""
-    checks: list[tuple[str, bool]] = []
-    number, ends = _number(value), one.printed_ends if one.is_close_to_printed else ()
+def asks(one: Expectation) -> str:
+    """Say what is expected, in words that do not change with what comes out: by them two runs are compared."""
+    limits = [text for text, _ in _limits(one)]
+    limits += [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
+    over = "".join(f" over {divisor}" for divisor in (one.over, one.over_printed) if divisor is not None)
+    return f"{one.row}: {one.column}{over} is {' and '.join(limits) or 'shown'}"
+
+
+def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
+    """What must hold of the value by itself, for people, and whether it does of a value."""
+    found: list[tuple[str, Callable[[object], bool]]] = []
+    ends = one.printed_ends if one.is_close_to_printed else ()
     if one.equals is not None:
         wanted = one.bound("equals")
-        checks.append((_said(one, wanted), value == wanted))
+        found.append((_said(one, wanted), lambda value: value == wanted))
     if len(ends) == 2:
-        checks.append((_said_range(one), _number(ends[0]) <= number <= _number(ends[1])))
+        low, high = map(_number, ends)
+        found.append((_said_range(one), lambda value: low <= _number(value) <= high))
     if one.about is not None or len(ends) == 1:
         target = _number(ends[0] if ends else one.bound("about"))
         must = f"about {_said(one, target)} (within {percent(one.within)})"
-        checks.append((must, abs(number - target) <= one.within * abs(target)))
+        found.append((must, lambda value: abs(_number(value) - target) <= one.within * abs(target)))
     if one.at_most is not None:
-        limit = _number(one.bound("at_most"))
-        checks.append((f"at most {_said(one, limit)}", number <= limit))
+        most = _number(one.bound("at_most"))
+        found.append((f"at most {_said(one, most)}", lambda value: _number(value) <= most))
     if one.at_least is not None:
-        limit = _number(one.bound("at_least"))
-        checks.append((f"at least {_said(one, limit)}", number >= limit))
+        least = _number(one.bound("at_least"))
+        found.append((f"at least {_said(one, least)}", lambda value: _number(value) >= least))
+    return found
+
+
+def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> list[tuple[str, bool]]:
+    """What must hold, for people, and whether it does."""
+    checks = [(text, holds(value)) for text, holds in _limits(one)]
     if one.faster_than is not None:
         own, other = (rows[label].summary.get("step_ns") for label in (one.row, one.faster_than))
         checks.append((f"less than {one.faster_than}'s {shown('step_ns', other)}", _number(own) < _number(other)))

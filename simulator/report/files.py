@@ -15,13 +15,10 @@ import orjson
 
 from simulator.errors import ConfigError
 from simulator.processes import Aside
-from simulator.report import figures, html, perfetto, ranks_figure
+from simulator.report import figures, html, perfetto, ranks_figure, summaries
 from simulator.report.names import folder_names
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
-
-SUMMARY = "hosim-summary/1"
-"""The schema of ``summary.json``."""
 
 
 def check_target(out: Path) -> None:
@@ -69,7 +66,7 @@ def _written_by_hosim(folder: Path) -> set[str]:
         summary = orjson.loads((folder / "summary.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return set()
-    if not isinstance(summary, dict) or summary.get("schema") != SUMMARY:
+    if not isinstance(summary, dict) or summary.get("schema") != summaries.SUMMARY:
         return set()
     return set(map(str, summary.get("files", [])))
 
@@ -194,6 +191,5 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
         writer.writeheader()
         writer.writerows(rows)
     files = sorted({*_contents(folder), "summary.json"})
-    filled = [{column: row.get(column) for column in columns} for row in rows]
-    content = {"schema": SUMMARY, "rows": filled, **more, "files": files}
-    (folder / "summary.json").write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+    said = {**summaries.content(rows, more), "files": files}
+    (folder / "summary.json").write_bytes(summaries.dumped(said))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.report.rows import Row, percent, quantity
+from simulator.metrics import waits_by_place
+from simulator.report.rows import Row, is_ok, percent, quantity
 from simulator.trace import CAUSES, Block
 
 
@@ -97,6 +98,31 @@ def under_way(row: Row, cause: int, blocker: int) -> str:
     if blocker < 0:
         return ""
     return row.graph.ops[blocker].name if CAUSES[cause] == "collective" else row.graph.tensors[blocker].name
+
+
+def by_place(row: Row) -> list[dict[str, str | int]]:
+    """Sum up what the times of a row waited for in the measured step, by cause and place; of several ranks the slowest.
+
+    Parameters
+    ----------
+    row
+        Any row.
+
+    Returns
+    -------
+    list of dict
+        ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
+        row's ``wait_<cause>_ns``, what is left being without a place. Nothing if the row did not run to its end.
+    """
+    if row.trace is None or not is_ok(row):
+        return []
+    rank = row.summary.get("slowest_rank") or 0
+    sums = waits_by_place(row.job.graph(rank), row.hardware, row.trace.by_rank()[rank])
+    for cause, name in enumerate(CAUSES):
+        placed = sum(ns for (other, _), ns in sums.items() if other == cause)
+        sums[cause, -1] = sums.get((cause, -1), 0) + row.summary[f"wait_{name}_ns"] - placed
+    ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
+    return [{"cause": CAUSES[cause], "on": place(row, cause, on), "ns": ns} for (cause, on), ns in ordered]
 
 
 def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:

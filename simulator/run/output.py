@@ -61,8 +61,7 @@ class Output:
         claim = scenario.claim.model_dump() if scenario.claim else None
         told = (tuple(results.sentences), results.provenance, tuple(verdicts), claim)
         self._pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
-        more = {"sentences": results.sentences, "expectations": verdicts, "provenance": results.provenance}
-        files.write_summary(folder, [row.summary for row in results.values()], more)
+        files.write_summary(folder, [row.summary for row in results.values()], results.more)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
-from simulator.report import expectations
+from simulator.report import expectations, junit, stalls, summaries
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.origins import provenance
@@ -216,10 +216,37 @@ class Results(Mapping[str, Result]):
         source = scenario.claim.source if scenario.claim else ""
         return expectations.verdicts(scenario.expect, list(self.values()), source)
 
+    @property
+    def checks(self) -> list[junit.Case]:
+        """What `hosim run` fails for, as tests: that a row runs to its end, and each expectation."""
+        states = " or ".join(sorted({row.status for row in self.values()}))
+        ran = any(row.status == "ok" for row in self.values())
+        found = [junit.Case("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
+        known = {verdict.asks: junit.case(verdict) for verdict in self.expectations}
+        why = "the machine was changed for this run" if self.case.is_changed else "not all of its rows were run"
+        for one in self.case.loaded.scenario.expect:
+            asks = expectations.asks(one)
+            found.append(known.get(asks, junit.Case(asks, skipped=why)))
+        return found
+
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Where every number comes from: version, inputs, switches, what was assumed and what was fitted."""
         return provenance(self.case.loaded)
+
+    @cached_property
+    def more(self) -> dict[str, Any]:
+        """What ``summary.json`` says besides the rows; of each row that ran, what it waited for by cause and place."""
+        return {
+            "sentences": self.sentences,
+            "expectations": [asdict(verdict) for verdict in self.expectations],
+            "stalls": {label: stalls.by_place(row) for label, row in self.items() if row.status == "ok"},
+            "provenance": self.provenance,
+        }
+
+    def json(self) -> bytes:
+        """Write what ``summary.json`` says, but for the list of files."""
+        return summaries.dumped(summaries.content([row.summary for row in self.values()], self.more))
 
     def comparison(self) -> Picture:
         """Draw the rows beside each other."""

@@ -12,8 +12,10 @@ from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
 from simulator.errors import ConfigError
+from simulator.report import junit
 from simulator.report import validation as report
 from simulator.report.expectations import verdicts
+from simulator.report.summaries import dumped
 from simulator.report.validation import Checked, Fitted
 from simulator.run import Progress, read, run_case
 from simulator.run.workers import spread
@@ -21,6 +23,10 @@ from simulator.scenario import Expectation
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+SCHEMA = "hosim-validate/1"
+"""The schema of what is written as JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +62,15 @@ class Validation:
     def sentences(self) -> list[str]:
         """How many free parameters explain how many printed figures, and what is missed or broken."""
         return report.sentences(self.checked)
+
+    @property
+    def checks(self) -> dict[str, list[junit.Case]]:
+        """What it fails for, as tests, by scenario."""
+        return {one.scenario: [junit.case(verdict) for verdict in one.verdicts] for one in self.checked}
+
+    def json(self) -> bytes:
+        """Write the rows and the sentences as JSON."""
+        return dumped({"schema": SCHEMA, "broken": self.is_broken, "rows": self.rows, "sentences": self.sentences})
 
     def __str__(self) -> str:
         return report.text(self.checked)

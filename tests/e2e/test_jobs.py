@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from rank_stories import cluster, team
+from small_job import SCENARIO, written
 
 import simulator as hosim
 from simulator import catalog
@@ -18,36 +19,6 @@ from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
-
-WORKLOAD = """
-schema: hosim/workload/1
-name: small
-model: {family: llama, layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocabulary: 256}
-phase: train
-batch: 1
-sequence: 64
-dtypes: {compute: bf16, optimizer_bytes_per_parameter: 12, logits_copies_fp32: 1}
-parallel: {ranks: all, PARALLEL}
-steps: 2
-assumed: {model: a story, batch: a story, sequence: a story, dtypes: a story, parallel: a story, steps: a story}
-"""
-SCENARIO = """
-schema: hosim/scenario/1
-name: ranks
-title: Several ranks
-hardware: dgx_h100
-workload: workload.yaml
-homes: {activation: free}
-policies: [resident, reactive, static]
-expect:
-  - {row: static, column: ranks, equals: 4}
-"""
-
-
-def written(folder: Path, parallel: str, scenario: str = SCENARIO) -> Path:
-    (folder / "workload.yaml").write_text(WORKLOAD.replace("PARALLEL", parallel))
-    (folder / "scenario.yaml").write_text(scenario)
-    return folder / "scenario.yaml"
 
 
 def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):

@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import chain
 import pytest
+import yaml
 
 import simulator as hosim
 from simulator.builders.decoder.weights import count
 from simulator.catalog import read_workload
+from simulator.cli import main
 from simulator.report import text
 from simulator.run.layout import layout
 from simulator.run.plan import plan
@@ -102,3 +105,67 @@ def test_the_models_of_inference_are_counted_as_the_table_says():
                 int(kv_bytes.removesuffix(" B").replace(",", ""))
                 == workload.model.kv_elements * workload.dtypes.kv_bytes
             )
+
+
+def test_a_comparison_is_what_hosim_diff_prints(tmp_path):
+    (shown,) = re.findall(
+        r"<!-- output of: hosim diff at_33 at_50, row static -->\n```text\n(.*?)```", README, re.DOTALL
+    )
+    for name, change in (("at_33", None), ("at_50", {"links.*.bandwidth": "50 GB/s"})):
+        hosim.run("llama3_8b_train_910c", policies=["static"], set=change).write(tmp_path / name)
+    assert f"{hosim.diff(tmp_path / 'at_33', tmp_path / 'at_50')}\n" == shown
+
+
+RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```yaml\n(.*?)```", README, re.DOTALL))
+
+
+def _scripts(recipe):
+    """Command lines of a recipe, in order."""
+    document = yaml.safe_load(recipe)
+    if "jobs" in document:
+        steps = [step for job in document["jobs"].values() for step in job["steps"]]
+        return [line for step in steps for line in step.get("run", "").splitlines()]
+    return [line for job in document.values() for line in job["script"]]
+
+
+@pytest.mark.parametrize("name", ["github", "gitlab"])
+def test_the_commands_of_a_recipe_do_what_it_needs(name, tmp_path, monkeypatch):
+    """The first run is kept as that of main; then a slower link is found by the comparison, which fails."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in _scripts(RECIPES[name]) if line.startswith("hosim ")]
+    replay, told, judged = ([part for part in line.split() if part != "||"] for line in lines)
+    chain.write(tmp_path).rename("offload.yaml")
+    old = Path(judged[2])
+    assert _exit_code(replay) == 0
+    Path("results/new").rename("kept")
+    old.parent.mkdir(exist_ok=True)
+    Path("kept" if name == "github" else "kept/summary.json").rename(old)
+    machine = Path("machine.yaml")
+    machine.write_text(machine.read_text().replace("4 GB/s", "3 GB/s"))
+    assert _exit_code(replay) == 0
+    assert Path("results/new.xml").exists()
+    assert _exit_code(told[: next(i for i, part in enumerate(told) if part.startswith(">"))]) == 1
+    assert _exit_code(judged) == 1
+
+
+def _exit_code(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words[1:])
+    return ended.value.code
+
+
+def test_what_a_recipe_keeps_is_what_it_writes():
+    github, gitlab = (yaml.safe_load(RECIPES[name]) for name in ("github", "gitlab"))
+    steps = {step.get("name"): step for step in github["jobs"]["hosim"]["steps"]}
+    assert {step["uses"] for step in steps.values() if "uses" in step} <= {
+        "actions/checkout@v6",
+        "actions/setup-python@v6",
+        "actions/upload-artifact@v6",
+        "mikepenz/action-junit-report@v6",
+    }
+    kept = steps["Keep the result"]["with"]
+    assert f"--name {kept['name']} " in steps["Fetch the result of main"]["run"]
+    assert steps["Show the expectations as tests"]["with"]["report_paths"].startswith(kept["path"])
+    job, compare = gitlab.values()
+    assert job["artifacts"]["reports"]["junit"].startswith(job["artifacts"]["paths"][0])
+    assert "hosim" in compare["needs"]

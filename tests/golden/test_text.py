@@ -61,6 +61,24 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
     assert "\n".join(results.sentences) + "\n" == golden
 
 
+@pytest.fixture(scope="module")
+def diff(tmp_path_factory):
+    """What faster links and one row less change."""
+    inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
+    path = chain.write(inputs)
+    hosim.run(path).write(out / "old")
+    hosim.run(path, set={"links.*.bandwidth": "8 GB/s"}, policies=["resident", "static"]).write(out / "new")
+    return hosim.diff(out / "old", out / "new", tolerance=0.01)
+
+
+def test_diff(golden, diff):
+    assert f"{diff}\n" == golden
+
+
+def test_diff_in_markdown(golden, diff):
+    assert diff.markdown() == golden
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -73,6 +91,8 @@ def test_sentences_when_nothing_fits(golden, tmp_path):
         "hosim layout",
         "hosim robust",
         "hosim scaling",
+        "hosim diff",
+        "hosim validate",
         "hosim largest",
     ],
 )

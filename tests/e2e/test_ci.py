@@ -1,0 +1,269 @@
+"""What other people's CI needs: expectations in every column, JSON, JUnit, and `hosim diff` with its exit codes."""
+
+import json
+import re
+
+import chain
+import junit_grammar
+import pytest
+import small_job
+
+import simulator as hosim_api
+
+FASTER = "links.*.bandwidth=8 GB/s"
+HOLD = """\
+expect:
+  - {row: static, column: status, equals: ok}
+  - {row: resident, column: status, equals: infeasible}
+  - {row: static, at_most: 1.5 ms}
+  - {row: static, column: peak_hbm_bytes, at_most: 4.3 MB}
+  - {row: static, column: stall_ns, at_most: 200 us}
+  - {row: static, column: wait_capacity_ns, about: 100 us}
+  - {row: static, column: hidden_fraction, at_least: 0.85, at_most: 1.0}
+  - {row: static, column: moved_d2h_bytes, at_most: 2 MB}
+  - {row: static, faster_than: reactive}
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Results of the chain: as it is, over faster links, and with a budget in which less fits."""
+    out = tmp_path_factory.mktemp("results")
+    inputs = tmp_path_factory.mktemp("inputs")
+    hosim_api.run(chain.write(inputs)).write(out / "old")
+    hosim_api.run(chain.write(inputs), set={"links.*.bandwidth": "8 GB/s"}).write(out / "fast")
+    hosim_api.run(chain.write(inputs), policies=["static"]).write(out / "fewer")
+    small = chain.SCENARIO.replace("4.3 MB", "1 MB")
+    hosim_api.run(chain.write(inputs, scenario=small)).write(out / "small")
+    return out
+
+
+def test_expectations_may_be_about_any_column(hosim, tmp_path):
+    done = hosim("run", chain.write(tmp_path, scenario=chain.SCENARIO + HOLD), "--junit", tmp_path / "a" / "b.xml")
+    assert (done.code, done.err) == (0, "")
+    assert "9 expectations of the scenario hold." in done.out
+    found = junit_grammar.outcomes(tmp_path / "a" / "b.xml")
+    assert set(found.values()) == {"passed"}
+    assert list(found)[:2] == ["a row runs to its end", "static: status is ok"]
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("expectation", "message"),
+    [
+        ("column: peak_hbm_bytes, at_most: 4 MB", "peak_hbm_bytes must be at most 4.00 MB, found 4.30 MB"),
+        ("column: peak_hbm_bytes, at_most: 4.2999 MB",
+         "peak_hbm_bytes must be at most 4.30 MB, found 4.30 MB (4,300,000 B to be exact)"),
+        ("column: stall_ns, at_most: 100 us", "stall_ns must be at most 100 us, found 200 us"),
+        ("column: wait_capacity_ns, about: 200 us, within: 0.1",
+         "wait_capacity_ns must be about 200 us (within 10 %), found 100 us"),
+        ("column: hidden_fraction, at_least: 0.95", "hidden_fraction must be at least 95 %, found 90 %"),
+        ("column: status, equals: blocked", "status must be blocked, found ok"),
+    ],
+)  # fmt: skip
+def test_an_expectation_that_fails_says_what_was_found(hosim, tmp_path, expectation, message):
+    scenario = f"{chain.SCENARIO}expect:\n  - {{row: static, {expectation}, why: because}}\n"
+    done = hosim("run", chain.write(tmp_path, scenario=scenario), "--junit", tmp_path / "x.xml")
+    assert done.code == 1
+    assert done.err == f"hosim: expectation fails: static: {message}\n"
+    (failure,) = junit_grammar.read(tmp_path / "x.xml").iter("failure")
+    assert failure.get("message") == f"static: {message}"
+    assert failure.text.splitlines()[-1] == "why: because"
+
+
+def test_an_expectation_about_a_row_that_does_not_run_says_so(hosim, tmp_path):
+    scenario = chain.SCENARIO + "expect: [{row: resident, at_most: 1 s}]\n"
+    done = hosim("run", chain.write(tmp_path, scenario=scenario))
+    assert done.code == 1
+    assert done.err.endswith("resident: step_ns must be at most 1.00 s, found none, as the row is infeasible\n")
+
+
+def test_json_is_all_there_is_on_stdout_and_says_what_the_folder_says(hosim, tmp_path):
+    path = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD)
+    done = hosim("run", path, "--json", "--out", tmp_path / "out")
+    assert done.code == 0
+    said, written = json.loads(done.out), json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert written.pop("files")
+    assert said == written
+    assert [one["holds"] for one in said["expectations"]] == [True] * 9
+
+
+def test_json_is_printed_and_the_exit_code_is_1_when_an_expectation_fails(hosim, tmp_path):
+    scenario = chain.SCENARIO + "expect: [{row: static, at_most: 1 ms}]\n"
+    done = hosim("run", chain.write(tmp_path, scenario=scenario), "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["expectations"][0]["holds"] is False
+    assert "expectation fails" in done.err
+
+
+def test_what_was_not_checked_is_skipped_with_the_reason(hosim, tmp_path):
+    path, file = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD), tmp_path / "x.xml"
+    assert hosim("run", path, "--policy", "static", "--junit", file).code == 0
+    skipped = [name for name, outcome in junit_grammar.outcomes(file).items() if outcome == "skipped"]
+    assert skipped == ["resident: status is infeasible", "static: step_ns is less than reactive's"]
+    assert hosim("run", path, "--set", FASTER, "--junit", file).code == 0
+    assert list(junit_grammar.outcomes(file).values()) == ["passed", *["skipped"] * 9]
+    assert 'message="the machine was changed for this run"' in file.read_text()
+
+
+def test_a_run_in_which_nothing_fits_is_a_failure(hosim, tmp_path):
+    path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "1 MB"))
+    assert hosim("run", path, "--junit", tmp_path / "x.xml").code == 1
+    assert junit_grammar.outcomes(tmp_path / "x.xml") == {"a row runs to its end": "failed"}
+
+
+def test_the_same_results_are_exit_code_0(hosim, folders):
+    done = hosim("diff", folders / "old", folders / "old")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "nothing moved in 3 rows, to the nanosecond and the byte.\n"
+
+
+def test_a_changed_bandwidth_is_named_and_so_is_the_wait(hosim, folders):
+    done = hosim("diff", folders / "old", folders / "fast")
+    assert done.code == 1
+    assert done.out.startswith("set links.*.bandwidth: not set -> 8 GB/s\n")
+    assert re.search(r"^static +ok +1.50 ms +1.30 ms +-200 us +-13 % +wait ", done.out, re.MULTILINE)
+    found = json.loads(hosim("diff", folders / "old", folders / "fast", "--json").out)
+    static = next(row for row in found["rows"] if row["policy"] == "static")
+    assert {(one["column"], one.get("on")) for one in static["spent"] if one["difference"]} == {
+        ("wait_capacity_ns", "hbm"),
+        ("wait_transfer_ns", "h2d"),
+    }
+    assert static["step"]["difference"] == -200_000 == sum(one["difference"] for one in static["spent"])
+    assert found["inputs"] == [{"what": "set links.*.bandwidth", "old": "not set", "new": "8 GB/s"}]
+
+
+def test_a_tolerance_accepts_small_moves_and_worse_is_only_what_is_worse(hosim, folders):
+    old, fast = folders / "old", folders / "fast"
+    assert hosim("diff", old, fast, "--tolerance", "20%").code == 1
+    assert hosim("diff", old, fast, "--tolerance", "0.99").code == 0
+    assert hosim("diff", old, fast, "--fail-on", "worse").code == 0
+    done = hosim("diff", fast, old, "--fail-on", "worse", "--tolerance", "1%")
+    assert done.code == 1
+    assert "2 of 3 rows moved, 2 with something worse" in done.out
+
+
+def test_rows_that_are_gone_or_new_are_told(hosim, folders):
+    gone = hosim("diff", folders / "old", folders / "fewer")
+    assert gone.code == 1
+    assert re.search(r"^resident +row is gone", gone.out, re.MULTILINE)
+    assert hosim("diff", folders / "old", folders / "fewer", "--fail-on", "worse", "--tolerance", "50%").code == 1
+    new = hosim("diff", folders / "fewer", folders / "old")
+    assert re.search(r"^reactive +ok, new row", new.out, re.MULTILINE)
+    assert hosim("diff", folders / "fewer", folders / "old", "--fail-on", "worse").code == 0
+
+
+def test_a_row_that_fits_no_more_says_by_how_much(hosim, folders):
+    done = hosim("diff", folders / "old", folders / "small", "--fail-on", "worse")
+    assert done.code == 1
+    assert re.search(r"^static +ok -> infeasible +1.50 ms +- +- +short by 1.10 MB at op '", done.out, re.MULTILINE)
+    assert re.search(r"^scenario: chain [0-9a-f]{8} -> chain [0-9a-f]{8}$", done.out, re.MULTILINE)
+
+
+def test_markdown_has_a_table_that_labels_cannot_break(hosim, tmp_path):
+    label = chain.SCENARIO.replace("- static", "- {policy: static, label: 'a|b <i>*c*'}")
+    path = chain.write(tmp_path, scenario=label)
+    for name, change in (("old", "links.*.channels=1"), ("new", FASTER)):
+        assert hosim("run", path, "--set", change, "--out", tmp_path / name).code == 0
+    done = hosim("diff", tmp_path / "old", tmp_path / "new", "--markdown")
+    assert done.code == 1
+    lines = [line for line in done.out.splitlines() if line.startswith("|")]
+    assert len({line.count("|") - line.count("\\|") for line in lines[:5]}) == 1
+    assert "a\\|b &lt;i&gt;\\*c\\*" in done.out
+    assert "<i>" not in done.out
+    assert done.out.count("<details>") == done.out.count("</details>") == 2
+
+
+def test_an_expectation_that_turns_is_told_though_nothing_moved(hosim, tmp_path):
+    for name, most in (("old", "2 ms"), ("new", "2 ms"), ("less", "1 ms")):
+        path = chain.write(tmp_path, scenario=f"{chain.SCENARIO}expect: [{{row: static, at_most: {most}}}]\n")
+        hosim("run", path, "--out", tmp_path / name)
+    assert hosim("diff", tmp_path / "old", tmp_path / "new").code == 0
+    said = json.loads((tmp_path / "new" / "summary.json").read_text())
+    said["expectations"][0]["holds"] = False
+    (tmp_path / "new.json").write_text(json.dumps(said))
+    done = hosim("diff", tmp_path / "old", tmp_path / "new.json", "--fail-on", "worse")
+    assert done.code == 1
+    assert "expectation fails now: static: step_ns is at most 2.00 ms" in done.out
+    assert "nothing moved in 3 rows" in done.out
+    assert "1 expectation changed its verdict" in done.out
+
+
+def _text(old):
+    return (old / "summary.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "a summary is JSON to its end"),
+        (lambda text: text.replace("hosim-summary/1", "hosim-summary/2"),
+         "the schema is hosim-summary/1, found 'hosim-summary/2'; run again with this version of hosim"),
+        (lambda text: "{}", "the schema is hosim-summary/1, found none"),
+        (lambda text: text.replace('"expectations"', '"other"'), "found what another command wrote"),
+        (lambda text: text.replace('"sha256"', '"digest"'), "provenance, inputs, 0, sha256: a summary is as"),
+        (lambda text: text.replace('"policy": "reactive"', '"policy": "static"', 1), "each row has a label of its own"),
+        (lambda text: text.replace('"compute_ns": 1300000', '"compute_ns": 1200000', 1), "fill the step of a row"),
+    ],
+)  # fmt: skip
+def test_what_is_no_result_is_one_clear_message_and_exit_code_2(hosim, folders, tmp_path, change, message):
+    changed = change(_text(folders / "old"))
+    assert changed != _text(folders / "old")
+    (tmp_path / "summary.json").write_text(changed)
+    done = hosim("diff", tmp_path, folders / "old")
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_folders_that_are_missing_half_written_or_of_another_command_are_exit_code_2(hosim, folders, tmp_path):
+    (tmp_path / "half").mkdir()
+    missing = hosim("diff", tmp_path / "none", folders / "old")
+    assert (missing.code, missing.out) == (2, "")
+    assert "found nothing there" in missing.err
+    half = hosim("diff", folders / "old", tmp_path / "half")
+    assert half.code == 2
+    assert "found a folder without summary.json, which is written last" in half.err
+    assert hosim("plan", chain.write(tmp_path), "--out", tmp_path / "plan").code == 0
+    assert "found what another command wrote" in hosim("diff", tmp_path / "plan", folders / "old").err
+    assert hosim("diff", folders / "old").code == 2
+    bad = hosim("diff", folders / "old", folders / "old", "--tolerance", "much")
+    assert (bad.code, "is no share such as 1% or 0.01" in bad.err) == (2, True)
+
+
+def test_python_gives_the_same(folders):
+    found = hosim_api.diff(folders / "old", folders / "fast", tolerance=0.01)
+    assert (found.moved, found.worse) == (True, False)
+    assert json.loads(found.json())["schema"] == "hosim-diff/1"
+    assert found.markdown().startswith("### hosim: 2 of 3 rows moved")
+    with pytest.raises(hosim_api.ConfigError, match="a tolerance is a share"):
+        hosim_api.diff(folders / "old", folders / "fast", tolerance=2)
+
+
+def test_older_summaries_without_places_are_compared_by_cause(folders, tmp_path):
+    said = json.loads(_text(folders / "old"))
+    del said["stalls"]
+    (tmp_path / "old.json").write_text(json.dumps(said))
+    static = json.loads(hosim_api.diff(tmp_path / "old.json", folders / "fast").json())["rows"][2]
+    assert sum(one["difference"] for one in static["spent"]) == static["step"]["difference"] == -200_000
+    assert not any("on" in one for one in static["spent"])
+
+
+def test_of_several_ranks_the_slowest_is_compared(hosim, tmp_path):
+    """Also what it waits for collectives on its own stream, which has no place, is in the sum."""
+    switched = small_job.SCENARIO + "switches: {collectives: compute_stream}\n"
+    for name, text in (("old", small_job.SCENARIO), ("new", switched)):
+        done = hosim(
+            "run",
+            small_job.written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2", text),
+            "--out",
+            tmp_path / name,
+        )
+        assert done.code == 0, done.err
+    done = hosim("diff", tmp_path / "old", tmp_path / "new", "--json")
+    assert done.code == 1, done.err
+    found = json.loads(done.out)
+    assert {"what": "switches collectives", "old": "own_stream", "new": "compute_stream"} in found["inputs"]
+    for row in found["rows"]:
+        assert sum(one["difference"] for one in row["spent"]) == row["step"]["difference"]
+    assert any(one["column"] == "wait_peer_ns" and one["on"].startswith("rank ") for one in found["rows"][0]["spent"])

@@ -1,0 +1,72 @@
+"""The change of a row's step is exactly the change of what it is spent on, whatever runs."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+from replays import run
+from strategies import Case, cases
+
+from simulator.graph import Job
+from simulator.hardware import Hardware
+from simulator.metrics import summarise
+from simulator.report.changes import changes
+from simulator.report.stalls import by_place
+from simulator.trace import CAUSES
+
+
+def _said(case: Case, hardware: Hardware) -> dict[str, Any]:
+    trace = run(case, hardware)
+    summary = summarise(case.graph, hardware, trace)
+    row = SimpleNamespace(job=Job.of(case.graph), hardware=hardware, trace=trace, summary=summary)
+    stalls = {"mine": by_place(row)}
+    rest = {"expectations": [], "provenance": {"inputs": [], "set": {}}}
+    return {"rows": [{"policy": "mine", **summary}], "stalls": stalls, **rest}
+
+
+def _slower(hardware: Hardware, times: int) -> Hardware:
+    links = {
+        name: link.model_copy(update={"bandwidth_bytes_per_s": max(1, link.bandwidth_bytes_per_s // times)})
+        if link.bandwidth_bytes_per_s < math.inf
+        else link
+        for name, link in hardware.links.items()
+    }
+    return hardware.model_copy(update={"links": links})
+
+
+@given(cases(streams=2))
+def test_stalls_by_place_sum_to_the_waits_of_the_row(case: Case):
+    said = _said(case, case.hardware)
+    (row,) = said["rows"]
+    for cause in CAUSES:
+        placed = [stall["ns"] for stall in said["stalls"]["mine"] if stall["cause"] == cause]
+        assert all(ns > 0 for ns in placed)
+        assert sum(placed) == row[f"wait_{cause}_ns"]
+
+
+@given(cases(), st.integers(2, 5), st.booleans())
+def test_the_terms_sum_to_the_change_of_the_step(case: Case, times: int, placed: bool):
+    old, new = _said(case, case.hardware), _said(case, _slower(case.hardware, times))
+    if not placed:
+        del old["stalls"]
+    (row,) = changes(old, new).rows
+    event("moved" if row.step.difference else "the same")
+    assert sum(term.difference for term in row.terms) == row.step.difference
+    sizes = [abs(term.difference) for term in row.terms]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(one.of == row.step.old for one in row.terms)
+
+
+@given(cases(), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(2, 5))
+def test_a_larger_tolerance_accepts_all_that_a_smaller_one_does(case: Case, one: float, other: float, times: int):
+    found = changes(_said(case, case.hardware), _said(case, _slower(case.hardware, times)))
+    (row,), low, high = found.rows, min(one, other), max(one, other)
+    assert row.moved(high) <= row.moved(low) <= row.moved(0)
+    assert row.worse(high) <= row.worse(low)
+    same = changes(_said(case, case.hardware), _said(case, case.hardware))
+    assert not same.moved(0)
+    assert not same.worse(0)
