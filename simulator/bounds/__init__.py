@@ -2,6 +2,7 @@
 
 from simulator.bounds.before import Before
 from simulator.bounds.fit import infeasible
+from simulator.bounds.laps import of_laps
 from simulator.bounds.levers import raised
 from simulator.bounds.limits import Limits
 from simulator.bounds.order import Order
@@ -9,4 +10,4 @@ from simulator.bounds.ranks import Team
 from simulator.bounds.step_time import Bound, bound
 from simulator.plan import FREE
 
-__all__ = ["FREE", "Before", "Bound", "Limits", "Order", "Team", "bound", "infeasible", "raised"]
+__all__ = ["FREE", "Before", "Bound", "Limits", "Order", "Team", "bound", "infeasible", "of_laps", "raised"]

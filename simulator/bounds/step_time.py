@@ -18,9 +18,8 @@ because the makespan counts it. If the last op takes equally long in both steps,
 distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
 it reads late, it may take less than in the step before; by that the ends are closer to each other than the starts.
 
-*Late reads.* No plan must bring what is not chosen, so that in general only what ops read for certain counts. A plan
-that is fixed before the run, and right whatever is chosen, must bring all candidates: of such plans the bounds hold
-with all of them among what is read.
+*Late reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans fixed
+before the run, which must bring all candidates, more is known of all steps together (`laps`).
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
@@ -180,7 +179,7 @@ def combinatorial(
         op, room_ns = _room(idle, found, hardware, order, budget_bytes)
         if room_ns > max(terms.values()):
             terms[f"room at {graph.ops[op].name}"] = room_ns
-        between_starts = _terms(found, hardware, sharers or {})
+        between_starts = copy_terms(found, hardware, sharers or {})
         terms |= {term: max(0, ns - order.shorter_ns) for term, ns in between_starts.items()}
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)
@@ -188,7 +187,7 @@ def combinatorial(
     return at
 
 
-def _terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
+def copy_terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
     """What the forced bytes take on each bus, link and queue, and what comes after them."""
     terms = {}
     for name, bus in hardware.buses.items():

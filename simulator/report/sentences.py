@@ -225,8 +225,12 @@ def _hides(row: Row) -> str:
 
 def _above_bound(gap: float, kind: str, *, others: bool) -> str:
     """Say how far the bound is; where `others` recompute, that it is one for plans that do not."""
-    plan = "no fixed plan" if kind.endswith(OF_FIXED) else "no plan"
-    plan, kind = plan + " without recompute" * others, kind.removesuffix(OF_FIXED)
+    if kind.endswith(OF_FIXED):
+        kind = kind.removesuffix(OF_FIXED)
+        if gap < 0.0005:
+            return f", and over the run no plan that is fixed before it can be faster ({kind})"
+        return f"; over the run {percent(gap)} above what no plan that is fixed before it can beat ({kind})"
+    plan = "no plan without recompute" if others else "no plan"
     if gap < 0.0005:
         return f", and {plan} can be faster ({kind})"
     return f", {percent(gap)} above the bound that {plan} can beat ({kind})"

@@ -25,7 +25,7 @@ from simulator.report.names import folder_names
 from simulator.run.execute import Trier
 from simulator.run.lots import Lots
 from simulator.run.shares import sharers, shares, turns
-from simulator.run.task import Premises, Task
+from simulator.run.task import Task
 from simulator.run.tries import Tries
 from simulator.scenario import PolicyChoice
 from simulator.units import nearest
@@ -79,13 +79,18 @@ class Case:
             for task in self.tasks
         )
 
-    def bound(self, premises: Premises) -> bounds.Bound:
-        """What no plan can beat."""
-        return max((task.bound(premises) for task in self.tasks), key=lambda bound: bound.ns)
+    def bound(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Bound:
+        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step.
 
-    def least_peak_bytes(self, step_ns: int, premises: Premises) -> int:
+        Without `in_turn`, no plan whose ranks begin together, if they meet.
+        """
+        found = [task.bound(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
+        return max(found, key=lambda bound: bound.ns)
+
+    def least_peak_bytes(self, step_ns: int, *, may_repeat: bool = False, in_turn: bool = False) -> int:
         """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
-        return max(task.limits(premises).peak_bytes(step_ns) for task in self.tasks)
+        limits = [task.limits(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
+        return max(one.peak_bytes(step_ns) for one in limits)
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
@@ -276,14 +281,13 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     lots = Lots.of(loaded)
     times = _times(loaded, job)
     team = _team(loaded, job, times, lots)
-    whole = replace(team, job=job) if any(graph.has_late for graph in job.graphs) else team
     tasks = []
     for number, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
         trier = Trier(lots, Tries())
         problem = _problem(loaded, graph, home, times[number], trier)
         if job.ranks > 1:
             problem = _among(problem, job, room[number], trier)
-        tasks.append(Task(problem, number, team, whole, loaded.scenario.bound, trier))
+        tasks.append(Task(problem, number, team, loaded.scenario.bound, trier))
     return Case(loaded, job, tuple(tasks), is_changed)
 
 

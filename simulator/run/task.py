@@ -16,25 +16,6 @@ from simulator.run.execute import Trier
 from simulator.scenario import BoundKind
 
 
-@dataclass(frozen=True, slots=True)
-class Premises:
-    """Of which plans a bound holds; the fewer they are, the higher it may be.
-
-    Attributes
-    ----------
-    may_repeat
-        Also of plans that run ops again.
-    in_turn
-        Also of plans whose ranks do not begin together.
-    fixed
-        Only of plans that are fixed before the run: for an op with late reads they must bring all candidates.
-    """
-
-    may_repeat: bool = False
-    in_turn: bool = False
-    fixed: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """One graph of a job.
@@ -45,8 +26,6 @@ class Task:
         What every policy has to solve for it.
     number, team
         Which graph of the job it is; all ranks of the job, without what late reads choose.
-    whole
-        All ranks of the job, whose ops read all that late reads may choose.
     bound_kind
         Which bounds count.
     trier
@@ -56,7 +35,6 @@ class Task:
     problem: Problem
     number: int
     team: bounds.Team
-    whole: bounds.Team
     bound_kind: BoundKind
     trier: Trier
 
@@ -111,40 +89,42 @@ class Task:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
 
-    def bound(self, premises: Premises) -> bounds.Bound:
-        """What no plan can beat."""
-        found = self._bounds.get(premises)
+    def bound(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Bound:
+        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step."""
+        found = self._bounds.get((may_repeat, in_turn))
         if found is None:
-            found = self._bounds[premises] = self.limits(premises).step(self.problem.budget_bytes)
+            limits = self.limits(may_repeat=may_repeat, in_turn=in_turn)
+            found = self._bounds[may_repeat, in_turn] = limits.step(self.problem.budget_bytes)
         return found
 
-    def limits(self, premises: Premises) -> bounds.Limits:
-        """All that no plan can beat, as far as it is asked for.
+    @cached_property
+    def lap_bound(self) -> bounds.Bound:
+        """What each lap of a plan takes at least on average that repeats, and is right whatever late reads choose."""
+        return bounds.of_laps(self.graph, self.problem.hardware, self.bound_facts[0])
+
+    def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
+        """All that no plan can beat, as far as it is asked for; `in_turn`, also none whose ranks do not begin together.
 
         Ranks that begin in turn need not do the same at the same time, and their steps that count may have different
         numbers; so each is then bounded as if the others came in time.
         """
-        if premises not in self._limits:
-            team, in_turn, may_repeat = self._team(premises), premises.in_turn, premises.may_repeat
-            before = bounds.Before.of(team.job.graphs[self.number], self.problem.streams)
+        if (may_repeat, in_turn) not in self._limits:
+            before = bounds.Before.of(self.certain, self.problem.streams)
             order = (
                 bounds.Order.alone(before, self.times_ns, may_repeat=may_repeat)
                 if in_turn
-                else team.orders(may_repeat=may_repeat)[self.number]
+                else self.team.orders(may_repeat=may_repeat)[self.number]
             )
             shorter_ns = self.trier.lots.shorter_ns(self.graph, before.last, self.ranks)
-            self._limits[premises] = bounds.Limits(
+            self._limits[may_repeat, in_turn] = bounds.Limits(
                 replace(order, shorter_ns=shorter_ns),
                 self.problem.hardware,
                 self.bound_facts[0],
                 relaxed=self.bound_kind == "relaxation",
                 may_repeat=may_repeat,
-                sharers={} if in_turn else team.sharers(self.number),
+                sharers={} if in_turn else self.team.sharers(self.number),
             )
-        return self._limits[premises]
-
-    def _team(self, premises: Premises) -> bounds.Team:
-        return self.whole if premises.fixed else self.team
+        return self._limits[may_repeat, in_turn]
 
     def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
         """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
@@ -154,11 +134,11 @@ class Task:
         return self._unfit[may_repeat]
 
     @cached_property
-    def _bounds(self) -> dict[Premises, bounds.Bound]:
+    def _bounds(self) -> dict[tuple[bool, bool], bounds.Bound]:
         return {}
 
     @cached_property
-    def _limits(self) -> dict[Premises, bounds.Limits]:
+    def _limits(self) -> dict[tuple[bool, bool], bounds.Limits]:
         return {}
 
     @cached_property
