@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio
-from simulator.scenario import Expectation, Kind
+from simulator.scenario import Claim, Expectation, Kind
 
 Word = Literal["holds", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
@@ -118,6 +118,34 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: s
     return [_verdict(one, by_label, source) for one in known]
 
 
+def untested(claim: Claim) -> list[Verdict]:
+    """List the printed figures of a claim for which no row can be run.
+
+    Parameters
+    ----------
+    claim
+        Of the scenario.
+    """
+    return [
+        Verdict(
+            "no row",
+            one.why,
+            "run",
+            ABSENT,
+            holds=False,
+            why=one.why,
+            asks=one.why,
+            printed=one.printed,
+            difference=ABSENT,
+            source=one.source or claim.source,
+            tolerance=ABSENT,
+            figure=one.figure,
+            missed=one.missed,
+        )
+        for one in claim.untested
+    ]
+
+
 def _verdict(one: Expectation, rows: Mapping[str, Counted], source: str) -> Verdict:
     value = _value(one, rows)
     checks = _checks(one, rows, value)
@@ -225,11 +253,11 @@ def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: s
 
 
 def _said_range(one: Expectation) -> str:
-    """Write what is printed for people."""
-    ends = one.printed_ends
-    if len(ends) == 2 and ends[1] == math.inf:
-        return f"at least {_said(one, ends[0])}"
-    return " to ".join(_said(one, end) for end in ends)
+    """Write what is printed as it is printed."""
+    if not isinstance(one.printed, tuple):
+        return one.printed if isinstance(one.printed, str) else f"{one.printed:g}"
+    low, high = (end if isinstance(end, str) else f"{end:g}" for end in one.printed)
+    return f"at least {low}" if high == "inf" else f"{low} to {high}"
 
 
 def _said(one: Expectation, value: object) -> str:
@@ -238,7 +266,7 @@ def _said(one: Expectation, value: object) -> str:
         return shown(one.columns[0], value)
     printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
     if isinstance(printed, str) and printed.endswith("%"):
-        return signed(_number(value) - 1)
+        return f"{100 * (_number(value) - 1):+.1f} %"
     return ratio(value)
 
 

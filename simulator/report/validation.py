@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from string import ascii_lowercase
+from textwrap import fill
 from typing import Any
 
 from simulator.report.expectations import Verdict
 from simulator.report.rows import ABSENT, listed
-from simulator.report.text import Column, aligned, aligned_lines
+from simulator.report.text import PIPE_WIDTH, Column, aligned
 from simulator.units import counted
 
 
@@ -47,12 +48,16 @@ class Checked:
     verdicts
         On all that it expects.
     fits
-        Its free parameters.
+        Row -> the free parameters that it stands on.
     """
 
     scenario: str
     verdicts: tuple[Verdict, ...]
-    fits: tuple[Fitted, ...] = ()
+    fits: Mapping[str, tuple[Fitted, ...]] = field(default_factory=dict)
+
+    def fits_of(self, verdict: Verdict) -> tuple[Fitted, ...]:
+        """The free parameters that a verdict stands on; none where nothing ran."""
+        return self.fits.get(verdict.row, ())
 
 
 COLUMNS = ("scenario", "row", "column", "claim", "figure", "source", "printed", "obtained", "error", "tolerance",
@@ -90,7 +95,7 @@ def rows(checked: Sequence[Checked]) -> list[dict[str, Any]]:
             "tolerance": verdict.tolerance or verdict.must,
             "verdict": verdict.word,
             "kind": verdict.kind,
-            "fitted": ", ".join(fit.parameter for fit in one.fits),
+            "fitted": ", ".join(fit.parameter for fit in one.fits_of(verdict)),
             "missed": verdict.missed,
         }
         for one, verdict in _lines(checked)
@@ -116,7 +121,7 @@ def text(checked: Sequence[Checked]) -> str:
     sources = _numbered(verdict.source for _, verdict in lines)
     fits = _free(checked)
     letters = dict(zip(fits, _letters(), strict=False))
-    stands_on = [" ".join(letters[fit.key] for fit in one.fits) or ABSENT for one, _ in lines]
+    stands_on = [" ".join(letters[fit.key] for fit in one.fits_of(verdict)) or ABSENT for one, verdict in lines]
     table = aligned([[
         Column("claim", tuple(verdict.why or f"{verdict.row}: {verdict.column}" for _, verdict in lines), left=True),
         Column("source", tuple(str(sources.get(verdict.source, ABSENT)) for _, verdict in lines)),
@@ -128,16 +133,38 @@ def text(checked: Sequence[Checked]) -> str:
         Column("fitted", tuple(stands_on), left=True),
     ]])  # fmt: skip
     parts = [table]
-    if sources:
-        parts.append("Sources\n" + aligned_lines([(str(n), name) for name, n in sources.items()], 2))
-    if fits:
-        told = [(letters[key], f"{fit.parameter} ({', '.join(fit.fields)}), to {fit.figure}: {fit.why}")
-                for key, fit in fits.items()]  # fmt: skip
-        parts.append("Fitted\n" + aligned_lines(told, 2))
-    missed = [(verdict.why, verdict.missed) for _, verdict in lines if verdict.word == "missed"]
-    if missed:
-        parts.append("Missed\n" + "\n".join(f"  {claim}: {why}" for claim, why in missed))
+    parts += _noted("Sources", [(str(number), name) for name, number in sources.items()])
+    fitted = [
+        (letters[key], f"{fit.parameter} ({', '.join(fit.fields)}), to {fit.figure}: {fit.why}")
+        for key, fit in fits.items()
+    ]
+    parts += _noted("Fitted", fitted)
+    parts += _noted("Missed", [("", f"{'; '.join(claims)}: {why}") for why, claims in _missed(lines).items()])
     return "\n\n".join((*parts, "\n".join(sentences(checked))))
+
+
+def _noted(head: str, notes: Sequence[tuple[str, str]]) -> list[str]:
+    """Write notes under a head, each with its mark; nothing if there are none."""
+    indent = 2 + max((len(mark) + 2 for mark, _ in notes if mark), default=0)
+    wrapped = [
+        fill(
+            text,
+            PIPE_WIDTH,
+            initial_indent=f"  {mark}".ljust(indent),
+            subsequent_indent=" " * (indent + 2 * (not mark)),
+        )
+        for mark, text in notes
+    ]
+    return ["\n".join((head, *wrapped))] if notes else []
+
+
+def _missed(lines: Sequence[tuple[Checked, Verdict]]) -> dict[str, list[str]]:
+    """By the reason, what is missed."""
+    found: dict[str, list[str]] = {}
+    for _, verdict in lines:
+        if verdict.word == "missed":
+            found.setdefault(verdict.missed, []).append(verdict.why)
+    return found
 
 
 def _numbered(names: Iterator[str]) -> dict[str, int]:
@@ -146,7 +173,7 @@ def _numbered(names: Iterator[str]) -> dict[str, int]:
 
 def _free(checked: Sequence[Checked]) -> dict[tuple[str, str], Fitted]:
     """The free parameters of all scenarios, each once."""
-    return {fit.key: fit for one in reversed(checked) for fit in one.fits}
+    return {fit.key: fit for one in reversed(checked) for fits in one.fits.values() for fit in fits}
 
 
 def _letters() -> Iterator[str]:
@@ -185,7 +212,7 @@ def _name(verdict: Verdict) -> str:
 
 def _explained(checked: Sequence[Checked], held: Sequence[str]) -> str:
     """Say how many figures that held stand on how many free parameters."""
-    uses = {_name(verdict): one.fits for one, verdict in _lines(checked) if _name(verdict) in held}
+    uses = {_name(verdict): one.fits_of(verdict) for one, verdict in _lines(checked) if _name(verdict) in held}
     free = [fit.parameter for fit in _free(checked).values()]
     alone = sum(not fits for fits in uses.values())
     if not free:

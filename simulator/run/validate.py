@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
-from simulator.document import Document, Fit
+from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
 from simulator.report import validation as report
-from simulator.report.expectations import verdicts
+from simulator.report.expectations import untested, verdicts
 from simulator.report.summaries import dumped
 from simulator.report.validation import Checked, Fitted
 from simulator.run import Progress, read, run_case
 from simulator.run.workers import spread
-from simulator.scenario import Expectation
+from simulator.scenario import Expectation, PolicyChoice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,9 +77,10 @@ class Validation:
 
 
 def claims() -> list[str]:
-    """Name the scenarios of the catalogue that put a claim to the test."""
+    """Name the scenarios of the catalogue that put a claim to the test, papers before measurements."""
     found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    return [name for name, scenario in found.items() if scenario.claim and scenario.expect]
+    names = [name for name, scenario in found.items() if scenario.claim and scenario.expect]
+    return sorted(names, key=lambda name: catalog.path_of(name, "scenario").parent.name)
 
 
 def validate(
@@ -159,9 +160,10 @@ def _checked(task: Task) -> Checked:
     loaded = case.loaded
     scenario = loaded.scenario
     results = run_case(case, list(dict.fromkeys(row for one in scenario.expect for row in _rows(one))))
-    source = scenario.claim.source if scenario.claim else ""
-    judged = verdicts(scenario.expect, list(results.values()), source)
-    return Checked(scenario.name, tuple(judged), tuple(_fits(loaded)))
+    judged = verdicts(scenario.expect, list(results.values()), scenario.claim.source if scenario.claim else "")
+    judged += untested(scenario.claim) if scenario.claim else []
+    fits = {choice.row: tuple(_fits(loaded, choice)) for choice in scenario.policies}
+    return Checked(scenario.name, tuple(judged), fits)
 
 
 def _lost(task: Task) -> Checked:
@@ -172,12 +174,12 @@ def _rows(one: Expectation) -> Iterator[str]:
     yield from filter(None, (one.row, one.faster_than, one.over))
 
 
-def _fits(loaded: Loaded) -> Iterator[Fitted]:
-    """What was fitted in the documents of a scenario; what it sets stands in the hardware too, and is named once."""
-    documents: tuple[Document, ...] = (loaded.scenario, loaded.hardware, loaded.workload)
+def _fits(loaded: Loaded, choice: PolicyChoice) -> Iterator[Fitted]:
+    """What was fitted in the documents of a row, each once; nothing of the allocator if it has none."""
     fields: dict[Fit, list[str]] = {}
-    for document in documents:
+    for document in (loaded.scenario, loaded.hardware, loaded.workload):
         for path, fit in document.fitted.items():
-            fields.setdefault(fit, []).append(path)
+            if choice.allocator != "ideal" or not path.startswith("allocator."):
+                fields.setdefault(fit, []).append(path)
     for fit, paths in fields.items():
         yield Fitted(fit.parameter, fit.figure, fit.why, tuple(dict.fromkeys(paths)))

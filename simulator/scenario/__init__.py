@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
-from simulator.scenario.claim import Bound, Claim, Expectation, Kind, Label
+from simulator.scenario.claim import Bound, Claim, Expectation, Kind, Label, Untested
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "PolicyChoice",
     "Scenario",
     "Switches",
+    "Untested",
 ]
 
 BoundKind = Literal["combinatorial", "relaxation"]

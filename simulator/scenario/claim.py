@@ -128,7 +128,7 @@ class Expectation(Part):
     def _read(self, said: str | float) -> int | float | str:
         if self.is_ratio:
             return _ratio(said)
-        return said if self.unit is None else parse(said, self.unit)
+        return parse(said, self.unit) if self.unit else math.inf if said == "inf" else said
 
     @property
     def printed_ends(self) -> tuple[int | float | str, ...]:
@@ -182,6 +182,24 @@ class Expectation(Part):
         return self
 
 
+class Untested(Part):
+    """A printed figure for which no row can be run; it stays among the claims, missed.
+
+    Attributes
+    ----------
+    figure, why, printed, source
+        As of an `Expectation`; what is printed, in words.
+    missed
+        Why nothing can be run.
+    """
+
+    figure: Key
+    why: str = Field(min_length=1)
+    printed: str = Field(min_length=1)
+    source: str = ""
+    missed: str = Field(min_length=1)
+
+
 class Claim(Part):
     """A published sentence that the scenario puts to the test.
 
@@ -192,12 +210,15 @@ class Claim(Part):
     fitted, predicted
         Which printed figures the scenario was fitted to, and which it predicts, in words; `figure` and `kind` of its
         expectations, and its table `fitted`, say the same for `hosim validate`.
+    untested
+        Printed figures for which no row can be run.
     """
 
     sentence: str
     source: str
     fitted: str = ""
     predicted: str = ""
+    untested: tuple[Untested, ...] = ()
 
 
 def _ratio(said: str | float) -> float | str:

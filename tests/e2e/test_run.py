@@ -262,8 +262,8 @@ def test_the_report_shows_a_claim_and_its_printed_figures_beside_ours(hosim, tmp
     section = page[page.index("<h2>Claim</h2>") : page.index("<h2>Expectations</h2>")]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in section.splitlines() if line.startswith("<tr>")]
     assert cells == [
-        ["static", "step_ns", "1.20 ms", "1.50 ms", "+25 %", "table 2"],
-        ["reactive", "step_ns", "2.00 ms", "1.90 ms", "-5.0 %", "a paper"],
+        ["static", "step_ns", "1.2 ms", "1.50 ms", "+25 %", "table 2"],
+        ["reactive", "step_ns", "2 ms", "1.90 ms", "-5.0 %", "a paper"],
     ]
     assert "<p>a step takes long</p>" in section
     assert "a paper. Fitted: one number. Predicted: the step." in section

@@ -24,7 +24,7 @@ def test_a_figure_that_holds(hosim, tmp_path):
     head, line, *_ = done.out.splitlines()
     assert head.split() == ["claim", "source", "printed", "obtained", "error", "tolerance", "verdict", "fitted"]
     assert line.split("  ")[0] == "the step"
-    assert line.split()[1:] == ["step", "1", "1.50", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
+    assert line.split()[1:] == ["step", "1", "1.5", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
     assert done.out.endswith("1 printed figure, predicted and held, with nothing fitted.\n")
 
 
@@ -79,7 +79,7 @@ def test_a_scale_that_cannot_be(hosim, tmp_path, scale, message):
 def test_from_python_it_is_a_table(tmp_path):
     found = hosim_api.validate([write(tmp_path, STEP)])
     assert found.table[["claim", "printed", "obtained", "verdict"]].to_numpy().tolist() == [
-        ["the step", "1.50 ms", "1.50 ms", "holds"]
+        ["the step", "1.5 ms", "1.50 ms", "holds"]
     ]
     assert not found.is_broken
     with pytest.raises(ConfigError, match="a claim is named to be validated, found none"):

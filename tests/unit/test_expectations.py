@@ -39,11 +39,11 @@ def test_without_more_ours_is_held_against_what_is_printed():
     [
         ({"over": "fast", "printed": "2.4x"}, "2.50x", True),
         ({"over": "fast", "printed": "2.7x"}, "2.50x", False),
-        ({"over": "fast", "printed": "+150 %"}, "+150 %", True),
-        ({"over_printed": "20 s", "printed": "-26 %"}, "-25 %", True),
-        ({"over_printed": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25 %", False),
-        ({"over_printed": "20 s", "printed": ["-30 %", "-20 %"]}, "-25 %", True),
-        ({"over_printed": "20 s", "printed": ["-24 %", "-20 %"]}, "-25 %", False),
+        ({"over": "fast", "printed": "+150 %"}, "+150.0 %", True),
+        ({"over_printed": "20 s", "printed": "-26 %"}, "-25.0 %", True),
+        ({"over_printed": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25.0 %", False),
+        ({"over_printed": "20 s", "printed": ["-30 %", "-20 %"]}, "-25.0 %", True),
+        ({"over_printed": "20 s", "printed": ["-24 %", "-20 %"]}, "-25.0 %", False),
         ({"printed": ["8 s", "inf"]}, "15.0 s", True),
         ({"printed": ["16 s", "inf"]}, "15.0 s", False),
         ({"column": "wait_host_ns + wait_compaction_ns", "printed": "7 ns"}, "7 ns", True),
@@ -95,16 +95,20 @@ def test_a_figure_counts_once_by_its_worst_verdict():
     held = verdict(printed="15 s", figure="step", why="the step")
     checked = [
         Checked(
-            "one", (held, verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")), (rate,)
+            "one",
+            (held, verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")),
+            {"slow": (rate,)},
         ),
-        Checked("two", (held, verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")), (rate,)),
+        Checked(
+            "two", (held, verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")), {"slow": (rate,)}
+        ),
         Checked("three", (verdict(printed="15 s", figure="apart", why="apart"),)),
     ]
     assert sentences(checked) == [
         "1 free parameter (rate) explains 1 printed figure, predicted and held; 1 more with nothing fitted.",
         "Of 4 printed figures 1 fitted and 1 missed, as known.",
     ]
-    broken = Checked("four", (verdict(printed="10 s", figure="step", why="the step"),), (rate,))
+    broken = Checked("four", (verdict(printed="10 s", figure="step", why="the step"),), {"slow": (rate,)})
     assert sentences([*checked, broken]) == [
         "1 free parameter (rate) explains 0 printed figures, predicted and held; 1 more with nothing fitted.",
         "Of 4 printed figures 1 fitted, 1 missed, as known and 1 BROKEN.",
@@ -120,6 +124,6 @@ def test_what_suddenly_holds_is_said():
 
 def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():
     inside = verdict(printed=["8 s", "inf"], figure="step")
-    assert (inside.printed, inside.difference, inside.tolerance) == ("at least 8.00 s", "0 %", "within")
+    assert (inside.printed, inside.difference, inside.tolerance) == ("at least 8 s", "0 %", "within")
     below = verdict(printed=["20 s", "30 s"], figure="step")
-    assert (below.printed, below.difference, below.word) == ("20.0 s to 30.0 s", "-25 %", "BROKEN")
+    assert (below.printed, below.difference, below.word) == ("20 s to 30 s", "-25 %", "BROKEN")
