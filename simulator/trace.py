@@ -51,8 +51,11 @@ RESERVED = ("time_ns", "rank", "tier", "reserved_bytes", "largest_hole_bytes")
 """What an allocator keeps for itself from a time on, used or not, and the largest piece of it, and of what is left
 beside it, that it could give out."""
 
-COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages")
-"""When something that fits found no hole, when nothing ran any more, and when there was one hole again."""
+COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_remap")
+"""When something that fits found no hole, when nothing ran any more, and when there was a hole.
+
+``is_remap``: 1 if all holes were made one, and so many ``pages`` counted; 0 if giving back what was cached was enough.
+"""
 
 ISSUED = ("kind", "a", "b", "c")
 """What a host issued, in order: the codes of a plan's steps."""

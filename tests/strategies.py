@@ -16,7 +16,7 @@ from walks import DDR, HBM, SSD, Walk
 
 from simulator.graph import Graph, Op
 from simulator.graph_builder import GraphBuilder
-from simulator.hardware import Hardware
+from simulator.hardware import Allocator, Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
 
 sizes = st.integers(0, 40)
@@ -133,6 +133,24 @@ def machines(
             "fixed": {"launch": f"{draw(st.integers(0, 9))} ns", "step": f"{draw(st.integers(0, 3))} ns"},
         }
     return Hardware.model_validate(document)
+
+
+allocators = st.builds(
+    lambda page, cost, pages, remaps, rounding: Allocator.model_validate(
+        {
+            "page": f"{page} B",
+            "compaction": None if cost is None else {"per_page": f"{cost} ns", "pages": pages},
+            "caching": {"rounding": f"{rounding} B", "small": "8 B", "small_segment": "16 B", "own_segment": "24 B",
+                        "large_segment": "32 B", "segment_rounding": "16 B", "remaps": remaps},
+        }
+    ),
+    st.integers(1, 20),
+    st.none() | st.integers(0, 5),
+    st.sampled_from(["in_use", "moved"]),
+    st.booleans(),
+    st.sampled_from([1, 4, 8]),
+)  # fmt: skip
+"""Pages, prices and pools of a few bytes."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from simulator.engine.rounds import Rounds, Taker
 from simulator.engine.spaces import Space
 from simulator.engine.tier import Queue, TierInstance
+from simulator.errors import CapacityError, Shortfall
+from simulator.offsets import without_stream
 from simulator.trace import ADDRESSES, RESERVED, packer
 
 if TYPE_CHECKING:
@@ -51,9 +53,16 @@ class AddressedTier(TierInstance):
     def settle(self, item: int, size: int) -> None:
         """Take room at time 0."""
         super().settle(item, size)
-        if size and self.space.take([(item, size)]):
-            self.note(item, *self.space.places[item])
-            self.note_reserved()
+        if size and self.used <= self.capacity:
+            self._settle(item, size)
+
+    def _settle(self, item: int, size: int) -> None:
+        if not self.space.take([(item, size)]):
+            room, at = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
+            demand = max(self.space.reserved_bytes + size, room + 1)
+            raise CapacityError(Shortfall(self.name, demand, room, at, levers=("let the row name another allocator",)))
+        self.note(item, *self.space.places[item])
+        self.note_reserved()
 
     def admit_copy(self, head: Taker, key: int, size: int) -> bool:
         """Take room for a copy, or put it in the queue; computes that wait go first."""
@@ -82,7 +91,7 @@ class AddressedTier(TierInstance):
             self.note_reserved()
             return True
         if self.compactor is not None and space.is_fragmented(wanted):
-            self.compactor.ask()
+            self.compactor.ask(wanted)
         return False
 
     def release(self, size: int, item: int) -> None:
@@ -98,7 +107,8 @@ class AddressedTier(TierInstance):
 
     def note(self, item: int, offset: int, delta_bytes: int) -> None:
         """Write that a range is taken or freed."""
-        self._addresses += _address_row(self._rounds.clock.now, self.rank, self.number, item, offset, delta_bytes)
+        named = without_stream(item)
+        self._addresses += _address_row(self._rounds.clock.now, self.rank, self.number, named, offset, delta_bytes)
 
     def note_reserved(self) -> None:
         """Write what is reserved now."""

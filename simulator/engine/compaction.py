@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from simulator.engine.addressed import AddressedTier, Plain
+from simulator.engine.fixed import FixedTier, check_span
 from simulator.engine.ledger import COMPACTION, Reason, Waiting, walk
 from simulator.engine.link import Channel, LinkQueue
-from simulator.engine.rounds import Rounds, recurring
-from simulator.engine.spaces import BestFit
+from simulator.engine.pools import Pools
+from simulator.engine.rounds import Rounds, Wanted, recurring
+from simulator.engine.spaces import BestFit, Space
 from simulator.engine.stream import Stream
+from simulator.errors import ScopeError
 from simulator.hardware.allocator import Allocator
+from simulator.offsets import offsets
 from simulator.trace import COMPACTIONS, packer
 
 if TYPE_CHECKING:
@@ -48,10 +52,24 @@ def addressed(plain: Plain, rank: int, program: Program, figures: Allocator, rec
     figures, recorder
         Of the allocator; what takes the rows of the trace.
     """
-    tier = AddressedTier(plain, rank, BestFit(int(min(plain[2], _ENDLESS))), recorder)
-    if figures.compaction is not None:
+    if program.allocator == "fixed":
+        return _fixed(plain, rank, program, recorder)
+    capacity, is_caching = int(min(plain[2], _ENDLESS)), program.allocator == "caching"
+    space: Space = Pools(capacity, figures) if is_caching else BestFit(capacity)
+    tier = AddressedTier(plain, rank, space, recorder)
+    if is_caching or figures.compaction is not None:
         tier.compactor = Compactor(tier, figures, plain[3], recorder)
     return tier
+
+
+def _fixed(plain: Plain, rank: int, program: Program, recorder: Recorder) -> AddressedTier:
+    """Make one whose offsets are chosen before the run."""
+    if program.plan.fixed is None:
+        must, do = "offsets are fixed for a plan that is made before the run", "let the row name another allocator"
+        raise ScopeError(f"plan {program.plan.name!r}", must, "one that decides while it runs", do)
+    layout = offsets(program.graph, program.plan, plain[1])
+    check_span(program.graph, layout, plain[0], plain[2])
+    return FixedTier(plain, rank, layout, recorder)
 
 
 class Compactor:
@@ -78,6 +96,7 @@ class Compactor:
         "_asked_ns",
         "_done",
         "_figures",
+        "_is_remap",
         "_links",
         "_pages",
         "_rank",
@@ -86,6 +105,7 @@ class Compactor:
         "_start_ns",
         "_streams",
         "_tier",
+        "_wanted",
         "considered",
         "is_open",
     )
@@ -94,7 +114,8 @@ class Compactor:
         self._tier, self._figures, self._rounds, self._rows = tier, allocator, rounds, recorder.compactions
         self._streams: Sequence[Stream] = ()
         self._links: Sequence[LinkQueue] = ()
-        self.considered = self.is_open = False
+        self.considered = self.is_open = self._is_remap = False
+        self._wanted: Wanted = []
         self._rank, self._asked_ns, self._pages = tier.rank, 0, 0
         self._start_ns = -1
         self._done = recurring(rounds.clock, self._finish)
@@ -103,11 +124,11 @@ class Compactor:
         """Say what it stops: all that works in the tier."""
         self._streams, self._links = streams, links
 
-    def ask(self) -> None:
-        """Begin: something fits, and finds no hole."""
+    def ask(self, wanted: Wanted) -> None:
+        """Begin: these places fit, and find no hole."""
         if self.is_open:
             return
-        self.is_open = True
+        self.is_open, self._wanted = True, wanted
         self._asked_ns, self._start_ns = self._rounds.clock.now, -1
         for stream in self._streams:
             if _computes(stream):
@@ -126,20 +147,25 @@ class Compactor:
         if any(link.running for link in self._links):
             return
         now = self._start_ns = self._rounds.clock.now
-        self._pages = pages(self._tier, self._figures)
-        cost = self._figures.compaction.cost_ns(self._pages) if self._figures.compaction else 0
+        cost, compaction = 0, self._figures.compaction
+        self._is_remap = not self._tier.space.gives_back(self._wanted) and compaction is not None
+        self._pages = 0
+        if self._is_remap and compaction is not None:
+            self._pages = pages(self._tier, self._figures)
+            cost = compaction.cost_ns(self._pages)
         self._rounds.clock.at(now + cost, self._done)
 
     def _finish(self, event: simpy.Event) -> None:
         """Move the places, and let everything go on that was stopped."""
         tier, now = self._tier, self._rounds.clock.now
-        moves = list(tier.space.compact())
+        moves = list(tier.space.compact()) if self._is_remap else []
         for item, (offset, size), _ in moves:
             tier.note(item, offset, -size)
         for item, _, (offset, size) in moves:
             tier.note(item, offset, size)
         tier.note_reserved()
-        self._rows += _row(self._rank, tier.number, self._asked_ns, self._start_ns, now, self._pages)
+        times = (self._asked_ns, self._start_ns, now)
+        self._rows += _row(self._rank, tier.number, *times, self._pages, int(self._is_remap))
         self.is_open = False
         tier.go_on()
         for stream in self._streams:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-NO_HOLE = -1
-"""In place of an offset: no hole is large enough."""
+Range = tuple[int, int]
+"""Offset and size [B]."""
 
 
 class Holes:
@@ -32,26 +32,37 @@ class Holes:
         if size:
             self._add(0, size)
 
-    def take(self, size: int) -> int:
-        """Take a range of so many bytes, and tell its offset; `NO_HOLE` if there is none."""
+    def take(self, size: int, least_rest: int = 1) -> Range | None:
+        """Take a range of so many bytes, or a whole hole of which less than `least_rest` would be left; None if none.
+
+        Returns
+        -------
+        tuple or None
+            Offset and size of what was taken [B].
+        """
         at = bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):
-            return NO_HOLE
+            return None
         room, offset = self._by_size.pop(at)
         del self._size_at[offset], self._by_end[offset + room]
-        if room > size:
-            self._add(offset + size, room - size)
-        return offset
+        if room - size < least_rest:
+            return offset, room
+        self._add(offset + size, room - size)
+        return offset, size
+
+    def has(self, offset: int, size: int) -> bool:
+        """Whether this very range is a hole."""
+        return self._size_at.get(offset) == size
 
     def give(self, offset: int, size: int) -> None:
         """Give a range back."""
         start = self._by_end.get(offset, offset)
         if start < offset:
-            self._remove(start, offset - start)
+            self.remove(start, offset - start)
         end = offset + size
         beyond = self._size_at.get(end, 0)
         if beyond:
-            self._remove(end, beyond)
+            self.remove(end, beyond)
         self._add(start, end + beyond - start)
 
     def _add(self, offset: int, size: int) -> None:
@@ -59,7 +70,8 @@ class Holes:
         self._size_at[offset] = size
         self._by_end[offset + size] = offset
 
-    def _remove(self, offset: int, size: int) -> None:
+    def remove(self, offset: int, size: int) -> None:
+        """Let a hole be one no more."""
         del self._by_size[bisect_left(self._by_size, (size, offset))]
         del self._size_at[offset], self._by_end[offset + size]
 

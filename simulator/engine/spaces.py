@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from simulator.engine.holes import NO_HOLE, Holes
+from simulator.engine.holes import Holes, Range
 from simulator.engine.rounds import Wanted
 
-Range = tuple[int, int]
-"""Offset and size [B]."""
 Move = tuple[int, Range, Range]
 """A place (a tensor, or ``-1 - op``), where it was, and where it is."""
 
@@ -32,7 +30,10 @@ class Space(Protocol):
         """Give a place back, and tell where it was."""
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Whether compaction would make holes for all of them."""
+        """Whether giving back, or compaction, would make holes for all of them."""
+
+    def gives_back(self, wanted: Wanted) -> bool:
+        """Give back what is kept unused; whether there is a hole for all of them then."""
 
     def compact(self) -> Iterator[Move]:
         """Make one hole of all, and tell what moves."""
@@ -72,12 +73,12 @@ class BestFit:
         """Take all these places, or none if one of them finds no hole."""
         taken: list[int] = []
         for item, size in wanted:
-            offset = self._holes.take(size)
-            if offset == NO_HOLE:
+            place = self._holes.take(size)
+            if place is None:
                 for before in taken:
                     self.give(before)
                 return False
-            self.places[item] = (offset, size)
+            self.places[item] = place
             self._used += size
             taken.append(item)
         return True
@@ -93,14 +94,18 @@ class BestFit:
         """Whether compaction would make holes for all of them: they fit in bytes."""
         return self._used + sum(size for _, size in wanted) <= self._holes.size
 
+    def gives_back(self, wanted: Wanted) -> bool:
+        """Nothing is kept unused."""
+        return False
+
     def compact(self) -> Iterator[Move]:
         """Make one hole of all, and tell what moves, from the lowest address up."""
         self._holes = Holes(self._holes.size)
         for item, (offset, size) in sorted(self.places.items(), key=lambda place: place[1]):
             lower = self._holes.take(size)
-            if lower < offset:
-                self.places[item] = (lower, size)
-                yield item, (offset, size), (lower, size)
+            if lower is not None and lower[0] < offset:
+                self.places[item] = lower
+                yield item, (offset, size), lower
 
     @property
     def movable_bytes(self) -> int:
@@ -121,3 +126,33 @@ class BestFit:
     def largest_hole_bytes(self) -> int:
         """The largest hole [B]."""
         return self._holes.largest
+
+
+class Reserved:
+    """A span in which every place has its range; whoever takes one knows it.
+
+    Parameters
+    ----------
+    span, capacity
+        What it takes, and size of the tier [B].
+    """
+
+    __slots__ = ("largest_hole_bytes", "movable_bytes", "places", "reserved_bytes")
+
+    def __init__(self, span: int, capacity: int) -> None:
+        self.reserved_bytes, self.largest_hole_bytes, self.movable_bytes = span, capacity - span, 0
+        self.places: dict[int, Range] = {}
+
+    def give(self, item: int) -> Range:
+        """Give a place back, and tell where it was."""
+        return self.places.pop(item)
+
+    def take(self, wanted: Wanted) -> bool:
+        """Nobody asks for a hole."""
+        return False
+
+    is_fragmented = gives_back = take
+
+    def compact(self) -> Iterator[Move]:
+        """Nothing moves."""
+        return iter(())

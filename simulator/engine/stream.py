@@ -14,6 +14,7 @@ from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wai
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock, Wanted
 from simulator.engine.rows import place, span_row
+from simulator.offsets import workspace
 from simulator.plan import COMPUTE
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Stream:
         "_track",
         "_valid",
         "_workspace_bytes",
+        "_workspaces",
         "behind",
         "columns",
         "considered",
@@ -130,6 +132,7 @@ class Stream:
         self._at_start: dict[int, list[Waiter]] = {}
         self._at_end: dict[int, list[Waiter]] = {}
         self._spans, self._track = spans, place(COMPUTE, number)
+        self._workspaces = workspace(0, number)
         self._duration_ns, self._workspace_bytes = columns.duration_ns, columns.workspace_bytes
         tier = columns.compute_tier
         self._valid, self._held, self._room = places.valid[tier], places.held[tier], places.tiers[tier]
@@ -252,7 +255,7 @@ class Stream:
         held, size_bytes = self._held, self.columns.size_bytes
         found = [(tensor, size_bytes[tensor]) for tensor in step.writes if not held[tensor] and size_bytes[tensor]]
         workspace = self._workspace_bytes[op]
-        return [*found, (-1 - op, workspace)] if workspace else found
+        return [*found, (self._workspaces - op, workspace)] if workspace else found
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
@@ -327,7 +330,7 @@ class Stream:
         workspace = self._workspace_bytes[op]
         if workspace:
             self.places.note(self.columns.compute_tier, -1 - op, -workspace)
-            self._room.release(workspace, -1 - op)
+            self._room.release(workspace, self._workspaces - op)
         for tensor in step.writes:
             self._valid[tensor] = True
             for other in self._others:

@@ -72,7 +72,7 @@ class TierInstance:
         self.used += size
 
     def release(self, size: int, item: int) -> None:
-        """Free the room of a tensor, or of the workspace of an op (``-1 - op``); the first in the queue tries again."""
+        """Free the room of a tensor, or a workspace (`simulator.offsets`); the first in the queue tries again."""
         self.used -= size
         if self._computes or self._copies:
             self._consider_next()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from simulator.document import Part
 from simulator.units import Bytes, FieldError, Nanoseconds
 
 MIB = 1 << 20
+
+
+def _positive(size: int) -> int:
+    if not size:
+        raise FieldError(
+            "a size that others are rounded to, or cut from, is not zero", "0 B", "write one, such as 2 MiB"
+        )
+    return size
+
+
+Size = Annotated[Bytes, AfterValidator(_positive)]
 
 
 class Compaction(Part):
@@ -42,6 +53,65 @@ class Compaction(Part):
         return self
 
 
+class Caching(Part):
+    """Rules of a caching allocator that keeps segments of the device and gives out blocks of them.
+
+    The defaults are PyTorch's, as its source states them (c10/cuda/CUDACachingAllocator.cpp: ``round_size``,
+    ``get_allocation_size``, ``should_split``).
+
+    Attributes
+    ----------
+    rounding_bytes
+        A block is a multiple of this [B].
+    small_bytes
+        A block of at most so much is small [B]; small and large ones come from different segments.
+    small_segment_bytes, large_segment_bytes
+        Size of a segment for small blocks, and of one for blocks below `own_segment_bytes` [B].
+    own_segment_bytes
+        From here on a block gets a segment of its own size, rounded up to `segment_rounding_bytes` [B].
+    segment_rounding_bytes
+        See there [B].
+    remaps
+        Whether compaction follows where giving cached segments back does not help. PyTorch gives up there; here the
+        request then waits for a hole.
+    """
+
+    rounding_bytes: Size = Field(512, alias="rounding")
+    small_bytes: Size = Field(MIB, alias="small")
+    small_segment_bytes: Size = Field(2 * MIB, alias="small_segment")
+    large_segment_bytes: Size = Field(20 * MIB, alias="large_segment")
+    own_segment_bytes: Size = Field(10 * MIB, alias="own_segment")
+    segment_rounding_bytes: Size = Field(2 * MIB, alias="segment_rounding")
+    remaps: StrictBool = True
+
+    def block_bytes(self, size: int) -> int:
+        """Size of the block for a place of this size [B]."""
+        return -(-max(size, 1) // self.rounding_bytes) * self.rounding_bytes
+
+    def segment_bytes(self, block: int) -> int:
+        """Size of the segment that is got for a block where no cached one suffices [B]."""
+        if block <= self.small_bytes:
+            return self.small_segment_bytes
+        if block < self.own_segment_bytes:
+            return self.large_segment_bytes
+        return -(-block // self.segment_rounding_bytes) * self.segment_rounding_bytes
+
+    def least_rest_bytes(self, block: int) -> int:
+        """What must be left of a cached block so that it is split [B]."""
+        return self.rounding_bytes if block <= self.small_bytes else self.small_bytes + 1
+
+    @model_validator(mode="after")
+    def _segments_hold_their_blocks(self) -> Self:
+        for key, block, segment in (
+            ("small_segment", self.small_bytes, self.small_segment_bytes),
+            ("large_segment", self.own_segment_bytes, self.large_segment_bytes),
+        ):
+            if segment < block:
+                found = f"{segment:,} B for blocks up to {block:,} B"
+                raise FieldError("a segment holds the largest block that it is for", found, "raise it", (key,))
+        return self
+
+
 class Allocator(Part):
     """Figures of the allocators that a row may name; see `simulator.scenario.PolicyChoice`.
 
@@ -51,13 +121,10 @@ class Allocator(Part):
         What is mapped at a time [B].
     compaction
         What it costs; None: the framework knows none, and what fits in no hole waits for one.
+    caching
+        Rules of the allocator ``caching``.
     """
 
-    page_bytes: Bytes = Field(2 * MIB, alias="page")
+    page_bytes: Size = Field(2 * MIB, alias="page")
     compaction: Compaction | None = None
-
-    @model_validator(mode="after")
-    def _pages_have_a_size(self) -> Self:
-        if not self.page_bytes:
-            raise FieldError("a page has a size", "0 B", "write one, such as 2 MiB", ("page",))
-        return self
+    caching: Caching = Caching()

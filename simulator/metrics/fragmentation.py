@@ -36,12 +36,13 @@ def fragmentation(hardware: Hardware, trace: Trace, window_ns: tuple[int, int] |
     -------
     dict
         ``compactions``
-            Those that were asked for in the measured step.
+            Those that were asked for in the measured step; that cached segments were given back is none.
         ``peak_reserved_<tier>_bytes``
             The most that the allocator ever kept: of one pool where its last place ends, else the sum of its segments.
     """
     if not len(trace.reserved):
         return {}
-    asked = trace.compactions.whole()["asked_ns"]
+    found = trace.compactions.whole()
+    asked = found["asked_ns"][found["is_remap"] == 1]
     count = None if window_ns is None else int(np.count_nonzero((asked >= window_ns[0]) & (asked < window_ns[1])))
     return {COMPACTIONS: count, _peak(hardware): int(trace.reserved.whole()["reserved_bytes"].max())}

@@ -14,22 +14,24 @@ from simulator.errors import InvariantError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
-from simulator.referee import bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
+from simulator.referee import address_laws, bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
 from simulator.referee.facts import Facts, Program, RankRows
 from simulator.referee.findings import Findings, look
 from simulator.referee.late import LateUses
 from simulator.referee.meetings import meetings
 from simulator.referee.plan import check_plan
+from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Trace
 
 _ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "peer"))
 
 
 class Drawn(NamedTuple):
-    """A plan with what late reads choose on the rank that ran it."""
+    """A plan with what late reads choose on the rank that ran it, and how places get addresses there."""
 
     plan: Plan
     draws: Draws | None
+    allocator: AllocatorKind = "ideal"
 
 
 def check_trace(
@@ -94,6 +96,9 @@ def check_trace(
         if facts.plan.fixed is None and facts.complete:
             check_plan(facts.graph, hardware, _record(facts), draws=draws[facts.rank])
         found.append(_check_rank(facts, switches))
+        one = plans[facts.rank]
+        kind: AllocatorKind = one.allocator if isinstance(one, Drawn) else "ideal"
+        address_laws.check_addresses(facts, trace, kind, budget_bytes, hardware)
     _check_together(job, hardware, trace, ranks, switches)
     return found[0] if len(found) == 1 else _merge(found)
 

@@ -299,7 +299,7 @@ class _Runner:
         except CapacityError as error:
             return _outcome(number, condition, "infeasible", None, str(error))
         switches = case.problem.switches
-        ran = [referee.Drawn(plan, case.tasks[0].draws(0))]
+        ran = [referee.Drawn(plan, case.tasks[0].draws(0), self._allocators[number])]
         referee.check_trace(case.graph, case.hardware, ran, trace, case.problem.budget_bytes, switches)
         row = metrics.summarise(case.graph, case.hardware, trace)
         return _outcome(number, condition, trace.status, row["step_ns"], "; ".join(trace.blocked[:1]))

@@ -43,7 +43,8 @@ def replayed(
     referee.check_order(case.job, of_ranks)
     trace = execute(case, plans, progress, case.choice(label).allocator)
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
-    ran = [referee.Drawn(plan, drawn) for plan, drawn in zip(of_ranks, draws, strict=True)]
+    allocator = case.choice(label).allocator
+    ran = [referee.Drawn(plan, drawn, allocator) for plan, drawn in zip(of_ranks, draws, strict=True)]
     findings = referee.check_trace(case.job, case.hardware, ran, trace, budget, switches)
     kind = {"may_repeat": metrics.recomputes(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
     is_bounded = all(_is_bounded(task, plan, trace) for task, plan in zip(case.tasks, plans, strict=True))

@@ -37,7 +37,7 @@ Fold = Literal["auto", "never", "always"]
 """Whether ranks that run the same stand for one another."""
 
 
-AllocatorKind = Literal["ideal", "best_fit"]
+AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
 """How places of the compute tier get addresses."""
 
 
@@ -60,7 +60,8 @@ class PolicyChoice(Part):
         Whether ranks that share a link may begin in turn; they do if the step is then shorter.
     allocator
         How places of the compute tier get addresses: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
-        hole of an address space that suffices.
+        hole of an address space that suffices; ``caching`` cuts blocks from segments that it keeps, as PyTorch does;
+        ``fixed`` chooses offsets before the run, from a plan that is made before it.
     set_
         Changes to the hardware for this row alone, after all others: ``{links.*.bandwidth: 40 GB/s}``. Their origins
         stand in the scenario, as those of its own ``set``.

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import event, given
+from examples import examples
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, recorded, replay
-from strategies import DDR, HBM, fused, graphs, homes, machines
+from strategies import DDR, HBM, allocators, fused, graphs, homes, machines
 
 from simulator import engine, metrics
 from simulator.bounds import bound
@@ -20,7 +21,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
-from simulator.referee import check_plan, check_trace
+from simulator.referee import Drawn, check_plan, check_trace
 
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
@@ -137,3 +138,24 @@ def test_resident_needs_the_peak_of_what_is_live(graph, hardware, away):
     with pytest.raises(CapacityError) as caught:
         POLICIES["resident"].plan(p)
     assert caught.value.report.gap_bytes == 1
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@given(allocator=st.sampled_from(["best_fit", "caching", "fixed"]), case=problems(), found=allocators)
+@settings(max_examples=examples(20))
+def test_every_policy_under_every_allocator(name, options, allocator, case, found):
+    p = case.problem
+    hardware = p.hardware.model_copy(update={"allocator": found})
+    try:
+        plan = POLICIES[name].plan(p, options)
+        if plan.fixed is None and allocator == "fixed":
+            return
+        program = engine.Program(p.graph, plan, p.durations_ns, allocator=allocator)
+        trace = engine.run([program], hardware, budget_bytes=p.budget_bytes)
+    except CapacityError as caught:
+        event("does not fit" if caught.report.gap_bytes > 0 else "no gap")
+        return
+    event(trace.status)
+    check_trace(p.graph, hardware, [Drawn(plan, None, allocator)], trace, p.budget_bytes)
+    if allocator == "fixed" or (allocator == "best_fit" and found.compaction is not None):
+        assert trace.status == "ok"

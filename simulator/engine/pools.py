@@ -1,0 +1,153 @@
+"""A caching allocator: segments of the device, from which blocks are cut and to which they return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.engine.holes import Holes, Range
+from simulator.engine.rounds import Wanted
+from simulator.engine.spaces import Move
+from simulator.hardware.allocator import Allocator
+
+_LARGE, _SMALL = 0, 1
+
+
+class Pools:
+    """Blocks of cached segments, by the rules of `simulator.hardware.allocator.Caching`.
+
+    The smallest cached block that suffices is given out, split if enough is left; where there is none, a segment is got
+    from the device if that has as much left. A block that returns joins its neighbours in its segment, which is kept.
+    Segments lie in virtual memory, which does not end: what counts against the device is their sum. There is one pool
+    for all streams, as where what one stream frees is not used before it has ended.
+
+    When the device has too little left, first all segments without a place are given back (PyTorch: "if cudaMalloc
+    fails, free all cached blocks that are not split and retry"). Compaction puts the blocks of each pool into one
+    segment, as a remap of their pages does.
+
+    Parameters
+    ----------
+    capacity
+        What all segments may take together [B].
+    figures
+        The rules.
+    """
+
+    __slots__ = ("_blocks", "_blocks_bytes", "_capacity", "_end", "_holes", "_page", "_remaps", "_reserved", "_rules",
+                 "_segments", "places")  # fmt: skip
+
+    def __init__(self, capacity: int, figures: Allocator) -> None:
+        self._capacity, self._rules, self._page = capacity, figures.caching, figures.page_bytes
+        self._remaps = figures.caching.remaps and figures.compaction is not None
+        self._holes = (Holes(0), Holes(0))
+        self._segments: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._blocks: dict[int, int] = {}
+        self._blocks_bytes = [0, 0]
+        self._end = self._reserved = 0
+        self.places: dict[int, Range] = {}
+
+    def take(self, wanted: Wanted) -> bool:
+        """Take a block for each of these places, or none if one of them finds none."""
+        taken: list[int] = []
+        for item, size in wanted:
+            block = self._rules.block_bytes(size)
+            place = self._place(block)
+            if place is None:
+                for before in taken:
+                    self.give(before)
+                return False
+            self.places[item], self._blocks[item] = place, block
+            self._blocks_bytes[self._pool(block)] += block
+            taken.append(item)
+        return True
+
+    def _pool(self, block: int) -> int:
+        return _SMALL if block <= self._rules.small_bytes else _LARGE
+
+    def _place(self, block: int) -> Range | None:
+        """Cut a block from what is cached, or from a new segment; None if the device has too little left."""
+        pool, least_rest = self._pool(block), self._rules.least_rest_bytes(block)
+        place = self._holes[pool].take(block, least_rest)
+        if place is None:
+            segment = self._rules.segment_bytes(block)
+            if self._reserved + segment > self._capacity:
+                return None
+            self._add_segment(pool, segment)
+            place = self._holes[pool].take(block, least_rest)
+        return place
+
+    def _add_segment(self, pool: int, size: int) -> None:
+        """Get a segment; a page that is not mapped lies between any two."""
+        self._segments[pool][self._end] = size
+        self._holes[pool].give(self._end, size)
+        self._end += size + self._page
+        self._reserved += size
+
+    def give(self, item: int) -> Range:
+        """Give a block back, and tell where it was."""
+        place, block = self.places.pop(item), self._blocks.pop(item)
+        pool = self._pool(block)
+        self._holes[pool].give(*place)
+        self._blocks_bytes[pool] -= block
+        return place
+
+    def is_fragmented(self, wanted: Wanted) -> bool:
+        """Whether giving back, or compaction, would let all of them have blocks of new segments."""
+        new = self._new_bytes(wanted)
+        if self._reserved - sum(size for _, _, size in self._unused()) + new <= self._capacity:
+            return True
+        return self._remaps and sum(map(self._packed_bytes, self._blocks_bytes)) + new <= self._capacity
+
+    def _new_bytes(self, wanted: Wanted) -> int:
+        """What segments of their own take, one for each [B]."""
+        return sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
+
+    def _packed_bytes(self, blocks: int) -> int:
+        """Size of the one segment that holds so many bytes of blocks [B]."""
+        return -(-blocks // self._page) * self._page
+
+    def _unused(self) -> Iterator[tuple[int, int, int]]:
+        """Segments without a place: pool, offset and size."""
+        for pool, segments in enumerate(self._segments):
+            for offset, size in segments.items():
+                if self._holes[pool].has(offset, size):
+                    yield pool, offset, size
+
+    def gives_back(self, wanted: Wanted) -> bool:
+        """Give segments without a place back to the device; whether there are blocks for all of them then."""
+        for pool, offset, size in list(self._unused()):
+            self._holes[pool].remove(offset, size)
+            del self._segments[pool][offset]
+            self._reserved -= size
+        if not self.take(wanted):
+            return False
+        for item, _ in wanted:
+            self.give(item)
+        return True
+
+    def compact(self) -> Iterator[Move]:
+        """Put the blocks of each pool into one new segment, in the order of their addresses."""
+        self._holes, self._segments, self._reserved = (Holes(0), Holes(0)), ({}, {}), 0
+        for pool, blocks in enumerate(self._blocks_bytes):
+            if blocks:
+                self._add_segment(pool, self._packed_bytes(blocks))
+        for item, old in sorted(self.places.items(), key=lambda place: place[1]):
+            block = self._blocks[item]
+            place = self._holes[self._pool(block)].take(block)
+            if place is not None:
+                self.places[item] = place
+                yield item, old, place
+
+    @property
+    def movable_bytes(self) -> int:
+        """All blocks: each gets a new address [B]."""
+        return sum(self._blocks_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The sum of all segments [B]."""
+        return self._reserved
+
+    @property
+    def largest_hole_bytes(self) -> int:
+        """The largest cached block, or what the device has left [B]."""
+        return max(self._holes[_LARGE].largest, self._holes[_SMALL].largest, self._capacity - self._reserved)

@@ -1,0 +1,164 @@
+"""Laws of addresses: no two places overlap, each lies in its tier, and compaction stops all that works there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+import numpy as np
+
+from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, COPY
+from simulator.referee.facts import Facts, Ints
+from simulator.scenario import AllocatorKind
+from simulator.trace import CAUSES, Block, Trace
+
+_ENDLESS = 1 << 62
+
+
+def check_addresses(
+    facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float, hardware: Hardware
+) -> None:
+    """Check one rank's addresses, from the rows alone.
+
+    Parameters
+    ----------
+    facts, trace
+        The rank's rows, and the trace.
+    allocator
+        Whose addresses they are; of ``ideal`` there are none.
+    budget_bytes, hardware
+        What may be used of the compute tier [B]; prices of compaction.
+    """
+    rows, kept, events = (
+        _mine(table.whole(), facts.rank) for table in (trace.addresses, trace.reserved, trace.compactions)
+    )
+    if allocator == "ideal":
+        if len(rows["rank"]) or len(events["rank"]):
+            raise facts.broken("only places in an address space have addresses", "addresses", "some")
+        return
+    capacity = int(min(budget_bytes, _ENDLESS))
+    over = np.flatnonzero((kept["reserved_bytes"] > capacity) | (kept["reserved_bytes"] < 0))
+    if len(over):
+        found = f"{int(kept['reserved_bytes'][over[0]]):,} of {capacity:,} B"
+        raise facts.broken("no more is reserved than there is", f"reserved row {int(over[0]):,}", found)
+    _check_apart(facts, rows, _ENDLESS if allocator == "caching" else capacity)
+    _check_places(facts, rows, events, rounds=allocator == "caching")
+    _check_events(facts, events, rows, hardware, allocator)
+
+
+def _mine(block: Block, rank: int) -> Block:
+    mine = block["rank"] == rank
+    return {name: values[mine] for name, values in block.items()}
+
+
+def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
+    """Check that each range is free when it is taken, lies in the space, and is freed as it was taken."""
+    live: list[tuple[int, int, int]] = []
+    columns = (rows[name].tolist() for name in ("tensor", "offset_bytes", "delta_bytes", "time_ns"))
+    for number, (item, offset, delta, time) in enumerate(zip(*columns, strict=True)):
+        where, found = f"addresses row {number:,}", f"{item} at {offset:,} B, {delta:,} B, at {time:,} ns"
+        if delta > 0:
+            at = bisect_left(live, (offset, 0, 0))
+            if offset < 0 or offset + delta > end_bytes:
+                raise facts.broken("each place lies in its tier", where, found)
+            if (at and live[at - 1][1] > offset) or (at < len(live) and live[at][0] < offset + delta):
+                raise facts.broken("no two live places overlap in addresses", where, found)
+            insort(live, (offset, offset + delta, item))
+        else:
+            at = bisect_left(live, (offset, offset - delta, item))
+            if at == len(live) or live.pop(at) != (offset, offset - delta, item):
+                raise facts.broken("a range is freed where, and as large as, it was taken", where, found)
+    wanted = sum(1 for _, _, item in live if item >= 0)
+    persistent = [t for t, tensor in enumerate(facts.graph.tensors) if tensor.persistent and tensor.size_bytes]
+    at_home = sum(1 for t in persistent if facts.plan.home[t] == facts.compute_tier)
+    if facts.complete and (wanted != at_home or len(live) != wanted):
+        raise facts.broken("a run ends with the places with which it began", "addresses", f"{len(live)} places")
+
+
+def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
+    """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
+    of_tier = facts.residencies["tier"] == facts.compute_tier
+    places = [facts.residencies[name][of_tier] for name in ("time_ns", "tensor", "delta_bytes")]
+    moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
+    took = _counted(zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True))
+    must = _counted(zip(*(column.tolist() for column in places), strict=True))
+    for key in took.keys() | must.keys():
+        (time, item), (up, down, size), (least_up, least_down, least) = key, took.get(key, _NONE), must.get(key, _NONE)
+        moved = up - least_up
+        right = moved == down - least_down and (moved == 0 or (moved == 1 and time in moments))
+        if not right or (not moved and (size < least if rounds else size != least)):
+            found = f"{item} at {time:,} ns: {up} taken and {down} freed, for {least_up} and {least_down} places"
+            raise facts.broken("each place has one range, as large as it", "addresses", found)
+
+
+_NONE = (0, 0, 0)
+
+
+def _counted(rows: Iterator[tuple[int, int, int]]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """By time and item: how often it is taken, and freed, and the bytes of both."""
+    found: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for time, item, delta in rows:
+        up, down, size = found.get((time, item), _NONE)
+        found[time, item] = (up + (delta > 0), down + (delta < 0), size + abs(delta))
+    return found
+
+
+def _check_events(facts: Facts, events: Block, rows: Block, hardware: Hardware, allocator: AllocatorKind) -> None:
+    """Check that nothing starts or runs where a compaction stops it, that it takes its price, and that waits say so."""
+    asked, start, end, pages = (events[name] for name in ("asked_ns", "start_ns", "end_ns", "pages"))
+    if allocator == "fixed" and len(asked):
+        raise facts.broken("offsets chosen before the run need no compaction", "compactions", f"{len(asked)} of them")
+    if (np.diff(asked) < 0).any() or (asked[1:] < end[:-1]).any() or (start < asked).any():
+        raise facts.broken("compactions come one after another", "compactions", "two at once")
+    price = hardware.allocator.compaction
+    for number, is_remap in enumerate(events["is_remap"].tolist()):
+        due = price.cost_ns(int(pages[number])) if is_remap and price is not None else 0
+        if int(end[number] - start[number]) != due:
+            found = f"{int(end[number] - start[number]):,} ns for {int(pages[number]):,} pages, not {due:,} ns"
+            raise facts.broken("a compaction takes its price", f"compactions row {number:,}", found)
+        if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
+            _check_pages(facts, rows, (int(start[number]), int(pages[number])), hardware.allocator.page_bytes)
+    spans = facts.spans
+    meets = (spans["kind"] == COMPUTE) & facts.program.meets[spans["item"] * (spans["kind"] == COMPUTE)]
+    stopped = ~meets & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
+    _check_stopped(facts, {name: values[stopped] for name, values in spans.items()}, (asked, start, end))
+    waits = facts.waits
+    mine = waits["cause"] == CAUSES.index("compaction")
+    before = np.searchsorted(asked, waits["start_ns"], "right") - 1
+    inside = before >= 0
+    inside[inside] = waits["end_ns"][inside] <= end[before[inside]]
+    law = "what waits for compaction waits while one is asked for or under way"
+    facts.check(~mine | inside, law, "waits", facts.wait_row, waits, "op", "start_ns", "end_ns")
+
+
+def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: int) -> None:
+    """Check the pages in use when a compaction starts: of all ranges taken by then, or freed in that very instant."""
+    start, pages = found
+    least = int(rows["delta_bytes"][rows["time_ns"] < start].sum())
+    most = least + int(np.abs(rows["delta_bytes"][rows["time_ns"] == start]).sum())
+    freed = int(rows["delta_bytes"][(rows["time_ns"] == start) & (rows["delta_bytes"] < 0)].sum())
+    if not -(-(least + freed) // page_bytes) <= pages <= -(-most // page_bytes):
+        raise facts.broken("a compaction counts the pages in use", "compactions", f"{pages:,} at {start:,} ns")
+
+
+def _touches(facts: Facts, spans: Block) -> Ints:
+    """Whether each span is a copy from or to the compute tier."""
+    links = list(facts.hardware.links.values())
+    here = np.array([facts.hardware.compute_tier in (one.source, one.target) for one in links] or [False])
+    is_copy = spans["kind"] == COPY
+    return np.asarray(is_copy & here[np.where(is_copy, spans["track"], 0)])
+
+
+def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -> None:
+    """Check that no such span starts from when a compaction is asked for to its end, or runs once it has started."""
+    asked, start, end = times
+    if not len(asked):
+        return
+    for law, moment, since in (
+        ("nothing starts that works in a tier that is compacted", spans["start_ns"], asked),
+        ("nothing runs that works in a tier whose places move", spans["end_ns"], start),
+    ):
+        before = np.searchsorted(since, moment, "left") - 1
+        free = (before < 0) | (moment >= end[np.maximum(before, 0)])
+        facts.check(free, law, "spans", np.arange(len(moment)), spans, "kind", "item", "start_ns", "end_ns")

@@ -1,0 +1,104 @@
+"""Laws of addresses, on random graphs, machines and plans; the referee holds each trace against its own, too."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from strategies import Case, allocators, cases
+
+from simulator import engine
+from simulator.cost import durations_ns
+from simulator.errors import CapacityError
+from simulator.hardware import Allocator, Hardware
+from simulator.offsets import offsets
+from simulator.referee import Drawn, check_trace
+from simulator.trace import CAUSES, Trace
+
+
+def on(hardware: Hardware, allocator: Allocator) -> Hardware:
+    return hardware.model_copy(update={"allocator": allocator})
+
+
+def run(case: Case, allocator: str, hardware: Hardware, spare: int = 0) -> Trace:
+    program = engine.Program(case.graph, case.plan, durations_ns(case.graph, hardware), allocator=allocator)
+    budget = case.budget_bytes + spare
+    trace = engine.run([program], hardware, budget_bytes=budget)
+    check_trace(case.graph, hardware, [Drawn(case.plan, None, allocator)], trace, budget)
+    return trace
+
+
+def happened(trace: Trace) -> list[list[list[int]]]:
+    return [[v.tolist() for v in t.whole().values()] for t in (trace.spans, trace.waits, trace.residencies)]
+
+
+def count(trace: Trace) -> int:
+    return int(trace.compactions.whole()["is_remap"].sum())
+
+
+@given(cases(streams=2), allocators)
+def test_best_fit_is_ideal_while_nothing_is_compacted(case, allocator):
+    hardware = on(case.hardware, allocator)
+    ideal, fit = run(case, "ideal", hardware), run(case, "best_fit", hardware)
+    waited = CAUSES.index("capacity") in fit.waits.whole()["cause"].tolist()
+    if allocator.compaction is None:
+        event("waits for holes" if waited else "no wait for room")
+        return
+    event(f"{min(count(fit), 3)} compactions")
+    assert fit.status == ideal.status
+    if not len(fit.compactions):
+        assert happened(fit) == happened(ideal)
+
+
+@given(cases(streams=2), allocators, st.integers(0, 40))
+def test_waits_for_compaction_are_the_time_from_asking_to_the_end(case, allocator, spare):
+    trace = run(case, "best_fit", on(case.hardware, allocator), spare)
+    w, found = trace.waits.whole(), trace.compactions.whole()
+    mine = w["cause"] == CAUSES.index("compaction")
+    for stream in set(w["stream"].tolist()):
+        took = (w["end_ns"] - w["start_ns"])[mine & (w["stream"] == stream)].sum()
+        assert took <= (found["end_ns"] - found["asked_ns"]).sum()
+    if trace.status == "ok" and len(found["asked_ns"]):
+        event("compacted")
+
+
+@given(cases(streams=2), allocators, st.integers(0, 60))
+def test_a_caching_allocator_reserves_what_it_gives_out_and_no_more_than_there_is(case, allocator, spare):
+    try:
+        trace = run(case, "caching", on(case.hardware, allocator), spare)
+    except CapacityError:
+        event("homes do not fit")
+        return
+    event(f"{trace.status}, {min(count(trace), 2)} compactions, {min(len(trace.compactions), 2)} stops")
+    live = most = 0
+    for delta in trace.addresses.whole()["delta_bytes"].tolist():
+        live += delta
+        most = max(most, live)
+    assert most <= trace.reserved.whole()["reserved_bytes"].max(initial=0)
+
+
+@given(cases(streams=2))
+def test_fixed_offsets_never_overlap_and_span_no_less_than_what_is_live(case):
+    layout = offsets(case.graph, case.plan, 0)
+    assert layout.live_bytes <= layout.span_bytes
+    steps = len(case.plan.fixed.kind)
+    placed = list(zip(layout.tenancies, layout.offsets, strict=True))
+    for i, (one, at) in enumerate(placed):
+        for other, there in placed[:i]:
+            meets = any(a <= d and c <= b for a, b in one.stays(steps) for c, d in other.stays(steps))
+            assert not meets or at + one.size_bytes <= there or there + other.size_bytes <= at
+
+
+@given(cases(streams=2), st.integers(0, 40))
+def test_a_plan_whose_fixed_offsets_fit_never_blocks_and_compacts_nothing(case, spare):
+    layout = offsets(case.graph, case.plan, 0)
+    if layout.span_bytes > case.budget_bytes + spare:
+        event("does not fit")
+        with pytest.raises(CapacityError) as caught:
+            run(case, "fixed", case.hardware, spare)
+        assert caught.value.report.demand_bytes == layout.span_bytes
+        return
+    event("fits with gaps" if layout.span_bytes > layout.live_bytes else "fits as tightly as it can")
+    trace = run(case, "fixed", case.hardware, spare)
+    assert trace.status == "ok"
+    assert not len(trace.compactions)
