@@ -51,10 +51,25 @@ def columns(hardware: Hardware) -> tuple[str, ...]:
     )
     peaks = (f"peak_{tier}_bytes" for tier in hardware.tier_names)
     moved = (f"moved_{name}_bytes" for name in hardware.link_names)
-    shares = ("exposed_transfer_ns", "hidden_fraction", *peaks, *moved, "bound_ns", "bound_kind", "gap_fraction")
+    carried = _carried(hardware)
+    shares = (
+        "exposed_transfer_ns",
+        "hidden_fraction",
+        *carried,
+        *peaks,
+        *moved,
+        "bound_ns",
+        "bound_kind",
+        "gap_fraction",
+    )
     crowding = (f"crowding_{name}" for name in hardware.link_names)
     crowd = (f"{what}_{name}" for what in ("pulling", "demand") for name in hardware.buses)
     return ("status", *times, *shares, *OF_RANKS, *crowding, *crowd, *fragmentation.columns(hardware))
+
+
+def _carried(hardware: Hardware) -> tuple[str, ...]:
+    """Columns about the time in which each link carries something."""
+    return tuple(f"{what}_{name}_ns" for name in hardware.link_names for what in ("busy", "exposed"))
 
 
 def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
@@ -91,6 +106,9 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         ``exposed_transfer_ns``, ``hidden_fraction``
             What of it the stream waited for, ``wait_transfer_ns``; and ``1 - exposed / transfer`` (None if nothing
             moved).
+        ``busy_<link>_ns``, ``exposed_<link>_ns``
+            Time of the measured step in which at least one transfer of the rank is on the link; and what of it falls
+            into a stall, whatever its cause. The rest is overlapped with compute, as HyperOffload's figure 6 has it.
         ``peak_<tier>_bytes``
             Largest running sum of the tier's residencies in the whole run.
         ``moved_<link>_bytes``
@@ -114,7 +132,7 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         )
         more = ("transfer_ns", "exposed_transfer_ns", "hidden_fraction")
         moved = (f"moved_{name}_bytes" for name in hardware.link_names)
-        row |= dict.fromkeys((*columns, *more)) | peaks | dict.fromkeys(moved)
+        row |= dict.fromkeys((*columns, *more, *_carried(hardware))) | peaks | dict.fromkeys(moved)
         return row | fragmentation.fragmentation(hardware, trace, None) | against(None, bound)
     window = _measured(graph, hardware, trace, makespan)
     row["step_ns"] = window.end_ns - window.start_ns
@@ -122,6 +140,7 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
     return (
         row
         | _ledger(trace, window, again, is_collective(graph, trace))
+        | _links(hardware, trace, window)
         | peaks
         | _moved(graph, hardware, trace, window)
         | fragmentation.fragmentation(hardware, trace, (window.start_ns, window.end_ns))
@@ -206,6 +225,25 @@ def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[s
         "exposed_transfer_ns": exposed,
         "hidden_fraction": 1 - exposed / transfer if transfer else None,
     }
+
+
+def _links(hardware: Hardware, trace: Trace, window: _Window) -> dict[str, int]:
+    """How long each link carries something, and what of it falls into a stall."""
+    spans, within = trace.spans.whole(), (window.start_ns, window.end_ns)
+    copies = (spans["rank"] == window.rank) & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
+    blocks = list(_waits(trace, window))
+    waits = [
+        np.concatenate([np.zeros(0, np.int64), *(block[end] for block in blocks)]) for end in ("start_ns", "end_ns")
+    ]
+    stall, found = union_ns(waits[0], waits[1], within), dict[str, int]()
+    for number, name in enumerate(hardware.link_names):
+        mine = copies & (spans["track"] == number)
+        carried = [spans[end][mine] for end in ("start_ns", "end_ns")]
+        busy = union_ns(carried[0], carried[1], within)
+        start, end = (np.concatenate(both) for both in zip(carried, waits, strict=True))
+        either = union_ns(start, end, within)
+        found |= {f"busy_{name}_ns": busy, f"exposed_{name}_ns": busy + stall - either}
+    return found
 
 
 def _waits(trace: Trace, window: _Window) -> Iterator[Block]:

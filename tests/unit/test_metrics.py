@@ -34,6 +34,10 @@ def test_one_step_is_counted_to_the_last_end_of_anything():
         "transfer_ns": 20,
         "exposed_transfer_ns": 10,
         "hidden_fraction": 0.5,
+        "busy_d2h_ns": 10,
+        "exposed_d2h_ns": 0,
+        "busy_h2d_ns": 10,
+        "exposed_h2d_ns": 10,
         "peak_hbm_bytes": 10,
         "peak_ddr_bytes": 10,
         "moved_d2h_bytes": 10,
@@ -52,7 +56,18 @@ def test_of_several_steps_the_last_is_measured_and_the_others_are_warm_up():
     assert (row["compute_ns"], row["stall_ns"], row["wait_transfer_ns"], row["drain_ns"]) == (15, 5, 5, 0)
     assert (row["transfer_ns"], row["hidden_fraction"]) == (5, 0.0)
     assert (row["moved_h2d_bytes"], row["moved_d2h_bytes"]) == (10, 0)
+    assert (row["busy_h2d_ns"], row["exposed_h2d_ns"], row["busy_d2h_ns"]) == (5, 5, 0)
     assert "bound_ns" not in row
+
+
+def test_what_a_link_carries_is_exposed_where_the_stream_waits_whatever_for():
+    """a goes out from 10 to 20 and b comes in from 10 to 20: g computes until 15, and h waits for b until 20."""
+    g = graph("a 10, b 10 persistent", "f: -> a, 10 ns", "g: ->, 5 ns", "h: b ->, 5 ns")
+    text = "compute f; compute g; copy a hbm ddr; copy b ddr hbm; compute h; detach a hbm; detach a ddr; detach b hbm"
+    row = metrics.summarise(g, MACHINE, play(MACHINE, g, text, "b ddr"))
+    assert (row["stall_ns"], row["wait_transfer_ns"]) == (5, 5)
+    assert (row["busy_d2h_ns"], row["exposed_d2h_ns"]) == (10, 5)
+    assert (row["busy_h2d_ns"], row["exposed_h2d_ns"]) == (10, 5)
 
 
 def test_nothing_moved_hides_nothing():
