@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -26,10 +26,16 @@ class Options(Part):
         The host issues a copy when the ops before it have ended, and waits for it: nothing is hidden.
     barrier_before_backward
         The first op of a backward pass is issued after all copies out before it have ended.
+    ahead
+        A copy in is issued at most so many ops before its use, as in frameworks that hold two layers; by default as
+        early as there is room.
     """
 
     synchronous: bool = Field(False, description="no copy overlaps an op")
     barrier_before_backward: bool = Field(True, description="backward is issued after the last copy out ended")
+    ahead: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="copies in at most so many ops before their use"
+    )
 
 
 class Move(NamedTuple):
@@ -54,8 +60,8 @@ def plan(problem: Problem, options: Options) -> Plan:
     """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
 
     Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
-    allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one of phase
-    ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which leaves
+    (or `ahead`) allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one
+    of phase ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which leaves
     out what lives around the loss).
     Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
 
@@ -74,7 +80,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     writer = Writer(problem, "offload_saved")
     turns = _turns(problem)
     saved = _saved(problem)
-    queue = _Queue(problem, saved, min(turns, default=len(problem.graph.ops)))
+    queue = _Queue(problem, saved, min(turns, default=len(problem.graph.ops)), options.ahead)
     stores = _stores(problem, saved)
     stored: list[int] = []
     for op in range(len(problem.graph.ops)):
@@ -140,12 +146,13 @@ def _stores(problem: Problem, saved: dict[int, tuple[int, int]]) -> dict[int, li
 class _Queue:
     """Copies in, in the order of use, let out when there is room for them until their use."""
 
-    def __init__(self, problem: Problem, saved: dict[int, tuple[int, int]], backward: int) -> None:
+    def __init__(self, problem: Problem, saved: dict[int, tuple[int, int]], backward: int, ahead: int | None) -> None:
         lifetimes, sizes = problem.lifetimes, problem.sizes
+        ahead = len(problem.graph.ops) if ahead is None else ahead
         self._budget, self._sizes, self._at = problem.budget_bytes, sizes, 0
         self._live = Profile(live_bytes(problem.graph, lifetimes))
         fences = problem.fences
-        moves = [Move(use, t, max(backward, fences[use], last + 1)) for t, (last, use) in saved.items()]
+        moves = [Move(use, t, max(backward, fences[use], last + 1, use - ahead)) for t, (last, use) in saved.items()]
         for tensor, (forward, before) in saved.items():
             self._live.add(forward + 1, before - 1, -sizes[tensor])
         for tensor in problem.visitors:

@@ -149,6 +149,13 @@ def test_offload_saved_fetches_as_far_ahead_as_the_budget_allows():
     assert told[told.index("f3") + 1 : told.index("b3")] == words("a1 ddr>hbm; a1 -ddr; a0 ddr>hbm; a0 -ddr")
 
 
+def test_offload_saved_fetches_so_many_ops_ahead_as_it_is_told():
+    p = problem(train(4), budget=46)
+    told = tell(p, POLICIES["offload_saved"].plan(p, {"barrier_before_backward": False, "ahead": 1}))
+    copies = [told.index(step) for step in words("a1 ddr>hbm; a0 ddr>hbm")]
+    assert [told[at + 2] for at in copies] == ["b2", "b1"], "each before the op that precedes its reader"
+
+
 def test_offload_saved_leaves_out_what_lives_shorter_than_its_copies():
     """a2 of three layers idles 0 ns, a1 20 ns, as long as its copies; only a0 is away."""
     p = problem(train(3), budget=46)
