@@ -61,8 +61,8 @@ def plan(problem: Problem, options: Options) -> Plan:
 
     Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
     (or `ahead`) allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one
-    of phase ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which leaves
-    out what lives around the loss).
+    of phase ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which
+    leaves out what lives around the loss).
     Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
 
     Parameters
