@@ -199,7 +199,8 @@ class _Search:
         if unfit is not None:
             return _told(unfit)
         try:
-            trace = execute(case, plans_of(case, self.label, self.decide))
+            plans = plans_of(case, self.label, self.decide)
+            trace = execute(case, plans, allocator=case.choice(self.label).allocator)
         except CapacityError as error:
             return _told(error.report)
         return {} if trace.status == "ok" else {"limit": trace.status}

@@ -11,7 +11,13 @@ from simulator.run.validate import claims
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
 RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_2x2x2", "llama3_8b_16_replicas", "moe_experts_on_demand"}
 """`test_many_ranks` and `test_experts` run each once, for its expectations and for what the README says."""
-SLOW = {"deepseek_v3_nsa_kv_offload", "kimi_k2_on_one_node", "prefill_decode_pools"}
+SLOW = {
+    "deepseek_v3_nsa_kv_offload",
+    "deepseek_v3_nsa_decode",
+    "deepseek_v3_nsa_prefill",
+    "kimi_k2_on_one_node",
+    "prefill_decode_pools",
+}
 
 
 def test_the_claims_are_among_them():

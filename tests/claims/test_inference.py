@@ -1,0 +1,66 @@
+"""The inference claims: what the README says of them is what comes out, and what each of them stands for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import simulator as hosim
+from simulator import catalog
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+SHOWN = r"<!-- output of: hosim validate ([a-z0-9_ ]*nsa[a-z0-9_ ]*), the table -->\n```text\n(.*?)```"
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """Names of the scenarios, and the table that the README shows."""
+    ((names, table),) = re.findall(SHOWN, README, re.DOTALL)
+    return names.split(), table
+
+
+@pytest.fixture(scope="module")
+def validation(shown):
+    return hosim.validate(shown[0])
+
+
+@pytest.mark.slow
+def test_the_table_is_what_is_printed(shown, validation):
+    assert shown[1] == str(validation).split("\n\n")[0] + "\n"
+
+
+@pytest.mark.slow
+def test_nothing_that_must_hold_is_broken_and_nothing_missed_holds(validation):
+    verdicts = [verdict for one in validation.checked for verdict in one.verdicts]
+    assert [str(one) for one in verdicts if one.is_broken] == []
+    assert [str(one) for one in verdicts if one.missed and one.holds] == []
+
+
+def test_published_dimensions_are_what_the_cache_takes():
+    """576 elements of a token and layer in 61 layers, and a 16th of that for compressed tokens."""
+    workload = catalog.read_workload("deepseek_v3_nsa_decode_71k")
+    token_bytes = workload.model.kv_elements * workload.dtypes.kv_bytes
+    assert token_bytes == 576 * 61 * 2
+    assert 71_000 * token_bytes * 17 // 16 == pytest.approx(5.30e9, rel=1e-3)
+
+
+def test_the_calibrated_decoder_takes_what_the_printed_figures_imply():
+    """61.2 and 45.0 GB at 71k tokens, 61.2 GB at 123k: three equations with three unknowns."""
+    model = catalog.read_workload("kv_as_printed_prefill").model
+    cache = model.kv_elements * 2
+    assert cache == pytest.approx((61.2e9 - 45.0e9) / 71_000, rel=2e-3)
+    other = 2 * model.hidden + 6 * model.feed_forward.width
+    assert other == pytest.approx((61.2e9 - 45.0e9) / (123_000 - 71_000), rel=2e-3)
+
+
+def test_a_static_layout_needs_no_compaction_and_allocators_at_run_time_do():
+    found = hosim.run("kv_fragmentation")
+    assert {label: row.summary["compactions"] for label, row in found.items()} == {
+        "caching": 11,
+        "best fit": 6,
+        "fixed": 0,
+        "offloaded": 0,
+    }
+    assert found["offloaded"].summary["step_ns"] == found["fixed"].summary["step_ns"]
