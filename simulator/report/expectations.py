@@ -236,7 +236,7 @@ def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> lis
 def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: str) -> Verdict:
     """Add the printed figure."""
     ends = [_number(end) for end in one.printed_ends]
-    nearest = min(max(_number(value), ends[0]), ends[-1])
+    nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
     share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else math.nan
     error = share if present(share) else None
     tolerance = verdict.must if one.kind != "shown" else ABSENT
@@ -265,7 +265,7 @@ def _said(one: Expectation, value: object) -> str:
     if not one.is_ratio or not present(value) or isinstance(value, str):
         return shown(one.columns[0], value)
     printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
-    if isinstance(printed, str) and printed.endswith("%"):
+    if isinstance(printed, str) and "%" in printed:
         return f"{100 * (_number(value) - 1):+.1f} %"
     return ratio(value)
 

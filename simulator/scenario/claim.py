@@ -61,7 +61,7 @@ class Expectation(Part):
     printed, source
         The figure as its source prints it, which reports show beside ours, and that source if it is not the claim's.
         If nothing else is said of what must hold, ours must be within `within` of it, unless it is only shown. Of a
-        range both ends are stated, ``[8 s, inf]``: ours must lie in it.
+        range both ends are stated, ``[8 s, inf]``: ours must lie in it. What is only shown may be any text.
     figure
         Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
     kind
@@ -132,10 +132,16 @@ class Expectation(Part):
 
     @property
     def printed_ends(self) -> tuple[int | float | str, ...]:
-        """What is printed, as a number of the value's unit; of a range both ends; empty if nothing is."""
+        """What is printed, as a number of the value's unit; of a range both ends; empty if it is no number."""
         if self.printed is None:
             return ()
-        return tuple(map(self._read, self.printed if isinstance(self.printed, tuple) else (self.printed,)))
+        try:
+            ends = tuple(map(self._read, self.printed if isinstance(self.printed, tuple) else (self.printed,)))
+        except FieldError:
+            if self.kind != "shown":
+                raise
+            return ()
+        return () if self.kind == "shown" and any(isinstance(end, str) for end in ends) else ends
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -127,3 +127,9 @@ def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():
     assert (inside.printed, inside.difference, inside.tolerance) == ("at least 8 s", "0 %", "within")
     below = verdict(printed=["20 s", "30 s"], figure="step")
     assert (below.printed, below.difference, below.word) == ("20 s to 30 s", "-25 %", "BROKEN")
+
+
+def test_what_is_only_shown_may_be_any_text():
+    found = verdict(over="fast", kind="shown", printed="by tens of %", figure="step")
+    assert (found.word, found.printed, found.found, found.difference) == ("shown", "by tens of %", "+150.0 %", "-")
+    assert verdict(kind="shown", printed="some time", figure="step").word == "shown"
