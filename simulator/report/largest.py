@@ -27,6 +27,7 @@ def table(rows: Rows, asked: Largest, tier: str) -> str:
     columns = [
         Column("policy", tuple(str(row["policy"]) for row in rows), left=True),
         Column(f"largest {asked.field}", tuple(_value(row, asked) for row in rows)),
+        Column("no plan beyond", tuple(_beyond(row, asked) for row in rows)),
         *(
             Column(head, tuple(quantity(row.get(key), unit) for row in rows))
             for head, key, unit in (
@@ -46,6 +47,11 @@ def _value(row: Mapping[str, Any], asked: Largest) -> str:
     if value is None:
         return "none" if "tried" in row else ABSENT
     return f"{value:,}" if "next" in row else f"{value:,} or more"
+
+
+def _beyond(row: Mapping[str, Any], asked: Largest) -> str:
+    bound = row.get(asked.bound)
+    return ABSENT if bound is None else f"{bound:,}"
 
 
 def sentences(rows: Rows, asked: Largest) -> list[str]:
@@ -71,7 +77,9 @@ def _said(row: Mapping[str, Any], asked: Largest) -> str:
     why = f"with {row['next']:,} {_lack(row)}"
     if value is None:
         return f"{who} fits with no {asked.field} that was to be tried: even {why}."
-    return f"{who} fits up to {asked.field} {value:,}: {why}."
+    bound = row[asked.bound]
+    beyond = "" if bound is None else ", no plan further" if bound == value else f", no plan beyond {bound:,}"
+    return f"{who} fits up to {asked.field} {value:,}{beyond}: {why}."
 
 
 def _lack(row: Mapping[str, Any]) -> str:

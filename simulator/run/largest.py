@@ -40,6 +40,8 @@ class Largest:
 
         ``largest_<field>``
             That value; None if the row fits with none of those that may be tried.
+        ``bound_<field>``
+            No plan of the row's kind fits with more; None if nothing is known to be in the way of what may be tried.
         ``tried``
             With how many values it was tried.
         ``next``
@@ -163,27 +165,37 @@ class _Search:
         if self.built(self.question.values[-1]).choice(self.label).is_file:
             return self._refused("a plan from a file is of one graph; name a policy")
         try:
-            value, limit = self._halved()
+            value, limit = self._halved(self._obstacle)
         except ScopeError as error:
             return self._refused(error.reason)
+        tried, bound = self.tried, self._bound(value, limit)
         ran = {"policy": self.label, "status": "infeasible"}
         if value is not None:
             ran = row_of(self.built(value), self.label, self.decide, self.progress).summary
-        return {**ran, self.question.column: value, "tried": self.tried, **limit}
+        return {**ran, self.question.column: value, self.question.bound: bound, "tried": tried, **limit}
+
+    def _bound(self, value: int | None, limit: Mapping[str, Any]) -> int | None:
+        """The largest value that is not known to be beyond any plan, if some that may be tried is."""
+        if not limit:
+            return None
+        bound = value if self._proof(limit["next"]) else self._halved(self._proof, value)[0]
+        return None if bound == self.question.values[-1] else bound
 
     def _refused(self, why: str) -> dict[str, Any]:
         return {"policy": self.label, "status": "refused", self.question.column: None, "notes": why}
 
-    def _halved(self) -> tuple[int | None, dict[str, Any]]:
-        """The largest value that fits, and what is in the way of the next one."""
+    def _halved(
+        self, obstacle: Callable[[int], dict[str, Any]], fit: int | None = None
+    ) -> tuple[int | None, dict[str, Any]]:
+        """The largest value without an obstacle, if one is known to be without from there on; and that of the next."""
         values = self.question.values
-        limit = self._obstacle(values[-1])
+        limit = obstacle(values[-1])
         if not limit:
             return values[-1], {}
-        fits, fails = -1, len(values) - 1
+        fits, fails = -1 if fit is None else values.index(fit), len(values) - 1
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if found := self._obstacle(values[middle]):
+            if found := obstacle(values[middle]):
                 fails, limit = middle, found
             else:
                 fits = middle
@@ -194,16 +206,21 @@ class _Search:
         most = 1 + len(self.question.values).bit_length()
         self.progress(f"{self.label}, {self.question.field} {value:,}", self.tried, most)
         self.tried += 1
+        if found := self._proof(value):
+            return found
         case = self.built(value).of(self.label)
-        unfit = case.unfit(may_repeat=case.may_repeat(self.label))
-        if unfit is not None:
-            return _told(unfit)
         try:
             plans = plans_of(case, self.label, self.decide)
             trace = execute(case, plans, allocator=case.choice(self.label).allocator)
         except CapacityError as error:
             return _told(error.report)
         return {} if trace.status == "ok" else {"limit": trace.status}
+
+    def _proof(self, value: int) -> dict[str, Any]:
+        """What is in the way of any plan of the row's kind; empty if nothing is known to be."""
+        case = self.built(value).of(self.label)
+        unfit = case.unfit(may_repeat=case.may_repeat(self.label))
+        return {} if unfit is None else _told(unfit)
 
 
 def _told(short: Shortfall) -> dict[str, Any]:

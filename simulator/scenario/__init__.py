@@ -184,6 +184,11 @@ class Largest(Part):
         return f"largest_{self.field}"
 
     @property
+    def bound(self) -> str:
+        """The column of what no plan goes beyond."""
+        return f"bound_{self.field}"
+
+    @property
     def values(self) -> range:
         """All values that may be tried, in order."""
         size = self.multiple_of

@@ -7,6 +7,8 @@ import json
 import pytest
 
 import simulator as hosim_api
+from simulator import catalog
+from simulator.run.case import prepare
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -84,6 +86,18 @@ def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(lon
     assert list(found.table["largest_sequence"]) == [row["largest_sequence"] for row in found.rows]
 
 
+def test_no_plan_goes_beyond_the_bound(longest):
+    """Where `resident` ends is its own doing; where `static` ends is nearly that of any plan, and is proved."""
+    path = longest()
+    resident, static = hosim_api.largest(path).rows
+    bound = resident["bound_sequence"]
+    assert resident["largest_sequence"] < static["largest_sequence"] <= bound == static["bound_sequence"]
+    question = catalog.question(catalog.resolve(path), {})
+    for value, is_proved in ((bound, False), (bound + 64, True)):
+        case = prepare(catalog.at(catalog.resolve(path), question, value))
+        assert (case.unfit() is not None) is is_proved
+
+
 def test_the_search_halves(longest):
     (row,) = hosim_api.largest(longest(), policies=["resident"]).rows
     assert row["tried"] <= 1 + (8192 // 64).bit_length()
@@ -93,10 +107,11 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     done = hosim("largest", longest(), "--policy", "resident")
     assert done.code == 0
     head, row, _, why, premise = done.out.splitlines()
-    assert head.split()[:5] == ["policy", "largest", "sequence", "step", "peak"]
+    assert head.split()[:7] == ["policy", "largest", "sequence", "no", "plan", "beyond", "step"]
     (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
-    assert why.startswith(f"resident fits up to sequence {value:,}: with {value + 64:,} hbm is short by ")
+    assert why.startswith(f"resident fits up to sequence {value:,}, no plan beyond ")
+    assert f": with {value + 64:,} hbm is short by " in why
     assert "what fits is taken to fit with less, too" in premise
 
 
