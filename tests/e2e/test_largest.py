@@ -30,7 +30,7 @@ name: decode
 model: {family: llama, layers: 4, hidden: 256, heads: 4, kv_heads: 2, ffn: 512, vocabulary: 1024}
 phase: decode
 sequence: 512
-kv: {block: 64}
+kv: {block: 256}
 assumed: {model: a test, sequence: a test, kv: a test}
 """
 SCENARIO = """\
@@ -40,7 +40,7 @@ hardware: machine.yaml
 workload: workload.yaml
 homes: {kv_cache: free}
 policies: [resident, static]
-largest: {field: sequence, at_most: 8192, multiple_of: 64}
+largest: {field: sequence, at_most: 8192, multiple_of: 256}
 assumed: {}
 """
 TOKEN_BYTES = 4 * 256 * 2
@@ -71,16 +71,16 @@ def test_it_is_where_a_run_still_fits_and_the_next_does_not(longest, policy):
     path = longest()
     (row,) = hosim_api.largest(path, policies=[policy]).rows
     value = row["largest_sequence"]
-    assert row["next"] == value + 64
+    assert row["next"] == value + 256
     assert fits(path, value, policy)
-    assert not fits(path, value + 64, policy)
+    assert not fits(path, value + 256, policy)
 
 
 def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(longest):
     found = hosim_api.largest(longest())
     resident, static = found.rows
     assert resident["largest_sequence"] < static["largest_sequence"]
-    assert 10e6 - 64 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
+    assert 10e6 - 256 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
     assert resident["limit"] == "hbm"
     assert resident["limit_demand_bytes"] > resident["limit_capacity_bytes"] == 10_000_000
     assert list(found.table["largest_sequence"]) == [row["largest_sequence"] for row in found.rows]
@@ -93,14 +93,14 @@ def test_no_plan_goes_beyond_the_bound(longest):
     bound = resident["bound_sequence"]
     assert resident["largest_sequence"] < static["largest_sequence"] <= bound == static["bound_sequence"]
     question = catalog.question(catalog.resolve(path), {})
-    for value, is_proved in ((bound, False), (bound + 64, True)):
+    for value, is_proved in ((bound, False), (bound + 256, True)):
         case = prepare(catalog.at(catalog.resolve(path), question, value))
         assert (case.unfit() is not None) is is_proved
 
 
 def test_the_search_halves(longest):
     (row,) = hosim_api.largest(longest(), policies=["resident"]).rows
-    assert row["tried"] <= 1 + (8192 // 64).bit_length()
+    assert row["tried"] <= 1 + (8192 // 256).bit_length()
 
 
 def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
@@ -111,17 +111,17 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
     assert why.startswith(f"resident fits up to sequence {value:,}, no plan beyond ")
-    assert f": with {value + 64:,} hbm is short by " in why
+    assert f": with {value + 256:,} hbm is short by " in why
     assert "what fits is taken to fit with less, too" in premise
 
 
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
-    done = hosim("largest", longest(), "--policy", "resident", "--at-most", 640)
-    assert "640 or more" in done.out
-    assert "resident fits with the largest sequence that was to be tried, 640; raise at_most to go on." in done.out
+    done = hosim("largest", longest(), "--policy", "resident", "--at-most", 768)
+    assert "768 or more" in done.out
+    assert "resident fits with the largest sequence that was to be tried, 768; raise at_most to go on." in done.out
     done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
-    assert "resident fits with no sequence that was to be tried: even with 64 hbm is short by" in done.out
+    assert "resident fits with no sequence that was to be tried: even with 256 hbm is short by" in done.out
 
 
 def test_it_may_be_another_field(hosim, longest):
@@ -162,8 +162,8 @@ def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
         ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
         ("field: sequence", "field: phase", "(phase 8,192): "),
         ("at_most: 8192", "at_most: 0", "at_most"),
-        ("at_most: 8192", "at_most: 32", "a multiple of 64 lies between the least and the most, found none"),
-        ("at_most: 8192", "at_most: 2000000000", "a KV cache has at most 500,000 blocks"),
+        ("at_most: 8192", "at_most: 32", "a multiple of 256 lies between the least and the most, found none"),
+        ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
     ],
 )
