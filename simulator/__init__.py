@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from simulator.run.largest import Largest, largest
     from simulator.run.robustness import Robustness, robustness
     from simulator.run.scaling import Scaling, scaling
+    from simulator.run.sensitivity import Sensitivity, sensitivity
     from simulator.run.serving import Serving, serve
     from simulator.run.validate import Validation, validate
     from simulator.scenario import Scenario
@@ -61,6 +62,7 @@ _HOMES = {
     "simulator.run.largest": ("Largest", "largest"),
     "simulator.run.robustness": ("Robustness", "robustness"),
     "simulator.run.scaling": ("Scaling", "scaling"),
+    "simulator.run.sensitivity": ("Sensitivity", "sensitivity"),
     "simulator.run.serving": ("Serving", "serve"),
     "simulator.run.validate": ("Validation", "validate"),
     "simulator.scenario": ("Scenario",),
@@ -94,6 +96,7 @@ __all__ = [
     "Robustness",
     "Scaling",
     "Scenario",
+    "Sensitivity",
     "Serving",
     "Shortfall",
     "Steps",
@@ -108,6 +111,7 @@ __all__ = [
     "robustness",
     "run",
     "scaling",
+    "sensitivity",
     "serve",
     "validate",
 ]

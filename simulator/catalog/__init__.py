@@ -17,6 +17,7 @@ from simulator.catalog.shelf import (
     schema,
     shown,
 )
+from simulator.catalog.unstated import taken, varied
 
 __all__ = [
     "KINDS",
@@ -39,4 +40,6 @@ __all__ = [
     "schema",
     "setting",
     "shown",
+    "taken",
+    "varied",
 ]

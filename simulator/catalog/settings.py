@@ -116,6 +116,30 @@ def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
     return _read(type(document), stated, places)
 
 
+def stated(document: Document, key: str) -> list[tuple[tuple[str, ...], Any]]:
+    """Read fields of a machine or a workload as its document states them.
+
+    Parameters
+    ----------
+    document
+        The machine, or the workload.
+    key
+        Dotted path, in which ``*`` stands for every entry.
+
+    Returns
+    -------
+    list
+        Path and value of each.
+
+    Raises
+    ------
+    FieldError
+        If it names no field.
+    """
+    complete = _without_fixed(document.model_dump(mode="json", by_alias=True))
+    return [(path, _at(complete, path)) for path in _expand(key, complete, _kind(type(document)))]
+
+
 def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
     """Multiply figures of a machine, and write them as `set` does.
 

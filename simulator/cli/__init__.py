@@ -17,6 +17,7 @@ from simulator.cli.documents import check, list_, schema
 from simulator.cli.largest import largest
 from simulator.cli.run import run
 from simulator.cli.scaling import scaling
+from simulator.cli.sensitivity import sensitivity
 from simulator.cli.serve import serve
 from simulator.cli.validate import validate
 
@@ -127,7 +128,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (run, largest, scaling, serve, diff, validate, list_, check, schema):
+for command in (run, largest, scaling, serve, diff, validate, sensitivity, list_, check, schema):
     hosim.add_command(command)
 
 

@@ -14,10 +14,10 @@ from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
 from simulator.report import validation as report
-from simulator.report.expectations import untested, verdicts
+from simulator.report.expectations import Verdict, untested, verdicts
 from simulator.report.summaries import dumped
 from simulator.report.validation import Checked, Fitted
-from simulator.run import Progress, read, run_case
+from simulator.run import Case, Progress, read, run_case
 from simulator.run.workers import spread
 from simulator.scenario import Expectation, PolicyChoice
 
@@ -157,13 +157,25 @@ def _checked(task: Task) -> Checked:
     """Run the rows of a scenario that something is expected of, and judge."""
     name, scale = task
     case = read(name, scale=scale)
-    loaded = case.loaded
-    scenario = loaded.scenario
-    results = run_case(case, list(dict.fromkeys(row for one in scenario.expect for row in _rows(one))))
-    judged = verdicts(scenario.expect, list(results.values()), scenario.claim.source if scenario.claim else "")
-    judged += untested(scenario.claim) if scenario.claim else []
-    fits = {choice.row: tuple(_fits(loaded, choice)) for choice in scenario.policies}
-    return Checked(scenario.name, tuple(judged), fits)
+    found, scenario = judged(case, case.loaded.scenario.expect), case.loaded.scenario
+    found += untested(scenario.claim) if scenario.claim else []
+    fits = {choice.row: tuple(_fits(case.loaded, choice)) for choice in scenario.policies}
+    return Checked(scenario.name, tuple(found), fits)
+
+
+def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
+    """Run the rows that something is expected of, and judge.
+
+    Parameters
+    ----------
+    case
+        What runs, and where.
+    expected
+        What is expected, whether or not the case was changed.
+    """
+    results = run_case(case, list(dict.fromkeys(row for one in expected for row in _rows(one))))
+    claim = case.loaded.scenario.claim
+    return verdicts(expected, list(results.values()), claim.source if claim else "")
 
 
 def _lost(task: Task) -> Checked:

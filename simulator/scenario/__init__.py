@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
 from simulator.scenario.claim import Bound, Claim, Expectation, Kind, Label, Untested
+from simulator.scenario.unstated import Unstated
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PolicyChoice",
     "Scenario",
     "Switches",
+    "Unstated",
     "Untested",
 ]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from simulator.document import Key, Part
+from simulator.scenario.unstated import Unstated
 from simulator.units import FieldError, parse
 
 
@@ -218,6 +219,8 @@ class Claim(Part):
         expectations, and its table `fitted`, say the same for `hosim validate`.
     untested
         Printed figures for which no row can be run.
+    unstated
+        Parameters that the source does not state, for `hosim sensitivity`.
     """
 
     sentence: str
@@ -225,6 +228,7 @@ class Claim(Part):
     fitted: str = ""
     predicted: str = ""
     untested: tuple[Untested, ...] = ()
+    unstated: tuple[Unstated, ...] = ()
 
 
 def _ratio(said: str | float) -> float | str:
