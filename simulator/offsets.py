@@ -5,8 +5,8 @@ the detach that frees it. Tenancies that overlap in issue order get ranges that 
 the same ranges in each lap, so that a tensor which is at home in the tier, leaves it and comes back has its old one.
 
 To give the least span is the problem of dynamic storage allocation, which is hard; several orders are tried, as
-MindSpore's SOMAS does ("several heuristic algorithms", mindspore.cn, docs r2.11, features/runtime/memory_manager), and
-the one with the least span is taken. None can be below the most that is live at once.
+MindSpore's SOMAS tries several heuristics (mindspore.cn, docs, features/runtime/memory_manager), and the one with the
+least span is taken. None can be below the most that is live at once.
 """
 
 from __future__ import annotations

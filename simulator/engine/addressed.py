@@ -11,6 +11,7 @@ from simulator.engine.tier import Queue, TierInstance
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
 from simulator.trace import ADDRESSES, RESERVED, packer
+from simulator.units import human
 
 if TYPE_CHECKING:
     from simulator.engine.compaction import Compactor
@@ -100,6 +101,12 @@ class AddressedTier(TierInstance):
         self.note(item, offset, -taken)
         self.note_reserved()
         super().release(size, item)
+
+    @property
+    def in_pieces(self) -> str:
+        """How much is reserved, and how large the largest piece is that could be given out."""
+        kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
+        return f" (by address {kept} are reserved, and no hole is larger than {hole})"
 
     def go_on(self) -> None:
         """Let the first in the queue try again."""

@@ -122,7 +122,8 @@ class Explainer:
         held = [t for t, flag in enumerate(self._places.held[tier]) if flag]
         held.sort(key=lambda t: (-self._places.size_bytes[t], t))
         largest = ", ".join(f"{self._name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
+        used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
-            f"{what} waits for {human(size, 'B')} of room in {instance.name}: {human(instance.used, 'B')} of "
-            f"{human(instance.capacity, 'B')} are held, largest {largest or 'nothing'}; no issued detach will free more"
+            f"{what} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
+            f"{instance.in_pieces}, largest {largest or 'nothing'}; no issued detach will free more"
         )

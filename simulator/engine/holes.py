@@ -9,12 +9,11 @@ Range = tuple[int, int]
 
 
 class Holes:
-    """Best fit with coalescing over ``[0, size)``, as MindSpore documents its memory pool.
+    """Best fit with coalescing over ``[0, size)``, as MindSpore describes its memory pool.
 
-    "The free areas are sorted by size, and the first that meets the requirement is found"; what is left of it stays a
-    hole, and "adjacent idle memory blocks are merged" (mindspore.cn, docs r2.11, features/runtime/memory_manager). Of
-    holes of one size the lowest is given out. Each operation is a search in a sorted list, O(log n) steps, and a shift
-    in it.
+    There, too, free areas are sorted by size, the first that suffices is cut, and neighbours are merged when memory
+    returns (mindspore.cn, docs, features/runtime/memory_manager). Of holes of one size the lowest is given out. Each
+    operation is a search in a sorted list, O(log n) steps, and a shift in it.
 
     Parameters
     ----------

@@ -20,8 +20,9 @@ class Pools:
     Segments lie in virtual memory, which does not end: what counts against the device is their sum. There is one pool
     for all streams, as where what one stream frees is not used before it has ended.
 
-    When the device has too little left, first all segments without a place are given back (PyTorch: "if cudaMalloc
-    fails, free all cached blocks that are not split and retry"). Compaction puts the blocks of each pool into one
+    When the device has too little left, first all segments without a place are given back, as in PyTorch and torch_npu
+    (NPUCachingAllocator.cpp: if npuMalloc fails, cached blocks that are not split are freed, and it tries again).
+    Compaction puts the blocks of each pool into one
     segment, as a remap of their pages does.
 
     Parameters

@@ -71,6 +71,11 @@ class TierInstance:
         """Take room at time 0."""
         self.used += size
 
+    @property
+    def in_pieces(self) -> str:
+        """What else stands in the way of whoever waits for room, for people."""
+        return ""
+
     def release(self, size: int, item: int) -> None:
         """Free the room of a tensor, or a workspace (`simulator.offsets`); the first in the queue tries again."""
         self.used -= size

@@ -57,7 +57,8 @@ class Caching(Part):
     """Rules of a caching allocator that keeps segments of the device and gives out blocks of them.
 
     The defaults are PyTorch's, as its source states them (c10/cuda/CUDACachingAllocator.cpp: ``round_size``,
-    ``get_allocation_size``, ``should_split``).
+    ``get_allocation_size``, ``should_split``); torch_npu has the same sizes (github.com/Ascend/pytorch,
+    torch_npu/csrc/core/npu/NPUCachingAllocator.cpp, its constants).
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
 from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
-from simulator.scenario import Switches
+from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import Trace
 
 
@@ -90,6 +90,10 @@ class Problem:
         For each op with late reads, the share of each candidate in what is chosen; what is chosen nobody knows before.
     backbone
         Gives the same problem without what late reads choose, in another budget [B]; None if it cannot be had.
+    allocator
+        How places of the compute tier get addresses when a plan is tried.
+    under
+        Gives the same problem under another allocator; None if it cannot be had.
     """
 
     graph: Graph
@@ -106,6 +110,8 @@ class Problem:
     lone: Problem | None = field(default=None, repr=False)
     popularity: Mapping[int, tuple[float, ...]] = field(default_factory=dict, repr=False)
     backbone: Callable[[int | float], Problem] | None = field(default=None, repr=False)
+    allocator: AllocatorKind = "ideal"
+    under: Callable[[AllocatorKind], Problem] | None = field(default=None, repr=False)
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:

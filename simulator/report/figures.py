@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE as COMPUTE_STEP
 from simulator.plan import COPY
-from simulator.report import colours, ranks_figure
+from simulator.report import colours, ranks_figure, space_figure
 from simulator.report.drawing import (
     FAINT,
     INK,
@@ -30,7 +30,7 @@ from simulator.report.drawing import (
 )
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, causes, is_ok, present, quantity, recomputed_ns
-from simulator.report.usage import KINDS, Usage, tensor_kinds, usages
+from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 
 _COLUMNS = 4000
@@ -65,18 +65,22 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     spans, waits = within(everything, first, last), within(row.trace.waits.whole(), first, last)
     tiers = usages(row)
     lanes = _lanes(row, spans)
-    heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers)
+    kept = space(row)
+    heights = [0.45 + 0.34 * len(lanes)] + [1.65] * len(tiers) + [space_figure.HEIGHT_IN] * (kept is not None)
     picture, axes = stacked(heights, [lane[0] for lane in lanes])
     unit, size = units(last - first)
     axes[0].set_xlim(first / size, last / size)
     _draw_lanes(axes[0], row, (spans, waits), lanes, size)
-    limits = [_draw_memory(ax, row, u, (first, last, size)) for ax, u in zip(axes[1:], tiers, strict=True)]
+    limits = [_draw_memory(ax, row, u, (first, last, size)) for ax, u in zip(axes[1:], tiers, strict=False)]
+    if kept is not None:
+        space_figure.draw(axes[-1], kept, float(row.budget_bytes), (first, last, size))
     for ax in axes:
         draw_boundaries(ax, [end for end in ends[:-1] if first < end < last], size)
     axes[-1].set_xlabel(f"time [{unit}]", **TEXT)
     picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), va="top", **(TEXT | {"fontsize": 11}))
     marks = [*_marks(row, spans, waits, tiers), *([("room", "--")] if any(limits) else [])]
-    side_legend(picture, [*marks, *([("end of a step", ":")] if row.graph.steps > 1 else [])])
+    marks += [("end of a step", ":")] if row.graph.steps > 1 else []
+    side_legend(picture, [*marks, *(space_figure.MARKS if kept is not None else [])])
     return picture
 
 

@@ -3,7 +3,8 @@
 One process per rank. Threads: the training steps, one per compute stream, one for the collectives of each group with a
 stream of its own, one for the stalls of each stream by cause, one per channel of each link; slices of one thread never
 overlap.
-Counters: bytes that lie in each tier, in all and by tensor kind. Arrows: from each copy into the compute tier to the
+Counters: bytes that lie in each tier, in all and by tensor kind; where places have addresses, what is reserved and the
+largest hole. Arrows: from each copy into the compute tier to the
 first op that reads it, from each send to its receive, and through the members of each collective. What ranks share has
 processes of its own, with counters of the tiers and of the buses. Of a large job the ranks that tell most are written,
 which its first process says. Times are microseconds with
@@ -30,7 +31,7 @@ from simulator.report import meetings
 from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, quantity
 from simulator.report.stalls import place, under_way
-from simulator.report.usage import KINDS, Usage, shared_usages, usages
+from simulator.report.usage import KINDS, Usage, shared_usages, space, usages
 from simulator.trace import CAUSES, Block, Trace
 
 Event = dict[str, Any]
@@ -110,6 +111,9 @@ def _of_rank(view: OfRank, *, alone: bool) -> Iterator[Event]:
     for usage in usages(view):
         if alone or view.hardware.tiers[usage.tier].scope == "device":
             yield from _memory(view, usage, view.rank)
+    if (kept := space(view)) is not None:
+        yield from _counter(f"{kept.tier}: reserved", view.rank, kept.time_ns, kept.reserved_bytes)
+        yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
 
 
 def _names(view: OfRank, trace: Trace) -> Iterator[Event]:

@@ -130,3 +130,48 @@ def shared_usages(row: Row, views: Sequence[OfRank]) -> Iterator[tuple[str, int,
             time, delta, kind = (np.concatenate(column) for column in zip(*found, strict=True))
             order = np.lexsort((delta, time)) if len(found) > 1 else np.arange(len(time))
             yield tier.scope, instance, _usage(row, name, time[order], delta[order], kind[order])
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What an allocator keeps, and what it could give out, over time.
+
+    Attributes
+    ----------
+    tier
+        Name of the tier.
+    time_ns, reserved_bytes, hole_bytes, live_bytes
+        The last change of each instant [ns]; what is reserved, the largest hole, and what places take then [B].
+    compactions_ns
+        From and to of each compaction, asking included [ns].
+    """
+
+    tier: str
+    time_ns: Ints
+    reserved_bytes: Ints
+    hole_bytes: Ints
+    live_bytes: Ints
+    compactions_ns: tuple[tuple[int, int], ...]
+
+
+def space(row: Row) -> Space | None:
+    """Fold the trace of one rank into what its allocator kept; None if places have no addresses.
+
+    Parameters
+    ----------
+    row
+        A row of one rank.
+    """
+    if row.trace is None or not len(row.trace.reserved):
+        return None
+    kept, events, places = (
+        table.whole() for table in (row.trace.reserved, row.trace.compactions, row.trace.residencies)
+    )
+    here = places["tier"] == row.hardware.tier_names.index(row.hardware.compute_tier)
+    last = np.append(kept["time_ns"][1:] != kept["time_ns"][:-1], True)
+    time, used = kept["time_ns"][last], np.append(0, np.cumsum(places["delta_bytes"][here]))
+    live = used[np.searchsorted(places["time_ns"][here], time, "right")]
+    remaps = events["is_remap"] == 1
+    ends = zip(events["asked_ns"][remaps].tolist(), events["end_ns"][remaps].tolist(), strict=True)
+    kept_bytes, holes = kept["reserved_bytes"][last], kept["largest_hole_bytes"][last]
+    return Space(row.hardware.compute_tier, time, kept_bytes, holes, live, tuple(ends))

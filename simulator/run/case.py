@@ -205,6 +205,8 @@ def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
     problem
         What is to be solved.
     """
+    if choice.allocator != "ideal" and problem.under is not None:
+        problem = problem.under(choice.allocator)
     if choice.staggered:
         return staggered(problem, decide)
     return decide(problem.lone or problem if choice.alone else problem)
@@ -322,6 +324,7 @@ def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: lis
         scenario.switches,
         popularity=trier.lots.popularity(graph),
         backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
+        under=lambda allocator: trier.under(found, allocator),
     )
     return found
 
@@ -338,6 +341,7 @@ def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier:
         turns=turns(job, lone.hardware, shared),
         lone=lone,
         backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
+        under=lambda allocator: trier.under(found, allocator, together),
     )
     return found
 

@@ -94,7 +94,8 @@ class Trier:
         tried with draws that are not those of the run.
         """
         graph, draws = problem.graph, self.lots.rehearsal(problem.graph) if plan.fixed is None else None
-        in_turn = _programs(alone(graph, problem.durations_ns), plan, problem.durations_ns, draws)
+        times_ns = problem.durations_ns
+        in_turn = _programs(alone(graph, times_ns), plan, times_ns, draws, problem.allocator)
         programs = [in_turn[rank % len(in_turn)] for rank in range(ranks)]
         if engine.obstacle(programs, problem.hardware):
             programs = programs[:1]
@@ -110,6 +111,17 @@ class Trier:
         crowds = metrics.crowds(problem.hardware, whole).items() if ranks > 1 else ()
         demand = {name: one.demand for name, one in crowds}
         return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)
+
+    def under(self, problem: Problem, allocator: AllocatorKind, ranks: int = 1) -> Problem:
+        """The problem where plans are tried under another allocator, on one rank that stands for so many."""
+        found = replace(
+            problem,
+            allocator=allocator,
+            replay=lambda plan: self.trial(found, plan, ranks),
+            lone=self.under(problem.lone, allocator) if problem.lone else None,
+            backbone=lambda budget_bytes: self.backbone(found, budget_bytes),
+        )
+        return found
 
     def backbone(self, problem: Problem, budget_bytes: int | float) -> Problem:
         """The problem without what late reads choose, in a smaller budget."""

@@ -49,6 +49,34 @@ def test_the_baseline_of_eight_ranks_is_what_is_printed():
     assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
 
 
+def test_the_table_of_allocators_is_what_is_printed():
+    (shown,) = re.findall(
+        r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", README, re.DOTALL
+    )
+    results = hosim.run("llama3_8b_fragmentation_910c")
+    assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert all(verdict.holds for verdict in results.expectations)
+
+
+@pytest.mark.parametrize(("budget", "counts"), [("64 GB", [40, 1, 18, 0]), ("58 GB", [65, 24, 38, 0])])
+def test_the_counts_of_compactions_are_what_comes_out(budget, counts, tmp_path):
+    source = Path(__file__).parents[2] / "scenarios" / "llama3_8b_fragmentation_910c.yaml"
+    document = yaml.safe_load(source.read_text(encoding="utf-8"))
+    lru, furthest = ({"evict": evict, "look_ahead": 0} for evict in ("lru", "furthest"))
+    rows = [("reactive", lru), ("reactive", furthest), ("offload_saved", {}), ("offload_saved", {"synchronous": True})]
+    document["policies"] = [
+        {"policy": policy, "label": f"row {i}", "options": options, "allocator": "best_fit"}
+        for i, (policy, options) in enumerate(rows)
+    ]
+    document |= {"budget": budget, "expect": [], "assumed": {"budget": "the table of the README"}}
+    (tmp_path / "counts.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    found = [row.summary["compactions"] for row in hosim.run(tmp_path / "counts.yaml").values()]
+    assert found == counts
+    (table,) = re.findall(r"\| row \| 64 GB \| 58 GB \|\n.*?\n((?:\|.*\n)+)", README)
+    column = {"64 GB": -2, "58 GB": -1}[budget]
+    assert [int(line.strip("| ").split(" | ")[column]) for line in table.splitlines()] == counts
+
+
 def test_the_tensor_is_told_as_hosim_plan_does():
     ((tensor, shown),) = re.findall(
         r"<!-- output of: hosim plan llama3_8b_train_910c --tensor (\S+) -->\n```text\n(.*?)```", README, re.DOTALL

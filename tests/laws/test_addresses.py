@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
+from rank_strategies import jobs
 from strategies import Case, allocators, cases
 
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
+from simulator.graph import Job
 from simulator.hardware import Allocator, Hardware
 from simulator.offsets import offsets
 from simulator.referee import Drawn, check_trace
@@ -102,3 +106,31 @@ def test_a_plan_whose_fixed_offsets_fit_never_blocks_and_compacts_nothing(case, 
     trace = run(case, "fixed", case.hardware, spare)
     assert trace.status == "ok"
     assert not len(trace.compactions)
+
+
+@given(jobs(), allocators, st.sampled_from(["best_fit", "caching", "fixed"]))
+def test_each_rank_has_addresses_of_its_own_folded_or_not(case, allocator, kind):
+    known, hardware = {}, on(case[1], allocator)
+    programs = [known.setdefault(id(one), replace(one, allocator=kind)) for one in case[0]]
+    try:
+        whole = engine.run(programs, hardware)
+    except CapacityError:
+        event("homes do not fit")
+        return
+    event(f"{whole.status}, {min(count(whole), 1)} compacted")
+    job = _job(programs)
+    check_trace(job, hardware, [Drawn(one.plan, None, kind) for one in programs], whole)
+    if not engine.obstacle(programs, hardware):
+        folded = engine.run(programs, hardware, fold="always")
+        for mine, alone in zip(folded.by_rank(), whole.by_rank(), strict=True):
+            for name in ("spans", "addresses", "reserved", "compactions"):
+                parts = (getattr(trace, name).whole() for trace in (mine, alone))
+                assert [*zip(*(v.tolist() for v in next(parts).values()), strict=True)] == [
+                    *zip(*(v.tolist() for v in next(parts).values()), strict=True)
+                ]
+
+
+def _job(programs):
+    graphs = list({id(one.graph): one.graph for one in programs}.values())
+    of = tuple(next(i for i, graph in enumerate(graphs) if graph is one.graph) for one in programs)
+    return Job("random", tuple(graphs), of, tuple(f"g{i}" for i in range(len(graphs))))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from stories import graph, machine, play, timeline, waits
 
+from simulator.errors import ScopeError
 from simulator.hardware import Allocator, Hardware
 from simulator.trace import Table
 
@@ -52,3 +54,55 @@ def test_17_copies_in_flight_end_before_a_compaction_and_no_other_begins():
     assert timeline(t, g, h)[3:] == ["20-50 d2h b", "57-62 d2h e", "57-67 m", "67-72 n"]
     assert waits(t, g) == ["30-57 m compaction"], "the drain and the cost are one wait"
     assert rows(t.compactions, "asked_ns", "start_ns", "end_ns") == [(30, 50, 57)]
+
+
+def test_17_a_copy_that_finds_no_hole_asks_too_and_a_compute_under_way_ends_first():
+    h, g = with_addresses(), graph("e 50 persistent, " + THREE[0].replace("d 50", "d 10"), *THREE[1:])
+    text = (
+        "compute f; compute g; compute k; detach a hbm; detach c hbm; compute m; copy e ddr hbm; compute n; "
+        "detach b hbm; detach d hbm; detach e hbm"
+    )
+    t = play(h, g, text, "e ddr", allocator="best_fit")
+    assert rows(t.compactions, "asked_ns", "start_ns", "end_ns", "pages") == [(30, 40, 48, 4)]
+    assert timeline(t, g, h)[3:] == ["30-40 m", "48-98 h2d e", "48-53 n"]
+    assert waits(t, g) == ["40-48 n compaction"], "m runs on, n waits"
+
+
+def test_17_without_a_price_what_fits_in_no_hole_waits_for_one():
+    h, g = with_addresses(allocator={}), graph(*THREE)
+    t = play(h, g, ONE_AFTER_ANOTHER, allocator="best_fit")
+    assert t.status == "blocked", "b stays between two holes until m has run"
+    assert "by address 60 B are reserved, and no hole is larger than 40 B" in t.blocked[0]
+
+
+def test_17_all_streams_stop_and_say_so():
+    h = with_addresses()
+    g = graph(*THREE, "s: ->, 3 ns", "u: ->, 4 ns")
+    text = ONE_AFTER_ANOTHER.replace("compute m;", "compute m; compute s 1; compute u 1;")
+    t = play(h, g, text, allocator="best_fit", home="")
+    assert t.status == "ok"
+    assert [w for w in waits(t, g) if "compaction" in w], waits(t, g)
+    for row in rows(t.spans, "start_ns", "end_ns"):
+        assert all(
+            row[0] <= asked or row[0] >= end for asked, _, end in rows(t.compactions, "asked_ns", "start_ns", "end_ns")
+        )
+
+
+def test_17_offsets_fixed_before_the_run_make_a_place_wait_for_who_had_its_range():
+    h, g = machine(), graph(*THREE)
+    text = (
+        "compute f; compute g; compute k; copy a hbm ddr; detach a hbm; detach c hbm; compute m; compute n; "
+        "detach b hbm; detach d hbm; detach a ddr"
+    )
+    t = play(h, g, text, allocator="fixed")
+    lies = {row[0]: row[1:] for row in rows(t.addresses, "tensor", "offset_bytes", "delta_bytes") if row[2] > 0}
+    assert lies == {0: (30, 30), 1: (0, 30), 2: (60, 30), 3: (30, 50)}, "largest first would span 110 bytes, not 90"
+    assert timeline(t, g, h)[3:] == ["20-50 d2h a", "50-60 m", "60-65 n"]
+    assert waits(t, g) == ["30-50 m capacity"], "d lies where a and c lay"
+    assert len(t.compactions) == 0
+
+
+def test_17_a_runtime_has_no_offsets_before_the_run():
+    h, g = machine(), graph(*THREE)
+    with pytest.raises(ScopeError, match="offsets are fixed for a plan that is made before the run"):
+        play(h, g, lambda view: iter(()), allocator="fixed")

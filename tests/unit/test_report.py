@@ -16,7 +16,7 @@ from simulator.report.expectations import shown
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio
 from simulator.report.sentences import _fastest, sentences
 from simulator.report.stalls import by_cause, largest, measured_ns
-from simulator.report.usage import KINDS, usages
+from simulator.report.usage import KINDS, space, usages
 from simulator.trace import CAUSES
 
 
@@ -310,3 +310,33 @@ def test_a_sentence_names_every_link_behind_a_tenth_of_a_wait():
     slow.hardware = SimpleNamespace(links=links, link_names=links, tier_names=())
     fast = _row("static", 100, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
     assert sentences([fast, slow])[-1].endswith("it loses 99 ns waiting for transfers over h2d and d2h.")
+
+
+@pytest.fixture(scope="module")
+def in_pieces(tmp_path_factory):
+    """The chain with addresses, in as much room as it needs in bytes."""
+    rows = "  - {policy: reactive, label: fit, options: {evict: lru, look_ahead: 0}, allocator: best_fit}\n"
+    price = "allocator: {page: 100 kB, compaction: {per_page: 1 us}}\nassumed:\n  allocator: round numbers\n"
+    folder = tmp_path_factory.mktemp("pieces")
+    machine = chain.MACHINE.replace("assumed:\n", price)
+    scenario = chain.SCENARIO.replace("policies:\n", "policies:\n" + rows)
+    return hosim.run(chain.write(folder, machine=machine, scenario=scenario))
+
+
+def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in_pieces):
+    fit, plain = in_pieces["fit"], in_pieces["static"]
+    assert fit.summary["peak_reserved_hbm_bytes"] >= fit.summary["peak_hbm_bytes"]
+    assert "compactions" not in plain.summary
+    heads = [column.head for column in text.memory_columns([fit, plain])]
+    assert heads[-2:] == ["reserved hbm", "compactions"]
+    counters = {e["name"] for e in perfetto.events(fit) if e["ph"] == "C"}
+    assert {"hbm: reserved", "hbm: largest hole"} <= counters
+    assert not {e["name"] for e in perfetto.events(plain) if e["ph"] == "C"} & {"hbm: reserved", "hbm: largest hole"}
+    assert len(figures.timeline(fit).axes) == 1 + len(figures.timeline(plain).axes)
+
+
+def test_what_is_free_lies_in_holes(in_pieces):
+    kept = space(in_pieces["fit"])
+    assert (kept.reserved_bytes >= kept.live_bytes).all()
+    assert (kept.hole_bytes <= 4_300_000 - kept.live_bytes).all()
+    assert space(in_pieces["static"]) is None
