@@ -39,7 +39,8 @@ class Story:
     expectations
         The fields of `simulator.report.expectations.Verdict` for each expectation.
     claim
-        ``sentence``, ``source``, ``fitted`` and ``predicted``, if the scenario puts a published sentence to the test.
+        ``sentence``, ``source``, ``fitted``, ``predicted``, ``unstated``, if the scenario puts a published sentence to the
+        test.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Story:
     sentences: tuple[str, ...]
     provenance: Mapping[str, Any]
     expectations: tuple[Mapping[str, Any], ...] = ()
-    claim: Mapping[str, str] | None = None
+    claim: Mapping[str, Any] | None = None
 
     @property
     def printed(self) -> list[Mapping[str, Any]]:

@@ -56,7 +56,8 @@ def test_every_other_expectation_of_a_shipped_scenario_holds(name):
 
 
 @pytest.mark.parametrize(
-    ("names", "shown"), re.findall(r"<!-- output of: hosim validate (.+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    ("names", "shown"),
+    re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", README, re.DOTALL),
 )
 def test_the_readme_shows_what_is_printed(names, shown):
     assert f"{Validation([checked(name) for name in names.split()])}\n" == shown

@@ -98,6 +98,14 @@ def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
     assert said["rows"] == json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
 
 
+def test_the_report_of_a_run_says_what_is_left_open(hosim, tmp_path):
+    path = chain.write(tmp_path, scenario=claim())
+    assert hosim("run", path, "--policy", "reactive", "--out", tmp_path / "out").code == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<li>the links, 2 GB/s to 8 GB/s: a test</li>" in page
+    assert "<code>hosim sensitivity chain</code>" in page
+
+
 def test_two_workers_find_the_same(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
     alone, both = (hosim("sensitivity", path, "--workers", workers) for workers in (1, 2))
