@@ -39,8 +39,7 @@ class Story:
     expectations
         The fields of `simulator.report.expectations.Verdict` for each expectation.
     claim
-        ``sentence``, ``source``, ``fitted``, ``predicted``, ``unstated``, if the scenario puts a published sentence to the
-        test.
+        The fields of `simulator.scenario.Claim`, if the scenario puts a published sentence to the test.
     """
 
     name: str
