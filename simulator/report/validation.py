@@ -118,6 +118,9 @@ def text(checked: Sequence[Checked]) -> str:
         One per scenario.
     """
     lines = list(_lines(checked))
+    if not lines:
+        expected = sum(len(one.verdicts) for one in checked)
+        return f"No figure is printed; {counted(expected, 'expectation')}, which all hold."
     sources = _numbered(verdict.source for _, verdict in lines)
     fits = _free(checked)
     letters = dict(zip(fits, _letters(), strict=False))

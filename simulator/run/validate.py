@@ -14,10 +14,11 @@ from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
 from simulator.report import validation as report
-from simulator.report.expectations import Verdict, untested, verdicts
+from simulator.report.expectations import Counted, Verdict, untested, verdicts
 from simulator.report.summaries import dumped
 from simulator.report.validation import Checked, Fitted
 from simulator.run import Case, Progress, read, run_case
+from simulator.run.serving import ServedRow, serve
 from simulator.run.workers import spread
 from simulator.scenario import Expectation, PolicyChoice
 
@@ -120,7 +121,7 @@ def validate(
 
     def tell(done: int) -> None:
         if progress is not None:
-            progress("claims", done, len(tasks))
+            progress(f"{done} of {len(tasks)} scenarios", done, len(tasks))
 
     tell(0)
     return Validation(spread(_checker, tasks, workers, _lost, tell))
@@ -154,13 +155,25 @@ def _checker() -> Callable[[Task], Checked]:
 
 
 def _checked(task: Task) -> Checked:
-    """Run the rows of a scenario that something is expected of, and judge."""
+    """Run, or serve, the rows of a scenario that something is expected of, and judge."""
     name, scale = task
-    case = read(name, scale=scale)
-    found, scenario = judged(case, case.loaded.scenario.expect), case.loaded.scenario
+    loaded = catalog.resolve(name, scale=scale)
+    scenario = loaded.scenario
+    if not scenario.expect:
+        must, do = "a scenario that is validated expects something of a row", "add expect, or run it: hosim run"
+        raise ConfigError(loaded.place("expect"), must, "nothing", do)
+    is_served = loaded.workload.requests is not None
+    found = _served(loaded, scale) if is_served else judged(read(name, scale=scale), scenario.expect)
     found += untested(scenario.claim) if scenario.claim else []
-    fits = {choice.row: tuple(_fits(case.loaded, choice)) for choice in scenario.policies}
+    fits = {choice.row: tuple(_fits(loaded, choice)) for choice in scenario.policies}
     return Checked(scenario.name, tuple(found), fits)
+
+
+def _served(loaded: Loaded, scale: Mapping[str, float]) -> list[Verdict]:
+    path, expected = loaded.paths["scenario"], loaded.scenario.expect
+    changes = catalog.multiplied(catalog.resolve(path).hardware, scale)
+    found = serve(path, set=changes, policies=_labels(expected)).rows
+    return _verdicts(loaded, expected, [ServedRow(str(row["policy"]), row) for row in found])
 
 
 def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
@@ -173,17 +186,22 @@ def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
     expected
         What is expected, whether or not the case was changed.
     """
-    results = run_case(case, list(dict.fromkeys(row for one in expected for row in _rows(one))))
-    claim = case.loaded.scenario.claim
-    return verdicts(expected, list(results.values()), claim.source if claim else "")
+    return _verdicts(case.loaded, expected, list(run_case(case, _labels(expected)).values()))
+
+
+def _verdicts(loaded: Loaded, expected: Sequence[Expectation], rows: Sequence[Counted]) -> list[Verdict]:
+    claim = loaded.scenario.claim
+    return verdicts(expected, rows, claim.source if claim else "")
 
 
 def _lost(task: Task) -> Checked:
     raise ConfigError(task[0], "a claim is validated by a process", "one that died twice", "run it alone: hosim run")
 
 
-def _rows(one: Expectation) -> Iterator[str]:
-    yield from filter(None, (one.row, one.faster_than, one.over))
+def _labels(expected: Sequence[Expectation]) -> list[str]:
+    """The rows that expectations are about."""
+    every = (row for one in expected for row in (one.row, one.faster_than, one.over))
+    return list(dict.fromkeys(filter(None, every)))
 
 
 def _fits(loaded: Loaded, choice: PolicyChoice) -> Iterator[Fitted]:

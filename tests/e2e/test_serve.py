@@ -149,6 +149,17 @@ def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):
         assert said in done.err
 
 
+def test_what_is_expected_of_it_is_validated_too(tmp_path):
+    path = write(tmp_path)
+    path.write_text(
+        f"{path.read_text()}expect:\n  - {{row: static, column: ttft_p50_ns, printed: 10 s, kind: shown, why: first}}\n"
+    )
+    nominal, slower = (hosim_api.validate([path], scale=scale) for scale in ({}, {"compute.peak.bf16": 0.001}))
+    (served,) = hosim_api.serve(path, policies=["static"]).rows
+    assert nominal.rows[0]["error"] == pytest.approx(served["ttft_p50_ns"] / 10e9 - 1)
+    assert slower.rows[0]["error"] > nominal.rows[0]["error"]
+
+
 def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario):
     assert "use hosim run" in hosim("serve", scenario).err
     assert "run hosim serve" in hosim("run", write(tmp_path)).err

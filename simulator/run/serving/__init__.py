@@ -74,7 +74,7 @@ class Serving:
         """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
         if self.is_changed:
             return []
-        return verdicts(self.loaded.scenario.expect, [_Row(str(row["policy"]), row) for row in self.rows])
+        return verdicts(self.loaded.scenario.expect, [ServedRow(str(row["policy"]), row) for row in self.rows])
 
     def figure(self) -> Picture:
         """Draw who has the first token after how long, what a further one takes, and how many wait."""
@@ -106,7 +106,7 @@ class Serving:
                 picture.write(str(folder / f"serving.{kind}"), kind)
 
 
-class _Row(NamedTuple):
+class ServedRow(NamedTuple):
     """What expectations are about."""
 
     label: str
