@@ -103,7 +103,7 @@ def _show(results: Results) -> None:
     else:
         click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
     if results.largest is not None:
-        click.echo(f"\n{results.largest}")
+        click.echo(f"\n{results.largest.text}")
 
 
 def _praise(results: Results) -> None:

@@ -78,9 +78,13 @@ class Largest:
         """What limits each row, and what the search takes for granted."""
         return report.sentences(self.rows, self.question)
 
+    @property
+    def text(self) -> str:
+        """The rows as a table for people, one a line."""
+        return report.table(self.rows, self.question, self.loaded.hardware.compute_tier)
+
     def __str__(self) -> str:
-        tier = self.loaded.hardware.compute_tier
-        return "\n\n".join((report.table(self.rows, self.question, tier), "\n".join(self.sentences)))
+        return "\n\n".join((self.text, "\n".join(self.sentences)))
 
 
 def largest(

@@ -204,8 +204,8 @@ class Results(Mapping[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What a person would say about the rows."""
-        return sentences(list(self.values()))
+        """What a person would say about the rows, and about how far each of them fits if the scenario asks."""
+        return [*sentences(list(self.values())), *(self.largest.sentences if self.largest else ())]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:

@@ -64,3 +64,11 @@ def test_a_static_layout_needs_no_compaction_and_allocators_at_run_time_do():
         "offloaded": 0,
     }
     assert found["offloaded"].summary["step_ns"] == found["fixed"].summary["step_ns"]
+
+
+@pytest.mark.slow
+def test_a_host_that_finds_and_copies_blocks_for_nothing_turns_decode_red_and_nothing_else():
+    names = ["deepseek_v3_nsa_decode", "kv_peak_calibrated", "kv_fragmentation"]
+    found = hosim.validate(names, scale={"host.reactive.select": 0.1, "host.reactive.copy": 0.1})
+    red = [verdict.why for one in found.checked for verdict in one.verdicts if verdict.is_broken]
+    assert red == ["decode step with the cache offloaded, over without"]

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from late_cases import chosen_bits, machine, moe, on_demand, plan_of, play
 from replays import rows
@@ -76,6 +76,32 @@ def test_the_referee_agrees_with_the_engine(
     check_plan(graph, hardware, record, draws=draws)
     again = play(graph, record, hardware, draws, switches=switches)
     check_trace(graph, hardware, [Drawn(record, draws)], again, None, switches)
+
+
+@given(graphs, origins, seeds, machines(), st.integers(0, 4))
+def test_a_host_that_selects_ahead_of_the_clock_changes_nothing(
+    graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware, keep: int
+) -> None:
+    """What is found is paid at the same steps, whether or not the host keeps to the clock's time."""
+    draws = drawn(graph, hardware, origin, seed)
+    plans = (plan_of(graph, on_demand(graph, keep), hardware, looks=looks) for looks in (True, False))
+    looks, does_not = (play(graph, plan, hardware, draws) for plan in plans)
+    assert rows(looks.spans) == rows(does_not.spans)
+    assert rows(looks.waits) == rows(does_not.waits)
+
+
+@given(graphs, origins, seeds, machines())
+def test_what_is_selected_is_paid_once(graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware) -> None:
+    """A run ends later by at most the price of all that was chosen, and never earlier; copies share no link."""
+    assume(hardware.links["h2d"].channels == 1)
+    draws = drawn(graph, hardware, origin, seed)
+    price = hardware.host.reactive.select_ns
+    free = hardware.host.reactive.model_copy(update={"select_ns": 0})
+    cheap = hardware.model_copy(update={"host": hardware.host.model_copy(update={"reactive": free})})
+    plan = plan_of(graph, on_demand(graph), hardware)
+    ends = [max(s["end_ns"] for s in rows(play(graph, plan, machine, draws).spans)) for machine in (cheap, hardware)]
+    chosen = sum(len(draws.chosen(op, step)) for op in draws.chosen_bits for step in range(graph.steps))
+    assert 0 <= ends[1] - ends[0] <= price * chosen
 
 
 @given(graphs, origins, seeds, machines(), st.data())
