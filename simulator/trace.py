@@ -49,7 +49,10 @@ ADDRESSES = ("time_ns", "rank", "tier", "tensor", "offset_bytes", "delta_bytes")
 
 RESERVED = ("time_ns", "rank", "tier", "reserved_bytes", "largest_hole_bytes")
 """What an allocator keeps for itself from a time on, used or not, and the largest piece of it, and of what is left
-beside it, that it could give out."""
+beside it, that it could give out; `NO_HOLES` where each place has had its range since before the run."""
+
+NO_HOLES = -1
+"""In place of the largest hole: none is looked for."""
 
 COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_remap")
 """When something that fits found no hole, when nothing ran any more, and when there was a hole.

@@ -41,7 +41,12 @@ class FixedTier(AddressedTier):
         self._taken: defaultdict[int, int] = defaultdict(int)
         self._freed: defaultdict[int, int] = defaultdict(int)
         self._waiters: defaultdict[int, list[tuple[int, Taker]]] = defaultdict(list)
-        super().__init__(plain, rank, Reserved(layout.span_bytes, int(min(plain[2], 1 << 62))), recorder)
+        super().__init__(plain, rank, Reserved(layout.span_bytes), recorder)
+
+    @property
+    def in_pieces(self) -> str:
+        """That a place waits for its own range."""
+        return " (each place waits for the range that was chosen for it)"
 
     def settle(self, item: int, size: int) -> None:
         """Take room at time 0."""

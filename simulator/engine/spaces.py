@@ -7,6 +7,7 @@ from typing import Protocol
 
 from simulator.engine.holes import Holes, Range
 from simulator.engine.rounds import Wanted
+from simulator.trace import NO_HOLES
 
 Move = tuple[int, Range, Range]
 """A place (a tensor, or ``-1 - op``), where it was, and where it is."""
@@ -133,14 +134,14 @@ class Reserved:
 
     Parameters
     ----------
-    span, capacity
-        What it takes, and size of the tier [B].
+    span
+        What it takes [B].
     """
 
     __slots__ = ("largest_hole_bytes", "movable_bytes", "places", "reserved_bytes")
 
-    def __init__(self, span: int, capacity: int) -> None:
-        self.reserved_bytes, self.largest_hole_bytes, self.movable_bytes = span, capacity - span, 0
+    def __init__(self, span: int) -> None:
+        self.reserved_bytes, self.largest_hole_bytes, self.movable_bytes = span, NO_HOLES, 0
         self.places: dict[int, Range] = {}
 
     def give(self, item: int) -> Range:

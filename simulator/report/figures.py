@@ -80,7 +80,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     picture.text(0.01, 1 - 0.1 / picture.get_figheight(), _title(row), va="top", **(TEXT | {"fontsize": 11}))
     marks = [*_marks(row, spans, waits, tiers), *([("room", "--")] if any(limits) else [])]
     marks += [("end of a step", ":")] if row.graph.steps > 1 else []
-    side_legend(picture, [*marks, *(space_figure.MARKS if kept is not None else [])])
+    side_legend(picture, [*marks, *(space_figure.marks(kept) if kept is not None else [])])
     return picture
 
 

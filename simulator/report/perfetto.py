@@ -113,7 +113,8 @@ def _of_rank(view: OfRank, *, alone: bool) -> Iterator[Event]:
             yield from _memory(view, usage, view.rank)
     if (kept := space(view)) is not None:
         yield from _counter(f"{kept.tier}: reserved", view.rank, kept.time_ns, kept.reserved_bytes)
-        yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
+        if kept.has_holes:
+            yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
 
 
 def _names(view: OfRank, trace: Trace) -> Iterator[Event]:

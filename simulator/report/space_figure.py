@@ -13,9 +13,13 @@ from simulator.report.usage import Space
 HEIGHT_IN = 1.1
 HOLE, FREE = "#4477aa", "#dddddd"
 """Colours of the largest hole, and of what is free beside it."""
-MARKS = [("addresses", ""), ("largest hole", HOLE), ("free, in pieces", FREE), ("reserved, unused", "-")]
-"""What the legend says."""
 _COLUMNS = 2000
+
+
+def marks(space: Space) -> list[tuple[str, str]]:
+    """What the legend says."""
+    holes = [("largest hole", HOLE), ("free, in pieces", FREE)] if space.has_holes else [("free", FREE)]
+    return [("addresses", ""), *holes, ("reserved, unused", "-")]
 
 
 def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int]) -> None:
@@ -38,7 +42,8 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
     free, hole = limit_bytes - space.live_bytes[at], space.hole_bytes[at]
     unused = space.reserved_bytes[at] - space.live_bytes[at]
     unit, scale = byte_unit(float(max(free.max(initial=1), unused.max(initial=1))))
-    for values, colour in ((free, FREE), (np.minimum(hole, free), HOLE)):
+    layers = [(free, FREE), (np.minimum(hole, free), HOLE)] if space.has_holes else [(free, FREE)]
+    for values, colour in layers:
         ax.fill_between(time, 0, np.append(values, values[-1:]) / scale, step="post", color=colour, linewidth=0)
     ax.step(time, np.append(unused, unused[-1:]) / scale, where="post", color=INK, linewidth=0.8)
     events = [ends for ends in space.compactions_ns if ends[1] >= first and ends[0] <= last]
@@ -48,7 +53,9 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
     ax.set_ylabel(f"free {space.tier} [{unit}]", **TEXT)
     count = f"{len(events):,} compaction{'s' * (len(events) != 1)}"
     apart = quantity(int((free - np.minimum(hole, free)).max(initial=0)), "B")
-    says = f"{count}, at most {apart} free outside the largest hole"
+    says = (
+        f"{count}, at most {apart} free outside the largest hole" if space.has_holes else "offsets fixed before the run"
+    )
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
     ax.text(0.004, 0.96, says, transform=ax.transAxes, va="top", fontsize=8, color=INK, bbox=box)
     plain(ax)

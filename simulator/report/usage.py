@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simulator.graph import Graph, TensorKind
 from simulator.report.ranks import OfRank
 from simulator.report.rows import Row, quantity
+from simulator.trace import NO_HOLES
 
 Ints = NDArray[np.int64]
 
@@ -152,6 +153,11 @@ class Space:
     hole_bytes: Ints
     live_bytes: Ints
     compactions_ns: tuple[tuple[int, int], ...]
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether holes are looked for: not where each place has had its range since before the run."""
+        return NO_HOLES not in self.hole_bytes
 
 
 def space(row: Row) -> Space | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from stories import graph, machine, steps
 
@@ -16,6 +19,7 @@ from simulator.errors import InvariantError
 from simulator.hardware import Allocator
 from simulator.plan import Plan
 from simulator.referee import Drawn, check_trace
+from simulator.trace import Table
 
 TEXT = (
     "compute f; compute g; compute k; detach a hbm; detach c hbm; copy b hbm ddr; copy e hbm ddr; compute m; "
@@ -23,7 +27,7 @@ TEXT = (
 )
 
 
-def told(allocator: str = "best_fit") -> int:
+def told(allocator: str = "best_fit", spoil=lambda trace: trace) -> int:
     """Run a story in which d fits in bytes and in no hole, and hold it against the laws."""
     figures = Allocator.model_validate({"page": "10 B", "compaction": {"per_page": "2 ns"}})
     h = machine().model_copy(update={"allocator": figures})
@@ -34,7 +38,7 @@ def told(allocator: str = "best_fit") -> int:
         "story", h.tier_names, homes, steps(g, h, TEXT.replace("detach e ddr", "detach e hbm; detach e ddr")), 1
     )
     trace = engine.run([engine.Program(g, plan, durations_ns(g, h), allocator=allocator)], h)
-    check_trace(g, h, [Drawn(plan, None, allocator)], trace)
+    check_trace(g, h, [Drawn(plan, None, allocator)], spoil(trace))
     return len(trace.compactions)
 
 
@@ -73,3 +77,60 @@ def _at_once(self, head, key, size):
         self.note(item, *self.space.places[item])
     self.used += size
     return True
+
+
+def changed(table, row, column, by):
+    """A trace in which one number of a table is another one."""
+
+    def spoil(trace):
+        old = getattr(trace, table)
+        rows = np.stack([*old.whole().values()], axis=1)
+        rows[row, old.columns.index(column)] += by
+        new = Table(old.columns)
+        new.append(rows.tobytes())
+        return replace(trace, **{table: new})
+
+    return spoil
+
+
+def without_last_range(trace):
+    rows = np.stack([*trace.addresses.whole().values()], axis=1)[:-1]
+    new = Table(trace.addresses.columns)
+    new.append(rows.tobytes())
+    return replace(trace, addresses=new)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "law"),
+    [
+        (changed("compactions", 0, "start_ns", 1), "a compaction takes its price"),
+        (changed("compactions", 0, "asked_ns", 1), "what waits for compaction waits while one is asked for"),
+        (changed("addresses", -1, "offset_bytes", 1), "a range is freed where, and as large as, it was taken"),
+        (changed("addresses", 1, "time_ns", 1), "each place has one range, as large as it"),
+        (changed("compactions", 0, "is_remap", -1), "each place has one range|a compaction takes its price"),
+        (without_last_range, "a run ends with the places with which it began"),
+    ],
+)
+def test_a_trace_that_was_tampered_with_is_found(spoil, law):
+    with pytest.raises(InvariantError, match=law):
+        told(spoil=spoil)
+
+
+def test_offsets_chosen_before_the_run_need_no_compaction():
+    def spoil(trace):
+        new = Table(trace.compactions.columns)
+        new.append(np.array([[0, 0, 1, 1, 1, 0, 0]], np.int64).tobytes())
+        return replace(trace, compactions=new)
+
+    with pytest.raises(InvariantError, match="need no compaction"):
+        told("fixed", spoil)
+
+
+def test_ideal_rows_have_no_addresses():
+    def spoil(trace):
+        new = Table(trace.addresses.columns)
+        new.append(np.zeros((1, 6), np.int64).tobytes())
+        return replace(trace, addresses=new)
+
+    with pytest.raises(InvariantError, match="only places in an address space have addresses"):
+        told("ideal", spoil)

@@ -340,3 +340,11 @@ def test_what_is_free_lies_in_holes(in_pieces):
     assert (kept.reserved_bytes >= kept.live_bytes).all()
     assert (kept.hole_bytes <= 4_300_000 - kept.live_bytes).all()
     assert space(in_pieces["static"]) is None
+
+
+def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
+    scenario = chain.SCENARIO.replace("  - static\n", "  - {policy: static, label: laid, allocator: fixed}\n")
+    laid = hosim.run(chain.write(tmp_path, scenario=scenario))["laid"]
+    assert not space(laid).has_holes
+    assert "hbm: largest hole" not in {e["name"] for e in perfetto.events(laid) if e["ph"] == "C"}
+    assert "offsets fixed before the run" in [t.get_text() for t in figures.timeline(laid).axes[-1].texts]
