@@ -144,6 +144,12 @@ def test_a_comparison_is_what_hosim_diff_prints(tmp_path):
     assert f"{hosim.diff(tmp_path / 'at_33', tmp_path / 'at_50')}\n" == shown
 
 
+@pytest.mark.slow
+def test_what_a_claim_depends_on_is_what_hosim_sensitivity_prints():
+    ((name, shown),) = re.findall(r"<!-- output of: hosim sensitivity (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    assert f"{hosim.sensitivity([name])}\n" == shown
+
+
 RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```yaml\n(.*?)```", README, re.DOTALL))
 
 
