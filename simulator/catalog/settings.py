@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from simulator.catalog.faults import Path, of_validation, to_error
 from simulator.catalog.text import scalar
 from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.units import FieldError, nearest
+from simulator.units import FieldError, exact, nearest, parse
 
 Changed = TypeVar("Changed", bound=Document)
 _FIXED = ("schema", "name", "title", "sources", "assumed", "fitted")
@@ -173,16 +173,18 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
 
 
 def _times(value: Any, factor: Decimal) -> Any:
-    """A number, or a quantity as text, times a factor; ``inf`` stays."""
+    """A number, or a quantity as text, times a factor, of a quantity to the next whole one; ``inf`` stays."""
     if value == "inf":
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(Decimal(repr(value)) * factor)
-    number, _, unit = value.partition(" ") if isinstance(value, str) else ("", "", "")
-    try:
-        return f"{(Decimal(number) * factor).normalize():f} {unit}"
-    except InvalidOperation:
-        raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it") from None
+    for unit in ("B/s", "FLOP/s", "ns", "B"):
+        try:
+            whole = parse(value, unit)
+        except FieldError:
+            continue
+        return exact(int((Decimal(whole) * factor).to_integral_value()), unit)
+    raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it")
 
 
 def _at(data: Any, path: tuple[str, ...]) -> Any:

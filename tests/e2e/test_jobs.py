@@ -86,7 +86,7 @@ def test_hosim_plan_tells_each_graph(tmp_path, capsys):
 
 def story(tmp_path: Path) -> Path:
     """The scenario on the machine of the rank stories."""
-    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics"), "a story")
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics", "allocator"), "a story")
     (tmp_path / "hardware.yaml").write_text(catalog.dump(cluster(2).model_copy(update={"assumed": why})))
     text = SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")
     return written(tmp_path, "data: 2", text)
@@ -216,7 +216,7 @@ def test_plans_made_apart_fit_together_in_what_ranks_share(tmp_path):
     """Alone each of two ranks could store 40 B in a node's 60 B; together they share them, and say what is lacking."""
     document = cluster(2, hbm="50 B").model_dump(by_alias=True)
     document["tiers"]["ddr"]["capacity"] = "60 B"
-    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics"), "a story")
+    why = dict.fromkeys(("compute", "host", "tiers", "links", "topology", "fabrics", "allocator"), "a story")
     (tmp_path / "hardware.yaml").write_text(catalog.dump(Hardware.model_validate(document | {"assumed": why})))
     scenario = written(
         tmp_path, "data: 2", SCENARIO.split("expect:", maxsplit=1)[0].replace("dgx_h100", "hardware.yaml")

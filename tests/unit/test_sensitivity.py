@@ -3,11 +3,12 @@
 import pytest
 from matplotlib.colors import to_hex
 
+from simulator.catalog import multiplied, read_hardware, resolve
 from simulator.report.expectations import Verdict
 from simulator.report.sensitivity import Dependence, rows, sentences, text
 from simulator.report.tornado import tornado
 from simulator.scenario import Unstated
-from simulator.units import FieldError
+from simulator.units import FieldError, parse
 
 LENGTH = Unstated(parameter="length", fields=("workload.sequence",), low=1.0, high=9.0, multiple_of=2, why="a test")
 
@@ -76,3 +77,13 @@ def test_values_are_multiples_or_equal_parts_with_both_ends():
     assert (factor.values[0], factor.values[-1], factor.written(0.5)) == (0.5, 2.0, 0.5)
     with pytest.raises(FieldError, match="both ends of a range are factors"):
         factor.number("2 GB/s")
+
+
+def test_what_is_multiplied_stays_a_whole_quantity():
+    machine = read_hardware("ascend_910c_die")
+    factors = {"host.reactive.update": 1.8751, "links.h2d.bandwidth": 0.333333333333, "compute.achieved_bandwidth": 0.5}
+    found = multiplied(machine, factors)
+    assert found["host.reactive.update"] == "8.813 us"
+    assert parse(found["links.h2d.bandwidth"], "B/s") == 11_200_000_000
+    assert found["compute.achieved_bandwidth"] == 0.841 / 2
+    assert resolve("tiny_train_910c", scale=factors).hardware.host.reactive.update_ns == 8813
