@@ -6,6 +6,8 @@ import pytest
 
 import simulator as hosim
 
+pytestmark = pytest.mark.slow
+
 TRAINING = ["llama3_8b_2x2x2", "llama3_8b_no1_910c", "llama3_8b_offload_bandwidths", "llama3_8b_runtime_910c"]
 BY_BANDWIDTH = {
     "step at 33.6 GB/s, comparable to No.2",

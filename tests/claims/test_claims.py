@@ -17,12 +17,22 @@ WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_
 RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "moe_experts_on_demand"}
 """`test_many_ranks` and `test_experts` run each once, for its expectations and for what the README says."""
 SLOW = {
-    "deepseek_v3_nsa_kv_offload",
     "deepseek_v3_nsa_decode",
+    "deepseek_v3_nsa_kv_offload",
+    "deepseek_v3_nsa_longest",
+    "deepseek_v3_nsa_peak",
     "deepseek_v3_nsa_prefill",
     "kimi_k2_on_one_node",
+    "kv_longest_calibrated",
+    "llama3_8b_8x1x1",
+    "llama3_8b_fragmentation_910c",
+    "llama3_8b_offload_bandwidths",
+    "llama3_8b_runtime_910c",
+    "llama3_8b_train_h100",
     "prefill_decode_pools",
+    "residency_acceptance",
 }
+"""They take more than a few seconds."""
 
 
 def some(names):
@@ -55,10 +65,11 @@ def test_every_other_expectation_of_a_shipped_scenario_holds(name):
     assert [str(e) for e in results.expectations if e.is_broken] == []
 
 
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", README, re.DOTALL),
-)
+SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "shown"), SHOWN)
 def test_the_readme_shows_what_is_printed(names, shown):
     assert f"{Validation([checked(name) for name in names.split()])}\n" == shown
 

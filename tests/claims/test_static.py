@@ -55,7 +55,9 @@ def test_one_set_of_weights_serves_all_shipped_scenarios():
                 assert chosen.model_copy(update={"recompute": False}) == Options(), name
 
 
-@pytest.mark.parametrize("name", ["tiny_train_910c", "tiny_train_t4", "llama3_8b_train_h100"])
+@pytest.mark.parametrize(
+    "name", ["tiny_train_910c", "tiny_train_t4", pytest.param("llama3_8b_train_h100", marks=pytest.mark.slow)]
+)
 def test_static_is_never_behind_another_row_and_least_of_all_with_recompute(name):
     """A row that runs ops again is compared with the one that may, too."""
     results = hosim.run(name)

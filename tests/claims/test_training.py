@@ -7,6 +7,8 @@ import pytest
 
 import simulator as hosim
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 

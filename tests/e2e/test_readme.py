@@ -49,6 +49,7 @@ def test_the_baseline_of_eight_ranks_is_what_is_printed():
     assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
 
 
+@pytest.mark.slow
 def test_the_table_of_allocators_is_what_is_printed():
     (shown,) = re.findall(
         r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", README, re.DOTALL
@@ -58,6 +59,7 @@ def test_the_table_of_allocators_is_what_is_printed():
     assert all(verdict.holds for verdict in results.expectations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "counts"), [("64 GB", [40, 1, 18, 0]), ("58 GB", [65, 24, 38, 0])])
 def test_the_counts_of_compactions_are_what_comes_out(budget, counts, tmp_path):
     source = Path(__file__).parents[2] / "scenarios" / "llama3_8b_fragmentation_910c.yaml"
