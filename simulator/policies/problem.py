@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
-from math import isfinite
 
 from simulator.bounds.before import Before, own_streams
 from simulator.bounds.idle import Idle
@@ -247,37 +246,27 @@ class Problem:
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], int]:
-        names = {id(link): name for name, link in self.hardware.links.items()}
         number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
-        return {hop: number[names[id(link)]] for hop, link in self.links.items()}
+        return {hop: number[name] for hop, name in self._names.items()}
+
+    @cached_property
+    def _names(self) -> dict[tuple[int, int], str]:
+        names = {id(link): name for name, link in self.hardware.links.items()}
+        return {hop: names[id(link)] for hop, link in self.links.items()}
+
+    def wires(self, hop: tuple[int, int]) -> tuple[str, ...]:
+        """Names of the links that a copy over a hop keeps busy: those that a staged link goes via, or the link."""
+        return self.links[hop].via or (self._names[hop],)
+
+    def staged(self, hop: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        """Hops that a staged link goes via; none if the link is no such."""
+        ends = (self.hardware.links[wire] for wire in self.links[hop].via)
+        return tuple((self.tiers.index(link.source), self.tiers.index(link.target)) for link in ends)
 
     def servers(self, hop: tuple[int, int]) -> int:
         """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""
         link = self.links[hop]
         return link.channels if link.sharing == "servers" else 1
-
-    def crowded_ns(self, tensor: int, hop: tuple[int, int]) -> int:
-        """Time of a copy of the tensor over one link while all other links on its buses are busy [ns]."""
-        return int(self.copy_ns(tensor, *hop) * self._crowding[hop])
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether a bus may slow down the copies of some link."""
-        return any(factor > 1 for factor in self._crowding.values())
-
-    @cached_property
-    def _crowding(self) -> dict[tuple[int, int], float]:
-        """For each hop, how much longer its copies take if all links on its buses are busy, those of all ranks."""
-        rates = {name: link.bandwidth_bytes_per_s for name, link in self.hardware.links.items()}
-        factor = dict.fromkeys(rates, 1.0)
-        for key, bus in self.hardware.buses.items():
-            links = {name: times for name, times in self.hardware.passing(bus.links).items() if name in rates}
-            wanted = self.sharers.get(key, 1) * sum(times * rates[name] for name, times in links.items())
-            for name in links:
-                if isfinite(wanted):
-                    factor[name] = max(factor[name], wanted / bus.bandwidth_bytes_per_s)
-        names = {id(link): name for name, link in self.hardware.links.items()}
-        return {hop: factor[names[id(link)]] for hop, link in self.links.items()}
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Tiers of the fastest way from one tier to another, both ends included.

@@ -8,6 +8,7 @@ import simulator as hosim
 from simulator.builders.synthetic import decode
 from simulator.formats import graph_jsonl
 from simulator.graph import Job
+from simulator.policies.crowd import Crowd
 
 MACHINE = """
 schema: hosim/hardware/1
@@ -74,4 +75,5 @@ def test_the_problem_knows_who_shares(results):
     assert problem.sharers == {"supply": 8}
     assert problem.lone.sharers == {}
     weight = next(t for t, tensor in enumerate(problem.graph.tensors) if tensor.kind == "weight")
-    assert problem.crowded_ns(weight, (1, 0)) == 4 * problem.lone.crowded_ns(weight, (1, 0))
+    in_use = {(1, 0)}
+    assert Crowd(problem, in_use).copy_ns(weight, (1, 0)) == 4 * Crowd(problem.lone, in_use).copy_ns(weight, (1, 0))

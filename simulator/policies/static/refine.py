@@ -18,7 +18,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import pairwise
 
+from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
@@ -67,19 +69,27 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
     below = held(problem, augmented.gaps)
     if knobs.early_stores:
         stores = [one for one in augmented.cache_ops if one.role is Role.STORE]
-        changed.update(_forwards(problem, stores, timeline, below))
+        changed.update(_forwards(problem, stores, timeline, below, _crowd(problem, augmented)))
     changed.update(_backwards(_Layout(problem, analysis, augmented, timeline, knobs, below), augmented))
     return augmented.moved(changed)
 
 
-def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline, below: Room) -> dict[CacheOp, CacheOp]:
+def _crowd(problem: Problem, augmented: Augmented) -> Crowd:
+    """The copies of all cache operators."""
+    ways = {(one.source, one.target) for one in augmented.cache_ops if one.role is not Role.DETACH}
+    return Crowd(problem, {hop for source, target in ways for hop in pairwise(problem.path(source, target))})
+
+
+def _forwards(
+    problem: Problem, stores: Iterable[CacheOp], timeline: Timeline, below: Room, crowd: Crowd
+) -> dict[CacheOp, CacheOp]:
     """Let each channel take, whenever it is free, the store whose room is given up first."""
     by_channel: dict[int, list[CacheOp]] = {}
     for one in stores:
         by_channel.setdefault(problem.queue(_first_hop(problem, one)), []).append(one)
     found: dict[CacheOp, CacheOp] = {}
     for mine in by_channel.values():
-        for one, wanted in _served(problem, mine, timeline):
+        for one, wanted in _served(problem, mine, timeline, crowd):
             point = below.earliest(one, wanted, one.position)
             if point != one.position:
                 below.move(one, point)
@@ -87,7 +97,7 @@ def _forwards(problem: Problem, stores: Iterable[CacheOp], timeline: Timeline, b
     return found
 
 
-def _served(problem: Problem, stores: list[CacheOp], timeline: Timeline) -> Iterator[tuple[CacheOp, int]]:
+def _served(problem: Problem, stores: list[CacheOp], timeline: Timeline, crowd: Crowd) -> Iterator[tuple[CacheOp, int]]:
     """Yield the stores of a channel in the order in which it takes them, and the point at which it does."""
     gates = timeline.gate_ns
     arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
@@ -101,7 +111,7 @@ def _served(problem: Problem, stores: list[CacheOp], timeline: Timeline) -> Iter
             heappush(ready, (one.position, one.tensor, one.trip, one))
         _, _, _, one = heappop(ready)
         begin = max(servers[0], _written_ns(one, starts, durations))
-        heapreplace(servers, begin + problem.crowded_ns(one.tensor, _first_hop(problem, one)))
+        heapreplace(servers, begin + crowd.copy_ns(one.tensor, _first_hop(problem, one)))
         yield one, min(max(one.first, bisect_right(gates, begin) - 1), one.position)
 
 
@@ -139,6 +149,7 @@ class _Layout:
         below: Room,
     ) -> None:
         self.problem, self._timeline, self.knobs, self._below = problem, timeline, knobs, below
+        self._crowd = _crowd(problem, augmented)
         self._profile = Profile(analysis.live_bytes)
         self._earliest = _leave(self._profile, augmented, timeline)
         self._free_until: dict[int, list[int]] = {}
@@ -159,13 +170,13 @@ class _Layout:
         """Keep time for a store where copies in use the same queue."""
         hop, due = _first_hop(self.problem, one), self.latest_ns(one)[0]
         servers = self._servers(hop, due)
-        heapreplace(servers, -(min(due, -servers[0]) - self.problem.crowded_ns(one.tensor, hop)))
+        heapreplace(servers, -(min(due, -servers[0]) - self._crowd.copy_ns(one.tensor, hop)))
 
     def place(self, one: CacheOp) -> None:
         """Put a copy in at its cheapest position."""
         problem, starts, gates, knobs = self.problem, self._timeline.start_ns, self._timeline.gate_ns, self.knobs
         budget, hop = problem.budget_bytes, _last_hop(problem, one)
-        took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + problem.crowded_ns(one.tensor, hop)
+        took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + self._crowd.copy_ns(one.tensor, hop)
         due = starts[one.before] - knobs.slack_ns
         servers = self._servers(hop, due)
         begin = min(due, -servers[0]) - took

@@ -16,6 +16,7 @@ from heapq import heappop, heappush, heapreplace
 import numpy as np
 
 from simulator.plan import COMPUTE, COPY, Plan
+from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.trace import CAUSES, Trace
 
@@ -120,9 +121,8 @@ def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Ti
         Let copies in take no time: what remains is the waiting for room, which no position of theirs can avoid.
     """
     model = _Model(problem, plan, free_copies_in=free_copies_in)
-    steps = plan.fixed
     price = problem.hardware.host.fixed.step_ns
-    for kind, a, b, c in steps.codes() if steps is not None else ():
+    for kind, a, b, c in plan.fixed.codes() if plan.fixed is not None else ():
         model.issued_ns += price
         if kind == COMPUTE:
             model.compute(a)
@@ -152,6 +152,8 @@ class _Model:
         self._waits_for_end = problem.switches.copies_wait_for == "end"
         self._servers = {problem.queue(hop): [0] * problem.servers(hop) for hop in problem.links}
         self._queue_head = dict.fromkeys(self._servers, 0)
+        ends = set(zip(plan.fixed.kind, plan.fixed.b, plan.fixed.c, strict=True)) if plan.fixed is not None else set()
+        self._crowd = Crowd(problem, {(b, c) for kind, b, c in ends if kind == COPY})
         self._streams = problem.streams
         self.free_ns = [0] * (1 + max(self._streams, default=0))
         self.last_copy_ns = self.issued_ns = 0
@@ -202,16 +204,23 @@ class _Model:
         if inward:
             self._present[tensor] = 1
             begin = max(begin, self._take(self._sizes[tensor], gate))
-        end = begin if is_free else begin + self._problem.crowded_ns(tensor, hop)
+        end = begin if is_free else begin + self._crowd.copy_ns(tensor, hop)
         if not is_free:
             heapreplace(servers, end)
             self._queue_head[queue] = begin
             self.last_copy_ns = max(self.last_copy_ns, end)
+            self._pass_wires(tensor, hop, begin)
         if inward:
             self._ready[tensor] = end
         else:
             self._away_ready[tensor] = end
         self._idle_at[tensor] = max(self._idle_at[tensor], end)
+
+    def _pass_wires(self, tensor: int, hop: tuple[int, int], begin: int) -> None:
+        """Let the links that a staged link goes via serve its copy as well, as if it came first."""
+        for wire in self._problem.staged(hop):
+            servers = self._servers[self._problem.queue(wire)]
+            heapreplace(servers, max(servers[0], begin) + self._problem.copy_ns(tensor, *wire))
 
     def leave(self, tensor: int) -> None:
         self._present[tensor] = 0

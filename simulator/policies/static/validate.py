@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
+from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
 from simulator.policies.static.analyse import Analysis
@@ -21,7 +22,7 @@ from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
 from simulator.units import counted, human
 
-RESERVES = (0, 1, 4, 16)
+RESERVES = (0, 1, 2, 4, 8, 16)
 """Room kept for copies in under way, in units of the largest tensor that moves."""
 
 SLACKS = (0, 1, 2, 4, 8, 16)
@@ -87,6 +88,7 @@ class Validator:
         self._candidates = 0
         self._promising: list[Candidate] = []
         self._overrated = 1.0
+        self._without: tuple[Candidate, Timeline] | None = None
         self.best: Best[Candidate] = Best(problem)
 
     def run(self, improve: int = 0) -> Candidate:
@@ -106,15 +108,11 @@ class Validator:
         CapacityError
             If none fits: that of the least demand.
         """
-        plain = []
-        for selection in self._selections():
-            on_demand = self._write(selection, insert(self._problem, self._analysis, selection, self._score))
-            if on_demand is None:
-                continue
-            if not selection.gaps:
+        plain: list[Candidate] = []
+        for on_demand, knobs in self._trials(plain):
+            if not on_demand.selection.gaps:
                 return on_demand
-            plain.append(on_demand)
-            if self._place(on_demand):
+            if self._place(on_demand, knobs):
                 break
         self._replay_promising()
         self._fall_back(plain)
@@ -137,28 +135,56 @@ class Validator:
                 seen.append(selection.gaps)
                 yield selection
 
-    def _place(self, on_demand: Candidate) -> bool:
+    def _trials(self, plain: list[Candidate]) -> Iterator[tuple[Candidate, Sequence[Knobs]]]:
+        """Yield each selection, copied on demand, with ways to place its cache operators; keep those that fit."""
+        rounds: list[Sequence[Knobs]] = []
+        for selection in self._selections():
+            candidate = self._write(selection, insert(self._problem, self._analysis, selection, self._score))
+            if candidate is not None:
+                rounds = rounds or self._rounds(candidate)
+                plain.append(candidate)
+                yield candidate, rounds[0]
+        for knobs in rounds[1:]:
+            yield from ((candidate, knobs) for candidate in plain)
+
+    def _place(self, on_demand: Candidate, knobs: Iterable[Knobs]) -> bool:
         """Place the cache operators of one selection in several ways; say whether there is no more to gain."""
         problem, selection = self._problem, on_demand.selection
-        timeline = predict(problem, on_demand.plan, free_copies_in=True)
+        timeline = self._without_copies_in(on_demand)
         enough_ns = max(timeline.step_ns, problem.clock[-1]) * GOOD_ENOUGH
+        unit_ns = max(gap.in_ns for gap in selection.gaps)
         seen = None
-        for knobs in self._knobs(max(g.in_ns for g in selection.gaps)):
+        for one in knobs:
             if self._is_spent(selection) or self._promised_ns <= max(enough_ns, problem.bound_ns):
                 return True
-            augmented = refine(problem, self._analysis, on_demand.augmented, timeline, knobs)
+            in_time = replace(one, slack_ns=one.slack_ns * unit_ns)
+            augmented = refine(problem, self._analysis, on_demand.augmented, timeline, in_time)
             if augmented.cache_ops != seen:
                 seen = augmented.cache_ops
                 self._candidates += 1
                 self._offer(selection, augmented, timeline)
         return self._promised_ns <= enough_ns
 
-    def _knobs(self, unit_ns: int) -> Iterator[Knobs]:
-        """Ways to place the cache operators of a selection."""
-        for slack in SLACKS:
-            for early in (False, True):
-                yield Knobs(self._alpha, slack * unit_ns, early_stores=early)
-        yield Knobs(self._alpha, early_stores=True, eager=True)
+    def _without_copies_in(self, on_demand: Candidate) -> Timeline:
+        """Predict a candidate as if its copies in took no time; the last one asked for is at hand."""
+        if self._without is None or self._without[0] is not on_demand:
+            self._without = on_demand, predict(self._problem, on_demand.plan, free_copies_in=True)
+        return self._without[1]
+
+    def _rounds(self, on_demand: Candidate) -> list[Sequence[Knobs]]:
+        """Ways to place the cache operators of each selection, round by round; slack in units of the longest copy in.
+
+        Where copies in take longer than the step would without them, none can be hidden by slack, and it counts how
+        much moves: all selections are tried with copies as early as there is room for them, before anything finer.
+        """
+        just_in_time = [Knobs(self._alpha, slack, early_stores=early) for slack in SLACKS for early in (False, True)]
+        eager = Knobs(self._alpha, early_stores=True, eager=True)
+        busy_ns: dict[int, int] = {}
+        for gap in on_demand.augmented.gaps:
+            busy_ns[gap.away] = busy_ns.get(gap.away, 0) + gap.in_ns
+        if not busy_ns or max(busy_ns.values()) <= self._without_copies_in(on_demand).step_ns:
+            return [[*just_in_time, eager]]
+        return [[just_in_time[0], eager], just_in_time[1:]]
 
     @property
     def _promised_ns(self) -> int | float:
@@ -176,7 +202,7 @@ class Validator:
         if self.best.replays == 0:
             self.best.offer(candidate.plan, candidate)
             self.best.predicted_ns = self.best.step_ns
-            if self._problem.is_crowded and self.best.step_ns < math.inf:
+            if Crowd(self._problem, self._problem.links).is_felt and self.best.step_ns < math.inf:
                 said_ns = predict(self._problem, candidate.plan).step_ns
                 self._overrated = max(1.0, said_ns / self.best.step_ns)
             return
