@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from itertools import pairwise
 from math import log2
 
 import pytest
@@ -15,16 +16,19 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
-from simulator.policies.static import Options, Weights, explained
+from simulator.policies.crowd import Crowd
+from simulator.policies.static import Options, Weights, explained, validate
 from simulator.policies.static.analyse import analyse
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.insert import insert
 from simulator.policies.static.ledger import ledger
+from simulator.policies.static.refine import refine
 from simulator.policies.static.score import TERMS, Scorer
 from simulator.policies.static.select import Decision, ranked, select
 from simulator.policies.static.tiers import assign
 from simulator.policies.static.timeline import observe, predict
 from simulator.policies.static.write import write
+from simulator.policies.writer import Writer
 from simulator.report import decisions, plan_files
 
 
@@ -247,6 +251,75 @@ def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
     p = problem(train(8, size=40, duration=10), budget=120, hardware=Hardware.model_validate(document))
     assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1, 2}
     assert replay(p, POLICIES["static"].plan(p)).peak_bytes["pool"] > 0
+
+
+def staged(ddr, read="0.5 GB/s"):
+    """An SSD behind DDR whose copies reach HBM in chunks of 1 B, over the link that those from DDR take."""
+    document = two_tiers(ddr).model_dump(mode="json")
+    document["links"]["read"]["bandwidth"] = read
+    document["links"]["ssd_to_hbm"] = {"source": "ssd", "target": "hbm", "via": ["read", "h2d"], "chunk": "1 B"}
+    document["links"]["hbm_to_ssd"] = {"source": "hbm", "target": "ssd", "via": ["d2h", "write"], "chunk": "1 B"}
+    return Hardware.model_validate(document)
+
+
+def streamed(layers=12, duration=2):
+    """Weights of 10 B, each read by one op of a step."""
+    weights = [f"w{i:02}" for i in range(layers)]
+    ops = [f"o{i:02}: {name} ->, {duration} ns" for i, name in enumerate(weights)]
+    g = graph(", ".join(f"{name} 10 persistent" for name in weights), *ops, steps=2)
+    weight = TensorKind.WEIGHT
+    return replace(g, tensors=tuple(replace(t, kind=weight) for t in g.tensors)), dict.fromkeys(weights, FREE)
+
+
+def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
+    """Each copy takes five times as long as an op, and from the SSD ten times, over the same link."""
+    g, homes = streamed()
+    p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
+    assert p.wires((2, 0)) == ("read", "h2d")
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1}
+
+
+def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
+    """DDR has room for two of three, beside the chunks; the link is busy all the time, and the SSD half of it."""
+    g, homes = streamed()
+    p = problem(g, budget=30, homes=homes, hardware=staged("84 B"))
+    gaps = assign(p, analyse(p).candidates, Scorer(p, Weights()))
+    further = sorted(gap.before for gap in gaps if gap.away == 2)
+    assert len(further) == 4
+    assert all(2 <= after - before <= 5 for before, after in pairwise(further))
+
+
+def test_a_link_is_foreseen_to_serve_what_a_staged_link_brings_over_it():
+    """From the SSD 10 B come in 20 ns, at half the rate of the link into HBM; 20 B from DDR have the other half."""
+    g = graph("a 10 persistent, b 10 persistent, c 10 persistent", "run: a b c ->, 5 ns", steps=2)
+    p = problem(g, homes={"a": 2, "b": 1, "c": 1}, hardware=staged("1 kB"))
+    writer = Writer(p, "test")
+    for tensor in range(3):
+        writer.fetch(tensor)
+    writer.compute(0)
+    plan = writer.finish()
+    assert predict(p, plan).step_ns == 30 + 5
+    assert abs(replay(p, plan).step_ns - 35) <= 2  # the fill of one chunk on each link
+
+
+def test_a_bus_slows_only_what_is_copied_beside_something_else():
+    """Copies in have 1.5 B/ns of the bus for themselves, and two thirds of it beside as many copies out."""
+    document = staged("1 kB").model_dump(mode="json")
+    document["buses"] = {"both": {"links": ["d2h", "h2d"], "bandwidth": "1.5 GB/s"}}
+    g, homes = streamed()
+    p = problem(g, homes=homes, hardware=Hardware.model_validate(document))
+    assert Crowd(p, {(1, 0)}).copy_ns(0, (1, 0)) == 10
+    assert Crowd(p, {(1, 0), (2, 0)}).copy_ns(0, (1, 0)) == 10
+    assert Crowd(p, {(1, 0), (0, 1)}).copy_ns(0, (1, 0)) == 13
+
+
+def test_where_links_are_the_limit_each_selection_is_tried_as_early_as_can_be_before_anything_finer(monkeypatch):
+    tried = []
+    monkeypatch.setattr(validate, "refine", lambda *args: tried.append(args[-1]) or refine(*args))
+    g, homes = streamed()
+    POLICIES["static"].plan(problem(g, budget=30, homes=homes, hardware=staged("84 B")), {"improve": 0})
+    first_finer = next(i for i, knobs in enumerate(tried) if knobs.slack_ns)
+    assert sum(knobs.eager for knobs in tried[:first_finer]) >= 2
 
 
 def test_observe_reads_the_timeline_that_predict_foresees():

@@ -7,8 +7,9 @@ call a last resort is only taken if the budget cannot be met otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -16,6 +17,8 @@ from simulator.document import Part
 from simulator.graph import TensorKind
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Idle
+
+Alike = TypeVar("Alike")
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -127,6 +130,20 @@ class Scorer:
         if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
             return "optimizer state: the update is shorter than its copies"
         return ""
+
+
+def spread(row: Sequence[Alike]) -> list[Alike]:
+    """Order what has the same score so that however many are taken from the front, they lie evenly over the row.
+
+    Parameters
+    ----------
+    row
+        What has the same score, in the order of the step.
+    """
+    if len(row) < 3:
+        return [*row]
+    width = (len(row) - 1).bit_length()
+    return [row[i] for i in sorted(range(len(row)), key=lambda i: int(f"{i:0{width}b}"[::-1], 2))]
 
 
 def _update_is_short(problem: Problem) -> bool:

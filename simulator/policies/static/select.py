@@ -15,7 +15,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis, Idle, lives_away_if_it_moves
 from simulator.policies.static.room import Room, chooses, held
-from simulator.policies.static.score import Rank, Score
+from simulator.policies.static.score import Rank, Score, spread
 
 
 class Decision(StrEnum):
@@ -102,17 +102,17 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle
     """Sort the candidates: those that the rules by kind do not mind first, then by score.
 
     Those with the same score take turns by the op that needs them back, since all that one op needs must be there at
-    once: where they are blocks of a few caches, some of each leave rather than all of a few. Then by tensor and op.
+    once: where they are blocks of a few caches, some of each leave rather than all of a few. They are spread over
+    the step, of which tensors follow the course.
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
     before: dict[tuple[bool, float, int], int] = {}
-    turns = []
+    alike: dict[tuple[bool, float, int], list[tuple[Idle, Score]]] = {}
     for pair in found:
-        key = (*_turn(pair)[:2], pair[0].before)
-        turns.append(before.get(key, 0))
-        before[key] = turns[-1] + 1
-    order = sorted(range(len(found)), key=lambda i: (*_turn(found[i])[:2], turns[i], i))
-    return [found[i] for i in order]
+        key = bool(pair[1].last_resort), -pair[1].total, pair[0].before
+        before[key] = turn = before.get(key, -1) + 1
+        alike.setdefault((key[0], key[1], turn), []).append(pair)
+    return [pair for key in sorted(alike) for pair in spread(alike[key])]
 
 
 def _turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:

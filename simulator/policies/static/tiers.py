@@ -1,21 +1,29 @@
 """Where to: the tier that each chosen gap is spent in, by capacity and bandwidth.
 
 A tensor that has no home of its own may go to any tier that links reach. It goes to the one with the fastest round
-trip, unless its links are busy for longer than the step computes while those of another are less so. What is then too
+trip, unless its links are busy for longer than the step computes while those of another are less so; a staged link
+keeps those busy that it goes via, so that a tier behind another one's link relieves it of nothing. What is then too
 much for a tier goes on to the next: that one is to it what the first is to the compute tier, so that the same score
-chooses, with the prices of the longer way.
+chooses, with the prices of the longer way. A step lasts as long as its busiest link at least, and idle times count in
+that time. Of those with about the same score every other one goes, or every fourth, evenly over the step: neither
+way then waits while the other has all to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+from simulator.cost import transfer_ns
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Idle
 from simulator.policies.static.room import Room, Run, chooses, runs
-from simulator.policies.static.score import Rank
+from simulator.policies.static.score import Rank, spread
+
+DIGITS = 1
+"""Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
 def assign(
@@ -56,7 +64,7 @@ class _Places:
     def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
         self._problem, self._runs, self._room = problem, found, Room(problem)
         self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
-        self._busy_ns = dict.fromkeys(problem.links, 0)
+        self._busy_ns = dict.fromkeys(problem.hardware.links, 0)
         self._tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
 
     def chosen(self) -> Iterator[tuple[Run, int]]:
@@ -69,8 +77,8 @@ class _Places:
             tier = run[0].away
         else:
             tier = self._choose(run) if settled == NOWHERE else settled
-        for hop, taken_ns in self._copies(run, tier):
-            self._busy_ns[hop] += taken_ns
+        for wire, taken_ns in self._copies(run, tier):
+            self._busy_ns[wire] += taken_ns
         self._room.enter(run, tier)
         return tier
 
@@ -81,15 +89,19 @@ class _Places:
         return next((t for t in tiers if load[t] <= computes_ns), min(tiers, key=lambda t: (load[t], tiers.index(t))))
 
     def _load_ns(self, run: Run, tier: int) -> int:
-        return max((self._busy_ns[hop] + taken_ns for hop, taken_ns in self._copies(run, tier)), default=0)
+        return max((self._busy_ns[wire] + taken_ns for wire, taken_ns in self._copies(run, tier)), default=0)
 
-    def _copies(self, run: Run, tier: int) -> list[tuple[tuple[int, int], int]]:
-        """Links that the run's copies take, and for how long each [ns]."""
-        problem, here, tensor = self._problem, self._problem.compute_tier, run[0].tensor
-        out = list(pairwise(problem.path(here, tier))) if any(gap.out_ns for gap in run) else []
-        back = sum(1 for gap in run if gap.in_ns)
-        found = [(hop, problem.copy_ns(tensor, *hop)) for hop in out]
-        return found + [(hop, back * problem.copy_ns(tensor, *hop)) for hop in pairwise(problem.path(tier, here))]
+    def _copies(self, run: Run, tier: int) -> list[tuple[str, int]]:
+        """Links that the run's copies keep busy, and for how long each [ns]."""
+        here, size = self._problem.compute_tier, run[0].size_bytes
+        out, back = any(gap.out_ns for gap in run), sum(1 for gap in run if gap.in_ns)
+        found = self._passes(size, here, tier) if out else []
+        return found + [(wire, back * taken_ns) for wire, taken_ns in self._passes(size, tier, here)]
+
+    def _passes(self, size_bytes: int, source: int, target: int) -> list[tuple[str, int]]:
+        links = self._problem.hardware.links
+        wires = (wire for hop in pairwise(self._problem.path(source, target)) for wire in self._problem.wires(hop))
+        return [(wire, transfer_ns(size_bytes, links[wire])) for wire in wires]
 
     def relieve(self, tier: int, further: int, score: Rank) -> None:
         """Let what is too much for a tier go on to another, by the score there, and take back what was needless."""
@@ -107,14 +119,26 @@ class _Places:
 
     def _ranked(self, tier: int, further: int, score: Rank) -> list[int]:
         """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
-        keys = {}
+        alike: dict[tuple[bool, float], list[int]] = {}
         for number, run in enumerate(self._runs):
             is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
             if self._tiers[number] == tier and not is_settled:
-                scores = [score(gap.spent_in(self._problem, further)) for gap in run]
+                scores = [score(self._stretched(gap.spent_in(self._problem, further))) for gap in run]
                 last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
-                keys[number] = last_resort, -worst, run[0].tensor, run[0].after
-        return sorted(keys, key=keys.__getitem__)
+                alike.setdefault((last_resort, -round(worst, DIGITS)), []).append(number)
+        return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=self._turn))]
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        first = self._runs[number][0]
+        return first.before, first.tensor
+
+    def _stretched(self, gap: Idle) -> Idle:
+        """The gap with idle times as in a step that lasts as long as its busiest link."""
+        computes_ns, lasts_ns = max(1, self._problem.clock[-1]), max(self._busy_ns.values(), default=0)
+        if lasts_ns <= computes_ns:
+            return gap
+        lead_ns, trail_ns = (idle_ns * lasts_ns // computes_ns for idle_ns in (gap.lead_ns, gap.trail_ns))
+        return replace(gap, lead_ns=lead_ns, trail_ns=trail_ns)
 
     def _move(self, number: int, tier: int) -> None:
         self._room.enter(self._runs[number], self._tiers[number], -1)
