@@ -10,6 +10,7 @@ Streams and links that such a tier may stop are of classes of their own; those o
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -67,7 +68,8 @@ def _fixed(plain: Plain, rank: int, program: Program, recorder: Recorder) -> Add
     if program.plan.fixed is None:
         must, do = "offsets are fixed for a plan that is made before the run", "let the row name another allocator"
         raise ScopeError(f"plan {program.plan.name!r}", must, "one that decides while it runs", do)
-    layout = offsets(program.graph, program.plan, plain[1])
+    room = int(plain[2]) if isfinite(plain[2]) else None
+    layout = offsets(program.graph, program.plan, plain[1], room)
     check_span(program.graph, layout, plain[0], plain[2])
     return FixedTier(plain, rank, layout, recorder)
 

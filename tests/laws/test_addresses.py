@@ -8,6 +8,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 from rank_strategies import jobs
+from stories import graph, machine, play
 from strategies import Case, allocators, cases
 
 from simulator import engine
@@ -81,10 +82,14 @@ def test_a_caching_allocator_reserves_what_it_gives_out_and_no_more_than_there_i
     assert most <= trace.reserved.whole()["reserved_bytes"].max(initial=0)
 
 
-@given(cases(streams=2))
-def test_fixed_offsets_never_overlap_and_span_no_less_than_what_is_live(case):
-    layout = offsets(case.graph, case.plan, 0)
+@given(cases(streams=2), st.none() | st.integers(0, 400))
+def test_fixed_offsets_never_overlap_and_span_no_less_than_what_is_live(case, spare):
+    room = None if spare is None else case.budget_bytes + spare
+    layout = offsets(case.graph, case.plan, 0, room)
     assert layout.live_bytes <= layout.span_bytes
+    if room is not None and layout.span_bytes > room:
+        event("does not fit")
+        assert layout.span_bytes <= offsets(case.graph, case.plan, 0).span_bytes
     steps = len(case.plan.fixed.kind)
     placed = list(zip(layout.tenancies, layout.offsets, strict=True))
     for i, (one, at) in enumerate(placed):
@@ -95,7 +100,7 @@ def test_fixed_offsets_never_overlap_and_span_no_less_than_what_is_live(case):
 
 @given(cases(streams=2), st.integers(0, 40))
 def test_a_plan_whose_fixed_offsets_fit_never_blocks_and_compacts_nothing(case, spare):
-    layout = offsets(case.graph, case.plan, 0)
+    layout = offsets(case.graph, case.plan, 0, case.budget_bytes + spare)
     if layout.span_bytes > case.budget_bytes + spare:
         event("does not fit")
         with pytest.raises(CapacityError) as caught:
@@ -106,6 +111,23 @@ def test_a_plan_whose_fixed_offsets_fit_never_blocks_and_compacts_nothing(case, 
     trace = run(case, "fixed", case.hardware, spare)
     assert trace.status == "ok"
     assert not len(trace.compactions)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 6))
+def test_alike_places_that_leave_in_order_wait_for_ranges_as_for_bytes_and_less_in_a_larger_span(times, ranges):
+    g = graph(
+        ", ".join(f"t{i} 30" for i in range(len(times))),
+        *(f"f{i}: -> t{i}, {ns} ns" for i, ns in enumerate(times)),
+    )
+    text = "; ".join(f"compute f{i}; copy t{i} hbm ddr; detach t{i} hbm" for i in range(len(times)))
+    text += "; " + "; ".join(f"detach t{i} ddr" for i in range(len(times)))
+    hardware = [machine(f"{30 * count} B") for count in (ranges, ranges + 1)]
+    tighter, fixed = (play(one, g, text, allocator="fixed") for one in hardware)
+    ideal = play(hardware[1], g, text)
+    took, longer = (trace.spans.whole()["end_ns"].max() for trace in (fixed, tighter))
+    event("waits less" if took < longer else "as long")
+    assert happened(fixed) == happened(ideal)
+    assert took <= longer
 
 
 @given(jobs(), allocators, st.sampled_from(["best_fit", "caching", "fixed"]))

@@ -89,7 +89,7 @@ def test_17_all_streams_stop_and_say_so():
 
 
 def test_17_offsets_fixed_before_the_run_make_a_place_wait_for_who_had_its_range():
-    h, g = machine(), graph(*THREE)
+    h, g = machine("90 B"), graph(*THREE)
     text = (
         "compute f; compute g; compute k; copy a hbm ddr; detach a hbm; detach c hbm; compute m; compute n; "
         "detach b hbm; detach d hbm; detach a ddr"
@@ -100,6 +100,17 @@ def test_17_offsets_fixed_before_the_run_make_a_place_wait_for_who_had_its_range
     assert timeline(t, g, h)[3:] == ["20-50 d2h a", "50-60 m", "60-65 n"]
     assert waits(t, g) == ["30-50 m capacity"], "d lies where a and c lay"
     assert len(t.compactions) == 0
+
+
+def test_17_a_range_rests_as_long_as_it_can_before_it_is_used_again():
+    g = graph("a 30, b 30", "f: -> a, 10 ns", "g: -> b, 10 ns")
+    text = "compute f; copy a hbm ddr; detach a hbm; compute g; detach b hbm; detach a ddr"
+    t = play(machine("30 B"), g, text, allocator="fixed")
+    assert timeline(t, g, machine()) == ["0-10 f", "10-40 d2h a", "40-50 g"], "there is one range"
+    t = play(machine("60 B"), g, text, allocator="fixed")
+    assert waits(t, g) == [], "b could lie where a lay, but there is room beside it"
+    lies = [row[0] for row in rows(t.addresses, "offset_bytes", "delta_bytes") if row[1] > 0]
+    assert lies == [0, 30]
 
 
 def test_17_a_runtime_has_no_offsets_before_the_run():

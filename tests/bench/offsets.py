@@ -1,0 +1,71 @@
+"""How the search for fixed offsets grows with the number of places, and what it spans and takes.
+
+    python tests/bench/offsets.py
+
+Places are made up: `nested`, as of a training step in which what forward makes is used in backward, and `drawn`, with
+sizes and lengths at random. Times are processor seconds of this process; the exponent is the slope of log time over log
+places between the smallest and the largest number. `spread` is given 1.3 times what is live at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+
+from simulator.offsets.packing import tight
+from simulator.offsets.resting import spread
+from simulator.offsets.tenancy import Tenancy, live_bytes, span
+
+PLACES = (1_000, 4_000, 16_000)
+MUST = {"spread": 1.15}
+
+
+def nested(count: int) -> list[Tenancy]:
+    """Half of the places last from forward to backward, half are short."""
+    draw, half = random.Random(0), count // 2
+    sizes = [draw.randint(1, 50) for _ in range(16)]
+    long = [Tenancy(i, sizes[i % 16], i, count - i) for i in range(half)]
+    return long + [Tenancy(half + i, sizes[i * 7 % 16], i, i + draw.randint(0, 4)) for i in range(half)]
+
+
+def drawn(count: int) -> list[Tenancy]:
+    """Places of 1 to 100 bytes that last about 20 steps."""
+    draw = random.Random(0)
+    starts = [draw.randrange(count) for _ in range(count)]
+    ends = [min(count, start + int(draw.expovariate(1 / 20))) for start in starts]
+    return [Tenancy(i, draw.randint(1, 100), *stay) for i, stay in enumerate(zip(starts, ends, strict=True))]
+
+
+def spread_out(places: list[Tenancy], steps: int, live: int) -> list[int]:
+    """In a span that leaves room; in more if that does not suffice."""
+    found = spread(places, steps, live * 13 // 10)
+    return spread(places, steps, live * 2) or [] if found is None else found
+
+
+def seconds(
+    search: Callable[[list[Tenancy], int, int], list[int]], places: list[Tenancy], steps: int
+) -> tuple[float, float]:
+    """How long a search takes, the least of three, and its span over what is live at once."""
+    live, took = max(live_bytes(places, steps)), []
+    for _ in range(3):
+        began = time.process_time()
+        found = search(places, steps, live)
+        took.append(time.process_time() - began)
+    return min(took), span(places, found) / live
+
+
+def main() -> None:
+    """Print a line for each."""
+    for name, search, kinds in (("spread", spread_out, (nested, drawn)), ("tight", tight, (drawn,))):
+        for kind in kinds:
+            found = [seconds(search, kind(count), count + 1) for count in PLACES]
+            slope = math.log(found[-1][0] / found[0][0]) / math.log(PLACES[-1] / PLACES[0])
+            told = ", ".join(f"{n}: {s:.3f} s, span {over:.3f}" for n, (s, over) in zip(PLACES, found, strict=True))
+            must = f" (must: {MUST[name]})" if name in MUST else ""
+            print(f"{name} {kind.__name__}: {told}; exponent {slope:.2f}{must}")
+
+
+if __name__ == "__main__":
+    main()
