@@ -23,6 +23,7 @@ from simulator.policies.problem import Problem, streams_of
 from simulator.policies.turns import staggered
 from simulator.report.names import folder_names
 from simulator.run.execute import Trier
+from simulator.run.granted import granted
 from simulator.run.lots import Lots
 from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
@@ -206,7 +207,7 @@ def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
         What is to be solved.
     """
     if choice.allocator != "ideal" and problem.under is not None:
-        problem = problem.under(choice.allocator)
+        problem, decide = problem.under(choice.allocator), partial(granted, decide=decide)
     if choice.staggered:
         return staggered(problem, decide)
     return decide(problem.lone or problem if choice.alone else problem)
