@@ -90,7 +90,9 @@ def shown(column: str, value: object) -> str:
             return quantity(value, unit)
     if column.endswith("_fraction") or column == "utilisation":
         return percent(value)
-    return ratio(value) if column.startswith(("slowdown_", "crowding_", "demand_")) else str(value)
+    if column.startswith(("slowdown_", "crowding_", "demand_")):
+        return ratio(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def signed(share: float | None) -> str:

@@ -49,7 +49,7 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
     events = [ends for ends in space.compactions_ns if ends[1] >= first and ends[0] <= last]
     for start, end in events:
         ax.axvspan(start / size, end / size, color=colours.CAUSE["compaction"], alpha=0.35, linewidth=0)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.25 * max(free.max(initial=0), unused.max(initial=0)) / scale or 1)
     ax.set_ylabel(f"free {space.tier} [{unit}]", **TEXT)
     count = f"{len(events):,} compaction{'s' * (len(events) != 1)}"
     apart = quantity(int((free - np.minimum(hole, free)).max(initial=0)), "B")
