@@ -21,7 +21,7 @@ CAUSE = {
     "capacity": "#ee7733",
     "transfer": "#cc3311",
     "host": "#ee3377",
-    "compaction": "#009988",
+    "compaction": "#663333",
     "peer": "#33bbee",
     "order": "#0077bb",
     "collective": "#ccbb44",

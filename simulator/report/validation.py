@@ -194,12 +194,17 @@ def sentences(checked: Sequence[Checked]) -> list[str]:
     """
     words: dict[str, set[str]] = {}
     for _, verdict in _lines(checked):
-        words.setdefault(_name(verdict), set()).add(verdict.word)
+        if verdict.printed:
+            words.setdefault(_name(verdict), set()).add(verdict.word)
     worst = {name: next(word for word in _WORST_FIRST if word in found) for name, found in words.items()}
     count = {word: sum(one == word for one in worst.values()) for word in _WORST_FIRST}
     said = [_explained(checked, [name for name, word in worst.items() if word == "holds"])]
     rest = [f"{count[word]} {what}" for word, what in _TOLD.items() if count[word]]
     said += [f"Of {counted(len(worst), 'printed figure')} {listed(rest)}."] if rest else []
+    guards = sum(verdict.is_broken and not verdict.printed for one in checked for verdict in one.verdicts)
+    said += (
+        [f"BROKEN as well: {counted(guards, 'figure')} that nobody printed, but that we obtained."] if guards else []
+    )
     for one in checked:
         for verdict in one.verdicts:
             if verdict.is_broken:
@@ -215,7 +220,8 @@ def _name(verdict: Verdict) -> str:
 
 def _explained(checked: Sequence[Checked], held: Sequence[str]) -> str:
     """Say how many figures that held stand on how many free parameters."""
-    uses = {_name(verdict): one.fits_of(verdict) for one, verdict in _lines(checked) if _name(verdict) in held}
+    printed = [(one, verdict) for one, verdict in _lines(checked) if verdict.printed]
+    uses = {_name(verdict): one.fits_of(verdict) for one, verdict in printed if _name(verdict) in held}
     free = [fit.parameter for fit in _free(checked).values()]
     alone = sum(not fits for fits in uses.values())
     if not free:

@@ -29,8 +29,8 @@ def test_committed_without_outputs(path):
             assert cell.execution_count is None
 
 
-SLOW = {"02_reproduce_hyperoffload"}
-"""They take longer than a minute on a busy machine."""
+SLOW = {"02_reproduce_hyperoffload", "03_static_or_reactive"}
+"""They take longer than half a minute on a busy machine."""
 
 
 @pytest.mark.parametrize(
