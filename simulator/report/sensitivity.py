@@ -207,14 +207,16 @@ def table(group: Sequence[Dependence]) -> list[Column]:
 
 
 def sentences(found: Sequence[Dependence]) -> list[str]:
-    """Say what each figure depends on most, and how all this is meant.
+    """Say what each figure depends on most, how all this is meant, and where free parameters are counted.
 
     Parameters
     ----------
     found
         What came of it.
     """
-    return [*(sentence for group in by_figure(found) for sentence in _told(group)), _MEANT]
+    names = " ".join(dict.fromkeys(one.scenario for one in found))
+    counts = f"How many free parameters explain how many printed figures: hosim validate {names}"
+    return [*(sentence for group in by_figure(found) for sentence in _told(group)), _MEANT, counts]
 
 
 def _told(group: Sequence[Dependence]) -> Iterator[str]:

@@ -19,6 +19,7 @@ BY_BANDWIDTH = {
     "our own step under the runtime",
 }
 BY_COMPACTION = {
+    "our own step of No.1",
     "our own step under the runtime",
     "our own compactions",
 }

@@ -90,6 +90,8 @@ def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"chain.png", "report.html", "summary.csv", "summary.json"}
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 1
+    assert "<p>How many free parameters explain how many printed figures: hosim validate chain</p>" in page
+    assert done.out.endswith("\nHow many free parameters explain how many printed figures: hosim validate chain\n")
     assert "the step holds for any room that was tried." in page
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     again = hosim("sensitivity", path, "--workers", "1", "--json")
