@@ -304,9 +304,17 @@ class Scenario(Document):
 
     @model_validator(mode="after")
     def _printed_figures_have_names(self) -> Self:
+        names: dict[tuple[object, str], str] = {}
         for index, expectation in enumerate(self.expect if self.claim else ()):
-            if expectation.printed is not None and expectation.figure is None:
+            if expectation.printed is None:
+                continue
+            at = ("expect", str(index), "figure")
+            if expectation.figure is None:
                 must = "a printed figure that puts a claim to the test has a name"
                 do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
-                raise FieldError(must, "none", do, ("expect", str(index), "figure"))
+                raise FieldError(must, "none", do, at)
+            known = names.setdefault((expectation.printed, expectation.source), expectation.figure)
+            if known != expectation.figure:
+                must, do = "what one source prints has one name", f"name it {known!r} here, too; fitted is told by name"
+                raise FieldError(must, f"{expectation.printed} of that source as {expectation.figure!r}", do, at)
         return self

@@ -129,3 +129,5 @@ def test_the_printed_figures_of_a_claim_have_names():
     claim = {"sentence": "a step takes 1 s", "source": "a paper"}
     message = "a printed figure that puts a claim to the test has a name, found none; add figure: "
     assert refusal(claim=claim, expect=[{"row": "static", "printed": "1 s"}]).startswith(message)
+    two = [{"row": "static", "printed": "1 s", "figure": name} for name in ("step", "other")]
+    assert refusal(claim=claim, expect=two).startswith("what one source prints has one name, found 1 s of that source")
