@@ -11,7 +11,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 SAID = {
     "01_first_timeline": (4, ["resident does not fit in hbm", "static: ", "makes the step free"]),
-    "02_reproduce_hyperoffload": (3, ["missed    15", "the host 5 ms", "at 33.6 GB/s: 23 % shorter"]),
+    "02_reproduce_hyperoffload": (3, ["Of 49 printed figures", "the host 5 ms", "at 33.6 GB/s: 23 % shorter"]),
     "03_static_or_reactive": (2, ["static and reactive tie", "a reserve of 5 % costs 0.1 % of the step"]),
 }
 """By notebook, how many pictures it draws, and some of what it prints."""
