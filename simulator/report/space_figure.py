@@ -9,6 +9,7 @@ from simulator.report import colours
 from simulator.report.drawing import INK, TEXT, byte_unit, plain
 from simulator.report.rows import quantity
 from simulator.report.usage import Space
+from simulator.units import counted
 
 HEIGHT_IN = 1.1
 HOLE, FREE = "#4477aa", "#dddddd"
@@ -51,7 +52,7 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
         ax.axvspan(start / size, end / size, color=colours.CAUSE["compaction"], alpha=0.35, linewidth=0)
     ax.set_ylim(0, 1.25 * max(free.max(initial=0), unused.max(initial=0)) / scale or 1)
     ax.set_ylabel(f"free {space.tier} [{unit}]", **TEXT)
-    count = f"{len(events):,} compaction{'s' * (len(events) != 1)}"
+    count = f"{counted(len(events), 'compaction')} in what is shown"
     apart = quantity(int((free - np.minimum(hole, free)).max(initial=0)), "B")
     says = (
         f"{count}, at most {apart} free outside the largest hole" if space.has_holes else "offsets fixed before the run"
