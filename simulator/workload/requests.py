@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from simulator.document import Part
 from simulator.units import FieldError, Nanoseconds
 from simulator.workload.attention import Gqa
-from simulator.workload.counts import Count
+from simulator.workload.counts import Count, CountOrNone
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000
@@ -81,6 +81,10 @@ class Requests(Part):
     max_sequences, max_tokens
         The most sequences that run together, and the most tokens of an iteration: each sequence that decodes has one,
         and parts of prompts fill the rest.
+    queued_blocks
+        Blocks that may be on their way into the compute tier when ops are launched. An engine submits these copies from
+        the thread that launches its ops, which cannot go on while the queue of copies is full: the rest is waited for
+        before the first op. Default: any number, and the row's policy says when each is copied.
     """
 
     file: str | None = None
@@ -92,6 +96,7 @@ class Requests(Part):
     block: Count = 16
     max_sequences: Count = 256
     max_tokens: Count = 8192
+    queued_blocks: CountOrNone | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

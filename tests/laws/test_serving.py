@@ -121,3 +121,30 @@ def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
     )
     assert (slow["ttft_ns"] >= fast["ttft_ns"]).all()
     assert (slow["hit_ddr_tokens"] == 0).all()
+
+
+FOUND = MIX._replace(loads=(("ddr", 24), ("pool", 16)))
+"""Three blocks and two, in each of two layers; a token of a layer is copied in within 128 ns."""
+
+
+@pytest.mark.parametrize(
+    ("queued", "before_ns"),
+    [(0, 40 * 256), (1, 32 * 256), (2, 32 * 256), (3, 20 * 256), (4, 12 * 256), (5, 0), (9, 0)],
+)
+def test_what_cannot_be_queued_is_waited_for_before_the_first_op(tmp_path, queued, before_ns):
+    """Else loads hide; 24 tokens from DDR and 16 from the pool come in turn, layer by layer, each as a whole."""
+    free, held = (_replays(tmp_path, requests=text) for text in (DRAWN, f"{DRAWN}  queued_blocks: {queued}\n"))
+    assert free.of(FOUND).stall_ns == 0
+    assert held.of(FOUND).stall_ns == before_ns
+    assert held.of(FOUND).ns == free.of(FOUND).ns + before_ns
+    assert held.of(FOUND).moved_bytes == free.of(FOUND).moved_bytes
+    assert held.of(MIX) == free.of(MIX)
+
+
+def test_a_runtime_waits_for_what_cannot_be_queued_too(tmp_path):
+    free, held = (
+        Replays(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000, exact=True).of(FOUND)
+        for text in (DRAWN, f"{DRAWN}  queued_blocks: 1\n")
+    )
+    assert held.moved_bytes == free.moved_bytes
+    assert held.waits_ns["transfer"] >= 32 * 256

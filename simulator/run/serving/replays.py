@@ -4,16 +4,13 @@ Numbers of tokens vary from iteration to iteration. So that many are alike, toke
 blocks, and what is attended to (tokens cached, pairs) to five binary digits, less than 1/16 more. What is copied is not
 rounded.
 
-Copies of blocks to other tiers (stores) are issued before the first op and run beside the iteration, which ends when
-they have ended; where they come from and go to is the cache's rule, not the policy's. So they are put before the steps
-of its plan.
+What is copied before the steps of the plan is in `simulator.run.serving.ahead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
 
 from simulator.builders import Iteration, iteration
 from simulator.builders.decoder.serving import loaded as loaded_name
@@ -21,9 +18,11 @@ from simulator.builders.decoder.serving import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Graph, Job
-from simulator.plan import COPY, DETACH, Code, Plan, Steps, View
-from simulator.run.case import Case, prepare_job
+from simulator.plan import Plan
+from simulator.policies import Problem
+from simulator.run.case import prepare_job
 from simulator.run.row import replayed
+from simulator.run.serving.ahead import with_loads, with_stores
 from simulator.trace import CAUSES
 
 _DIGITS = 5
@@ -98,7 +97,7 @@ class Replays:
         case = prepare_job(_with_homes(self._loaded, work), Job.of(graph))
         decide = case.rows([self._row])[self._row]
         try:
-            plan = _storing(decide(case.problem), graph, case, work)
+            plan = self._with_copies(decide(case.problem), graph, case.problem, work)
         except CapacityError as error:
             return Replayed("infeasible", why=str(error))
         except ScopeError as error:
@@ -110,6 +109,13 @@ class Replays:
         waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
         moved = {link: row[f"moved_{link}_bytes"] for link in case.hardware.link_names}
         return Replayed("ok", row["step_ns"], row["stall_ns"], row["drain_ns"], waits, moved)
+
+    def _with_copies(self, plan: Plan, graph: Graph, problem: Problem, work: Iteration) -> Plan:
+        """The plan, with what is copied before its steps."""
+        asked = self._loaded.workload.requests
+        if asked is not None and asked.queued_blocks is not None:
+            plan = with_loads(plan, graph, problem, work, asked.queued_blocks * asked.block)
+        return with_stores(plan, graph, problem, work)
 
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
@@ -133,30 +139,3 @@ def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}
     scenario = loaded.scenario
     return replace(loaded, scenario=scenario.model_copy(update={"homes": {**scenario.homes, **homes}, "expect": ()}))
-
-
-def _storing(plan: Plan, graph: Graph, case: Case, work: Iteration) -> Plan:
-    """The plan, with the stores before its steps."""
-    codes = list(_stores(graph, case, work))
-    if not codes:
-        return plan
-    if isinstance(plan.steps, Steps):
-        kinds, *columns = zip(*codes, *plan.steps.codes(), strict=True)
-        return replace(plan, steps=Steps.from_columns(kinds, *columns))
-    stored, decide = {tensor for _, tensor, *_ in codes}, plan.steps
-
-    def steps(view: View) -> Iterator[Code]:
-        return chain(codes, decide(view))
-
-    return replace(plan, steps=steps, untouched=plan.untouched - stored)
-
-
-def _stores(graph: Graph, case: Case, work: Iteration) -> Iterator[Code]:
-    """The copies of what is stored, over the links that lead there; what is there then, is the cache's to count."""
-    problem, names = case.problem, {way: stored_name(*way) for way, _ in work.stores}
-    for (source, target), name in names.items():
-        path = problem.path(problem.tiers.index(source), problem.tiers.index(target))
-        for tensor, one in enumerate(graph.tensors):
-            if one.name.endswith(f"/{name}"):
-                yield from ((COPY, tensor, start, end) for start, end in pairwise(path))
-                yield from ((DETACH, tensor, tier, 0) for tier in path[1:])
