@@ -24,10 +24,14 @@ class KvBlocks(Part):
         Tokens of a sequence in a block.
     sequences
         How many sequences have a block in the same tensor, or ``all``.
+    left
+        What becomes of a block that a window has passed: it is ``dropped``, as no token of its sequence sees it again,
+        or ``stored``, for others that may (a prompt that shares only what is before it): it goes home, and stays there.
     """
 
     block: Count
     sequences: Count | Literal["all"] = 1
+    left: Literal["dropped", "stored"] = "dropped"
 
     def together(self, batch: int) -> int:
         """How many of `batch` sequences have a block in the same tensor."""
@@ -47,6 +51,9 @@ class KvBlocks(Part):
         if chunk is not None and chunk % self.block:
             must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
             raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
+        if self.left == "stored" and part.window is None:
+            must, found = "blocks leave where attention has a window", "left: stored without one"
+            raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))
         if part.sparse is None:
             return
         if part.sparse.select.block != self.block:

@@ -202,7 +202,8 @@ def test_cutting_changes_no_work_and_no_traffic(block, sequence, sinks, window, 
     if is_prefill:
         more = {"phase": "prefill"} | ({"chunk": chunk} if chunk else {})
     whole = graph(about, sequence=sequence, **more)
-    cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)}, **more)
+    left = {"left": data.draw(st.sampled_from(["dropped", "stored"]))} if "window" in about else {}
+    cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)} | left, **more)
     assert [(op.name, op.flops, op.read_bytes, op.write_bytes) for op in cut.ops] == [
         (op.name, op.flops, op.read_bytes, op.write_bytes) for op in whole.ops
     ]
@@ -302,6 +303,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
+    without = refusal(GQA, kv={"block": 8, "left": "stored"})
+    assert without.startswith("blocks leave where attention has a window, found left: stored without one; remove left")
     assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")
     many = refusal(GQA, kv={"block": 1}, sequence=10**4, new_tokens=10**3)
     assert many.startswith("the tokens of a step read at most 10,000,000 blocks, found 66,000 blocks, 1,000 times")
@@ -326,3 +329,36 @@ def test_a_window_leaves_blocks_behind_as_tokens_are_added() -> None:
     written = {name for n in range(12) for name in cached(found, op(found, f"t{n:02}/L01/decode/attn.core").writes)}
     assert written == {f"s{s}/b{b:04}" for b in (10, 11, 12) for s in range(BATCH)}
     assert len(sizes(found, "L01/kv")) == 6 * BATCH
+
+
+def lasting(found: Graph, is_lasting: bool = True) -> list[str]:
+    """Blocks of the first sequence, in the second layer, that are there when a step begins; or those that are not."""
+    start = "L01/kv/s0/b00"
+    return [
+        t.name.removeprefix(start) for t in found.tensors if t.name.startswith(start) and t.persistent == is_lasting
+    ]
+
+
+def test_what_leaves_the_window_while_tokens_are_added_is_dropped_or_stored() -> None:
+    """Thirty tokens after 40, a window of 10 and 3 sinks, in blocks of 4: 61 to 70 are in the window of the next one.
+
+    Block 0 has the sinks; 7 to 9 are seen at first, 10 to 17 begun in the step, of which 10 to 14 leave in it.
+    """
+    about, more = GQA | {"window": 10, "sinks": 3}, {"phase": "decode", "new_tokens": 30}
+    dropped, stored = (graph(about, kv={"block": 4, "left": left}, **more) for left in ("dropped", "stored"))
+    assert dropped.ops == graph(about, kv={"block": 4}, **more).ops, "to be dropped is the default"
+    assert lasting(dropped) == ["00", "07", "08", "09", "15", "16", "17"]
+    assert lasting(dropped, is_lasting=False) == ["10", "11", "12", "13", "14"]
+    assert lasting(stored) == [f"{b:02}" for b in range(18)]
+    assert lasting(stored, is_lasting=False) == []
+    assert cached(dropped, dropped.outputs) == cached(stored, stored.outputs) == []
+
+
+def test_what_leaves_the_window_while_a_prompt_is_read_is_dropped_or_stored() -> None:
+    """Forty tokens in blocks of 8: the next one sees the sinks in block 0, and blocks 3 and 4."""
+    about, more = GQA | {"window": 10, "sinks": 3}, {"phase": "prefill", "chunk": 8}
+    dropped, stored = (graph(about, kv={"block": 8, "left": left}, **more) for left in ("dropped", "stored"))
+    assert lasting(dropped) == []
+    assert lasting(stored) == ["01", "02"]
+    for found in (dropped, stored):
+        assert cached(found, found.outputs) == [f"s{s}/b000{b}" for b in (0, 3, 4) for s in range(BATCH)]

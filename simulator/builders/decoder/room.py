@@ -4,8 +4,13 @@ Without ``kv`` a layer has one for what is cached before a step (``L03/kv``, per
 (``L03/kv.tail``); in prefill, one for each chunk (``c0/L03/kv``). With ``kv`` a layer has one for each block of each
 sequence, or of several together (``L03/kv/s0/b0012``). Those of decode are all there from the start, as engines with
 paged caches reserve them, and persistent: the block that a new token joins is written in place, so that it must be
-brought home again if that is another tier. Blocks that no token sees any more, because a window has passed them, are
-not there. What compresses tokens has one tensor in place of each that is not cut (``L03/kv.compressed``).
+brought home again if that is another tier. What compresses tokens has one tensor in place of each that is not cut
+(``L03/kv.compressed``).
+
+A block has *left* when a window has passed it, so that no token of its sequence sees it any more. If such blocks are
+dropped, those that left before the step are not there, and what the step begins and leaves behind dies with its last
+reader. If they are stored, all are there, and those that the step leaves behind are persistent: they are written in it,
+so that they must be at home when it ends.
 """
 
 from __future__ import annotations
@@ -75,20 +80,22 @@ class Room:
         self.stores[layer][0].add(span.length, [name])
 
     def _cut(self, layer: str, span: Span, kv: KvBlocks, *, is_there: bool) -> None:
-        store, batch, together = self.stores[layer][0], self.work.batch, kv.together(self.work.batch)
-        groups = numbered("s", -(-batch // together))
-        end = self.work.sequence + (self.work.new_tokens if is_there else 0)
+        work, store, together = self.work, self.stores[layer][0], kv.together(self.work.batch)
+        groups = numbered("s", -(-work.batch // together))
+        there, end = (work.sequence, work.sequence + work.new_tokens) if is_there else (0, work.sequence)
         numbers = numbered("b", -(-end // kv.block), 4)
-        next_one = self.cache(layer, Span(self.work.sequence, 1))
+        first, after = self.cache(layer, Span(there, 1)), self.cache(layer, Span(end, 1))
         for number in range(span.cached // kv.block, -(-span.length // kv.block)):
             start, stop = number * kv.block, (number + 1) * kv.block
+            is_begun, is_stored = start >= there, kv.left == "stored"
+            is_used = is_begun or first.sees(start, stop)
+            lasts = is_there if not is_begun or after.sees(start, stop) else is_stored
             names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
-            if is_there and not next_one.sees(start, stop):
-                names = []
-            for place, name in enumerate(names):
-                sequences = min(together, batch - place * together)
-                self._tensor(name, sequences * kv.block, is_there=is_there)
-            store.add(stop, names)
+            if is_used or is_stored:
+                for place, name in enumerate(names):
+                    sequences = min(together, work.batch - place * together)
+                    self._tensor(name, sequences * kv.block, is_there=lasts)
+            store.add(stop, names if is_used else [])
 
     def _compress(self, layer: str, span: Span, name: str, *, is_there: bool) -> None:
         if self.part.sparse is None:
