@@ -14,8 +14,8 @@ from simulator.run.validate import Validation, claims
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
-RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "moe_experts_on_demand"}
-"""`test_many_ranks` and `test_experts` run each once, for its expectations and for what the README says."""
+RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "llama3_8b_train_910c", "moe_experts_on_demand"}
+"""`test_many_ranks`, `test_experts` and `test_readme` run them once, for expectations and for what the README says."""
 SLOW = {
     "deepseek_v3_nsa_decode",
     "deepseek_v3_nsa_kv_offload",
@@ -24,11 +24,14 @@ SLOW = {
     "deepseek_v3_nsa_prefill",
     "kimi_k2_on_one_node",
     "kv_longest_calibrated",
+    "llama3_8b_2x2x2",
     "llama3_8b_8x1x1",
     "llama3_8b_fragmentation_910c",
+    "llama3_8b_no1_910c",
     "llama3_8b_offload_bandwidths",
     "llama3_8b_runtime_910c",
     "llama3_8b_train_h100",
+    "paddle_npu_optimizer_state",
     "prefill_decode_pools",
     "residency_acceptance",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -46,16 +47,17 @@ assumed: {}
 TOKEN_BYTES = 4 * 256 * 2
 
 
+def write(folder, old="", new=""):
+    for name, text in (("machine", MACHINE), ("workload", WORKLOAD), ("longest", SCENARIO)):
+        (folder / f"{name}.yaml").write_text(text.replace(old, new) if old else text)
+    return folder / "longest.yaml"
+
+
 @pytest.fixture
 def longest(tmp_path):
     """Write a scenario with its documents; `old` in one of them may become `new`."""
 
-    def write(old="", new=""):
-        for name, text in (("machine", MACHINE), ("workload", WORKLOAD), ("longest", SCENARIO)):
-            (tmp_path / f"{name}.yaml").write_text(text.replace(old, new) if old else text)
-        return tmp_path / "longest.yaml"
-
-    return write
+    return partial(write, tmp_path)
 
 
 def fits(path, sequence, policy):
@@ -66,18 +68,23 @@ def fits(path, sequence, policy):
     return hosim_api.run(path.parent / "one.yaml", policies=[policy])[policy].status == "ok"
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What comes of it as it is written."""
+    return hosim_api.largest(write(tmp_path_factory.mktemp("longest")))
+
+
 @pytest.mark.parametrize("policy", ["resident", "static"])
-def test_it_is_where_a_run_still_fits_and_the_next_does_not(longest, policy):
+def test_it_is_where_a_run_still_fits_and_the_next_does_not(found, longest, policy):
     path = longest()
-    (row,) = hosim_api.largest(path, policies=[policy]).rows
+    (row,) = (row for row in found.rows if row["policy"] == policy)
     value = row["largest_sequence"]
     assert row["next"] == value + 256
     assert fits(path, value, policy)
     assert not fits(path, value + 256, policy)
 
 
-def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(longest):
-    found = hosim_api.largest(longest())
+def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(found):
     resident, static = found.rows
     assert resident["largest_sequence"] < static["largest_sequence"]
     assert 10e6 - 256 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
@@ -86,10 +93,10 @@ def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(lon
     assert list(found.table["largest_sequence"]) == [row["largest_sequence"] for row in found.rows]
 
 
-def test_no_plan_goes_beyond_the_bound(longest):
+def test_no_plan_goes_beyond_the_bound(found, longest):
     """Where `resident` ends is its own doing; where `static` ends is nearly that of any plan, and is proved."""
     path = longest()
-    resident, static = hosim_api.largest(path).rows
+    resident, static = found.rows
     bound = resident["bound_sequence"]
     assert resident["largest_sequence"] < static["largest_sequence"] <= bound == static["bound_sequence"]
     question = catalog.question(catalog.resolve(path), {})
@@ -131,24 +138,22 @@ def test_it_may_be_another_field(hosim, longest):
     assert done.out.startswith("policy    largest batch")
 
 
-def test_a_run_adds_the_column_which_may_be_expected(hosim, longest, tmp_path):
-    (found,) = hosim_api.largest(longest(), policies=["resident"]).rows
-    expect = (
-        f"expect: [{{row: resident, column: largest_sequence, equals: {found['largest_sequence']}}}]\nassumed: {{}}"
-    )
+def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest, tmp_path):
+    value = found.rows[0]["largest_sequence"]
+    expect = f"expect: [{{row: resident, column: largest_sequence, equals: {value}}}]\nassumed: {{}}"
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--out", tmp_path / "out")
     assert done.code == 0
     assert "resident fits up to sequence" in done.out
     assert "1 expectation of the scenario holds" in done.out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["rows"][0]["largest_sequence"] == found["largest_sequence"]
+    assert summary["rows"][0]["largest_sequence"] == value
     assert (
         hosim("run", longest("assumed: {}", expect.replace("equals: ", "equals: 9")), "--policy", "resident").code == 1
     )
 
 
 def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
-    hosim("run", longest(), "--policy", "static", "--out", tmp_path / "out")
+    hosim("run", longest("largest:", "#"), "--policy", "static", "--out", tmp_path / "out")
     plan = next((tmp_path / "out").rglob("plan*.jsonl*"))
     done = hosim("largest", longest("[resident, static]", f"[{plan}]"))
     assert done.code == 1

@@ -175,6 +175,7 @@ def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenar
     assert "resident does not fit in hbm" in shown
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_a_clean_environment(tmp_path):
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     if importlib.util.find_spec("hatchling"):

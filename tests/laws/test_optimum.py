@@ -11,6 +11,7 @@ is a run (*the replay takes what the program says*), and every run is a solution
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from policy_problems import problem, replay
@@ -68,7 +69,7 @@ def most_ns(p: Problem) -> int:
     return p.clock[-1] + (len(p.graph.ops) + 2) * sum(p.copy_ns(t, *hop) for t in range(len(p.sizes)) for hop in links)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(problems())
 def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     others = {name: replay(p, plan) for name, plan in plans(p).items()}
@@ -94,7 +95,7 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     assert {name: other.step_ns for name, other in others.items() if other.step_ns < found.step_ns} == {}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems())
 def test_the_replay_takes_what_the_program_says(p):
     """From the program alone, with no plan to start from."""
@@ -106,7 +107,7 @@ def test_the_replay_takes_what_the_program_says(p):
     assert (found.status, found.step_ns) == ("ok", program.length_ns(solution.values))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems(steps=(1, 3)))
 def test_a_run_is_a_solution(p):
     """What any policy does, if it is of the program's kind; and the program finds no time too late."""
@@ -124,7 +125,7 @@ def test_a_run_is_a_solution(p):
             assert program.length_ns(solution.values) + before_ns <= found.step_ns
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problems(steps=(2, 3)))
 def test_of_several_steps_none_is_shorter_than_the_least(p):
     """Nor is a bound above; if the best plan is proved, its objective is its step."""

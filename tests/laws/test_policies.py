@@ -23,6 +23,9 @@ from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import Drawn, check_plan, check_trace
 
+LONGEST = ("static", {"recompute": True})
+QUICK_FIRST = [pytest.param(*one, marks=[pytest.mark.slow] * (one == LONGEST)) for one in OPTIONS]
+
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
     problem = Problem(
@@ -140,7 +143,7 @@ def test_resident_needs_the_peak_of_what_is_live(graph, hardware, away):
     assert caught.value.report.gap_bytes == 1
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@pytest.mark.parametrize(("name", "options"), QUICK_FIRST)
 @given(allocator=st.sampled_from(["best_fit", "caching", "fixed"]), case=problems(), found=allocators)
 @settings(max_examples=examples(20))
 def test_every_policy_under_every_allocator(name, options, allocator, case, found):

@@ -258,7 +258,8 @@ def test_offload_saved_stores_what_each_micro_batch_saves_before_it_comes_back(m
     loaded = catalog.resolve("tiny_train_910c")
     parallel = loaded.workload.parallel.model_copy(update={"micro_batches": micro_batches})
     workload = loaded.workload.model_copy(update={"parallel": parallel})
-    case = prepare(catalog.resolve("tiny_train_910c", workload=workload))
+    scenario = loaded.scenario.model_copy(update={"policies": ()})
+    case = prepare(catalog.resolve(scenario, workload=workload))
     row = run_case(case, {"row": partial(POLICIES["offload_saved"].plan, options=options)})["row"]
     assert row.status == "ok"
     assert f"{sum(row.spans['track'] == 'd2h') // case.graph.steps} tensors saved" in row.summary["notes"]

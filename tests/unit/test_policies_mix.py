@@ -74,21 +74,26 @@ def test_with_recompute_a_step_is_never_longer(budget, duration):
     assert p.replay(mixed).step_ns <= min(alone, recompute)
 
 
-def test_the_mix_beats_both_where_each_is_cheap_for_some():
+@pytest.fixture(scope="module")
+def mixed():
+    """Eight layers where some are cheaper to run again and others to move: the problem, and what was decided."""
     p = problem(train(8, size=10, duration=6, steps=2), budget=40)
+    return p, explained(p, Options(recompute=True))
+
+
+def test_the_mix_beats_both_where_each_is_cheap_for_some(mixed):
+    p, found = mixed
     alone = p.replay(STATIC.plan(p)).step_ns
     recompute = p.replay(POLICIES["recompute"].plan(p)).step_ns
-    plan = STATIC.plan(p, {"recompute": True})
-    mixed = p.replay(plan).step_ns
-    assert mixed < alone
-    assert mixed < recompute
-    assert "repeated run" in plan.notes[-1]
-    assert "hbm>ddr" in " ".join(tell(p, plan))
+    step = p.replay(found.plan).step_ns
+    assert step < alone
+    assert step < recompute
+    assert "repeated run" in found.plan.notes[-1]
+    assert "hbm>ddr" in " ".join(tell(p, found.plan))
 
 
-def test_what_is_made_again_is_a_decision_with_its_costs():
-    p = problem(train(8, size=10, duration=6, steps=2), budget=40)
-    found = explained(p, Options(recompute=True))
+def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
+    p, found = mixed
     again = found.decided(Decision.RECOMPUTE)
     ops, tensors = found.problem.graph.ops, found.problem.graph.tensors
     assert [ops[one.remade.by].name for one in again] == [op.name for op in ops if "#" in op.name]
@@ -116,9 +121,8 @@ def test_what_was_dead_is_made_again_in_passing():
         assert "#" in found.problem.graph.ops[last[new]].name
 
 
-def test_what_is_kept_or_moved_says_what_making_it_again_would_take():
-    p = problem(train(8, size=10, duration=6, steps=2), budget=40)
-    found = explained(p, Options(recompute=True))
+def test_what_is_kept_or_moved_says_what_making_it_again_would_take(mixed):
+    p, found = mixed
     told = {one.remake_ns for one in found.choices if one.decision is not Decision.RECOMPUTE}
     assert 6 in told
     assert {one.remake_ns for one in explained(p, Options()).choices} == {None}
