@@ -27,11 +27,15 @@ class KvBlocks(Part):
     left
         What becomes of a block that a window has passed: it is ``dropped``, as no token of its sequence sees it again,
         or ``stored``, for others that may (a prompt that shares only what is before it): it goes home, and stays there.
+    new
+        With phase ``decode``, whether the blocks of later new tokens are ``reserved`` from the start, at home, or come
+        ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds.
     """
 
     block: Count
     sequences: Count | Literal["all"] = 1
     left: Literal["dropped", "stored"] = "dropped"
+    new: Literal["reserved", "as_needed"] = "reserved"
 
     def together(self, batch: int) -> int:
         """How many of `batch` sequences have a block in the same tensor."""
@@ -54,6 +58,9 @@ class KvBlocks(Part):
         if self.left == "stored" and part.window is None:
             must, found = "blocks leave where attention has a window", "left: stored without one"
             raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))
+        if self.left == "stored" and self.new == "as_needed":
+            must, found = "what is stored at home has room there", "left: stored with new: as_needed"
+            raise FieldError(must, found, "remove new, or left", ("kv", "new"))
         if part.sparse is None:
             return
         if part.sparse.select.block != self.block:

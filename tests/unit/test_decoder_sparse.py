@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from simulator.builders import build
 from simulator.builders.decoder.weights import count
 from simulator.graph import Graph, Op
+from simulator.lifetime import lifetimes
 from simulator.workload import Workload
 
 SPARSE = {"compress": {"block": 4, "stride": 2}, "select": {"block": 4, "top": 4}, "window": 6}
@@ -203,6 +204,7 @@ def test_cutting_changes_no_work_and_no_traffic(block, sequence, sinks, window, 
         more = {"phase": "prefill"} | ({"chunk": chunk} if chunk else {})
     whole = graph(about, sequence=sequence, **more)
     left = {"left": data.draw(st.sampled_from(["dropped", "stored"]))} if "window" in about else {}
+    left |= {} if left.get("left") == "stored" else {"new": data.draw(st.sampled_from(["reserved", "as_needed"]))}
     cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)} | left, **more)
     assert [(op.name, op.flops, op.read_bytes, op.write_bytes) for op in cut.ops] == [
         (op.name, op.flops, op.read_bytes, op.write_bytes) for op in whole.ops
@@ -230,6 +232,16 @@ def test_a_new_block_is_only_written() -> None:
     assert cached(found, first.reads) == [f"s0/b000{b}" for b in range(3)]
     assert cached(found, second.reads) == [f"s0/b000{b}" for b in range(4)]
     assert cached(found, first.writes) == cached(found, second.writes) == ["s0/b0003"]
+
+
+def test_the_cache_grows_block_by_block() -> None:
+    """41 to 50 tokens in blocks of 4: block 10 is there for the first one, 11 and 12 come with tokens 44 and 48."""
+    found = graph(GQA, phase="decode", new_tokens=10, kv={"block": 4, "new": "as_needed"})
+    lives = {t.name: (t.persistent, uses) for t, uses in zip(found.tensors, lifetimes(found).uses, strict=True)}
+    cores = [i for i, op in enumerate(found.ops) if op.name.endswith("L01/decode/attn.core")]
+    assert [lives[f"L01/kv/s0/b{b:04}"][0] for b in range(9, 13)] == [True, True, False, False]
+    assert lives["L01/kv/s0/b0011"][1] == (*cores[4:],)
+    assert lives["L01/kv/s0/b0012"][1] == (*cores[8:],)
 
 
 def test_several_sequences_in_a_tensor() -> None:
@@ -303,6 +315,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
+    both = refusal(GQA | {"window": 9}, kv={"block": 8, "left": "stored", "new": "as_needed"})
+    assert both.startswith("what is stored at home has room there, found left: stored with new: as_needed; remove new")
     without = refusal(GQA, kv={"block": 8, "left": "stored"})
     assert without.startswith("blocks leave where attention has a window, found left: stored without one; remove left")
     assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")

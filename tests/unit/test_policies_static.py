@@ -1,5 +1,6 @@
 """The passes of the compiler, one by one, and the whole."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from policy_problems import DDR, HBM, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator.errors import CapacityError
+from simulator.graph import TensorKind
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
 from simulator.policies.static.analyse import analyse
@@ -253,3 +255,23 @@ def test_blocks_of_alike_caches_leave_in_turn():
     p = problem(g, budget=130, homes=dict.fromkeys(names, FREE))
     chosen = select(p, analyse(p), 130).gaps
     assert sorted(g.tensors[gap.tensor].name[:2] for gap in chosen) == ["c1", "c1", "c2", "c3", "c3"]
+
+
+def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
+    """As above, for three tokens one after another, each op longer than the one before: one op's gaps are never alike.
+
+    What is only read lives away and is never stored, but for what the first op waits for.
+    """
+    names = [[f"c{op}b{block}" for block in range(4)] for op in range(4)]
+    ops = [
+        f"t{token}f{op}: {' '.join(names[op])} ->, {100 + 4 * token + op} ns" for token in range(3) for op in range(4)
+    ]
+    blocks = [name for of_op in names for name in of_op]
+    g = graph(", ".join(f"{name} 10 persistent" for name in blocks), *ops)
+    g = replace(g, tensors=tuple(replace(t, kind=TensorKind.KV_CACHE) for t in g.tensors))
+    p = problem(g, budget=130, homes=dict.fromkeys(blocks, FREE))
+    chosen = select(p, analyse(p), 130).gaps
+    back = Counter(gap.before for gap in chosen)
+    assert len(back) > 8, "of nearly each op"
+    assert max(back.values()) == 2, "50 B for every four ops, and never all of one"
+    assert {g.tensors[gap.tensor].name[:2] for gap in chosen if gap.out_ns} <= {"c0"}

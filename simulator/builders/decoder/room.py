@@ -2,10 +2,10 @@
 
 Without ``kv`` a layer has one for what is cached before a step (``L03/kv``, persistent), and one for what decode adds
 (``L03/kv.tail``); in prefill, one for each chunk (``c0/L03/kv``). With ``kv`` a layer has one for each block of each
-sequence, or of several together (``L03/kv/s0/b0012``). Those of decode are all there from the start, as engines with
-paged caches reserve them, and persistent: the block that a new token joins is written in place, so that it must be
-brought home again if that is another tier. What compresses tokens has one tensor in place of each that is not cut
-(``L03/kv.compressed``).
+sequence, or of several together (``L03/kv/s0/b0012``). Those of decode are persistent, and there from the start: the
+block that a new token joins is written in place, so that it must be brought home again if that is another tier. If new
+blocks come as needed, those behind the one that the first new token joins are tensors of the step, born with their
+first token. What compresses tokens has one tensor in place of each that is not cut (``L03/kv.compressed``).
 
 A block has *left* when a window has passed it, so that no token of its sequence sees it any more. If such blocks are
 dropped, those that left before the step are not there, and what the step begins and leaves behind dies with its last
@@ -89,7 +89,8 @@ class Room:
             start, stop = number * kv.block, (number + 1) * kv.block
             is_begun, is_stored = start >= there, kv.left == "stored"
             is_used = is_begun or first.sees(start, stop)
-            lasts = is_there if not is_begun or after.sees(start, stop) else is_stored
+            is_kept = not is_begun or (after.sees(start, stop) and (kv.new == "reserved" or start == there))
+            lasts = is_there if is_kept else is_stored
             names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
             if is_used or is_stored:
                 for place, name in enumerate(names):

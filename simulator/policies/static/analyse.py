@@ -127,13 +127,13 @@ def analyse(problem: Problem) -> Analysis:
 
 
 def lives_away_if_it_moves(problem: Problem, tensor: int) -> bool:
-    """Whether a weight that moves at all gets a home away, so that it is detached and never stored.
+    """Whether a tensor that moves at all gets a home away, so that it is detached and never stored.
 
-    So does every weight and expert that no op writes and whose home is free, unless the copy in before its first use
-    would be exposed at the beginning of each step.
+    So does every weight, expert and block of a KV cache that no op writes and whose home is free, unless the copy in
+    before its first use would be exposed at the beginning of each step.
     """
     about, first = problem.graph.tensors[tensor], problem.lifetimes.first_use[tensor]
-    if about.kind not in (TensorKind.WEIGHT, TensorKind.EXPERT) or problem.homes[tensor] != FREE:
+    if about.kind not in (TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.KV_CACHE) or problem.homes[tensor] != FREE:
         return False
     if problem.lifetimes.writes[tensor] or not problem.starts_with[tensor] or first == NEVER:
         return False

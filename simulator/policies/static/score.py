@@ -31,7 +31,7 @@ class Weights(Part):
     size
         Of the room that is gained.
     idle
-        Of the idle time that is left after the copies.
+        Of the idle time that is left after the copies, and after those that come in for the same op before.
     frequency
         Against tensors that are used often.
     recompute
@@ -68,18 +68,21 @@ class Score(NamedTuple):
         What each of `TERMS` adds, its weight included.
     last_resort
         Why the rules by kind would rather keep the tensor; empty if they do not mind.
+    queue_ns
+        What was counted as coming in for the same op before [ns].
     """
 
     total: float
     terms: tuple[float, ...]
     last_resort: str = ""
+    queue_ns: int = 0
 
 
 class Rank(Protocol):
     """Scores gaps."""
 
-    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
-        """Score a gap whose tensor takes so long to make again [ns]."""
+    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
+        """Score a gap whose tensor takes so long to make again, behind copies that take so long [ns]."""
         ...
 
 
@@ -99,7 +102,7 @@ class Scorer:
         self._weights = tuple(getattr(weights, term) for term in TERMS)
         self._update_is_short = _update_is_short(problem)
 
-    def __call__(self, gap: Idle, recompute_ns: int = 0) -> Score:
+    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
         """Score a gap.
 
         Parameters
@@ -108,9 +111,11 @@ class Scorer:
             The gap.
         recompute_ns
             What computing the tensor again would take [ns]; 0 while nothing can be computed again.
+        queue_ns
+            What copies take that come in for the same op before this one [ns].
         """
         taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
-        gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns)
+        gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
         values = (
             log2(1 + gap.size_bytes),
             log2(1 + gained_ns),
@@ -121,7 +126,7 @@ class Scorer:
             -log2(1 + exposed_ns) if exposed_ns else 0.0,
         )
         terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
-        return Score(sum(terms), terms, self._last_resort(gap))
+        return Score(sum(terms), terms, self._last_resort(gap), queue_ns)
 
     def _last_resort(self, gap: Idle) -> str:
         about = self._tensors[gap.tensor]

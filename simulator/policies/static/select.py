@@ -101,17 +101,19 @@ class Selection:
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
     """Sort the candidates: those that the rules by kind do not mind first, then by score.
 
-    Those with the same score take turns by the op that needs them back, since all that one op needs must be there at
-    once: where they are blocks of a few caches, some of each leave rather than all of a few. They are spread over
-    the step, of which tensors follow the course.
+    All that one op needs must be there at once, so that each of its copies in stands behind those with a better score:
+    where these are blocks of a few caches, some of each leave rather than all of a few. Those with the same score are
+    spread over the step, of which tensors follow the course.
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
-    before: dict[tuple[bool, float, int], int] = {}
-    alike: dict[tuple[bool, float, int], list[tuple[Idle, Score]]] = {}
-    for pair in found:
-        key = bool(pair[1].last_resort), -pair[1].total, pair[0].before
-        before[key] = turn = before.get(key, -1) + 1
-        alike.setdefault((key[0], key[1], turn), []).append(pair)
+    queues_ns: dict[tuple[int, int], int] = {}
+    alike: dict[tuple[bool, float], list[tuple[Idle, Score]]] = {}
+    for gap, alone in found:
+        queue = gap.before, gap.away
+        queue_ns = queues_ns.get(queue, 0)
+        queues_ns[queue] = queue_ns + gap.in_ns
+        queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
+        alike.setdefault((bool(queued.last_resort), -queued.total), []).append((gap, queued))
     return [pair for key in sorted(alike) for pair in spread(alike[key])]
 
 
@@ -129,7 +131,7 @@ def select(
 ) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
-    A gap is only taken if it helps somewhere. One sort, and a few range operations per gap. A weight that is detached
+    A gap is only taken if it helps somewhere. One sort, and a few range operations per gap. What is detached
     and never stored lives away, so that its gap over the step boundary is taken with the first of its others.
 
     Parameters
@@ -195,10 +197,11 @@ def explain(
     for gap, first_score in order:
         told = in_tier.get(gap)
         if told is not None:
-            found.append(Choice(told, Decision.MOVE, score(told), _why_moved(problem, told, first_score)))
+            decision, why = Decision.MOVE, _why_moved(problem, told, first_score)
         else:
             told = gap.spent_in(problem, below.nearest(gap))
-            found.append(Choice(told, Decision.KEEP, score(told), why_kept(gap, first_score)))
+            decision, why = Decision.KEEP, why_kept(gap, first_score)
+        found.append(Choice(told, decision, score(told, queue_ns=first_score.queue_ns), why))
     found.sort(key=lambda choice: _turn((choice.gap, choice.score)))
     at_home = (in_tier[gap] for gap in forced)
     return [*(Choice(gap, Decision.MOVE, score(gap), "its home is in another tier") for gap in at_home), *found]
@@ -226,7 +229,7 @@ class _WhyKept:
 
 
 def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
-    """For each weight that may not be stored, how many of its gaps within the step were taken."""
+    """For each tensor that is never stored, how many of its gaps within the step were taken."""
     found: dict[int, int] = {}
     for gap in taken:
         if not gap.wraps and lives_away_if_it_moves(problem, gap.tensor):
@@ -251,15 +254,15 @@ class _Offers:
             yield from (gap for gap, _ in self._order)
             return
         tiers = self._problem.neighbours
-        heap: list[tuple[tuple[bool, float, int, int], int, Idle]] = [(_turn(pair), 0, pair[0]) for pair in self._order]
+        heap = [(_turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
         while heap:
-            _, nth, gap = heappop(heap)
+            _, nth, gap, queue_ns = heappop(heap)
             fits = not self._room.is_short_for((gap,), tiers[nth], gap.size_bytes)
             if fits or nth + 1 == len(tiers) or not chooses(self._problem, gap.tensor):
                 yield gap
             else:
                 further = gap.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (_turn((further, self._again(further))), nth + 1, gap))
+                heappush(heap, (_turn((further, self._again(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
 
     def accept(self, gap: Idle) -> None:
         """Count a gap in the first tier that has room."""
