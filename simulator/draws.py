@@ -3,7 +3,8 @@
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
 a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
 another, each with its share among those that the sample has not drawn yet. Draws follow from the graph, the
-distribution and the seed alone.
+distribution, the seed and the rank alone. Ranks that run the same have the same shares, as they have the same router,
+and each draws for itself; what a file says was chosen is so on each of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _TRIES = 3
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+_SEEDS_APART = 1_000_003
+"""Between what the draws of two ranks begin with."""
 
 _RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
 """What numbers are drawn for: each has a stream of its own."""
@@ -163,7 +167,9 @@ def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[f
     return {op: tuple(shares.tolist()) for op, shares in _shares(graph, origin, seed).items()}
 
 
-def drawn(graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, rehearsal: bool = False) -> Draws:
+def drawn(
+    graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, rank: int = 0, rehearsal: bool = False
+) -> Draws:
     """Draw what is chosen in each step of a graph.
 
     Parameters
@@ -173,7 +179,9 @@ def drawn(graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, re
     origin
         Where draws come from.
     seed
-        What the draws begin with.
+        What the draws begin with, and what decides which candidates are the likely ones.
+    rank
+        Who draws.
     rehearsal
         Draw apart, with the same shares: what a policy may try plans with.
 
@@ -184,13 +192,14 @@ def drawn(graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, re
     """
     if isinstance(origin, Routing) and not rehearsal:
         return Draws(graph, hardware, seed, _recorded(graph, origin))
+    own = seed + rank * _SEEDS_APART
     shares = _shares(graph, origin, seed)
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
-    rng = np.random.default_rng((seed, _REHEARSAL if rehearsal else _CHOICES))
+    rng = np.random.default_rng((own, _REHEARSAL if rehearsal else _CHOICES))
     bits: dict[int, NDArray[np.uint8]] = {}
     for group in _groups(graph):
         bits |= group.draw(np.stack([shares[ops[0]] for ops in group.ops]), stickiness, graph.steps, rng)
-    return Draws(graph, hardware, seed, dict(sorted(bits.items())))
+    return Draws(graph, hardware, own, dict(sorted(bits.items())))
 
 
 @dataclass(frozen=True)

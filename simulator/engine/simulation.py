@@ -92,7 +92,7 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
     """For each rank the one that is simulated in its place."""
     if fold == "never":
         return tuple(range(len(programs)))
-    reason = folding.obstacle(programs, hardware)
+    reason = folding.obstacle(programs, hardware) or (fold == "always" and folding.drawn_apart(programs))
     if reason and fold == "always":
         must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
         raise ConfigError("fold", must, reason, do)

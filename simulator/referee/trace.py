@@ -91,16 +91,16 @@ def check_trace(
             if drawn is not None:
                 program = Program(program.graph, hardware, plan, LateUses(program.graph, hardware, drawn))
             ranks.append(Facts(program, rows, rank))
-    found = []
+    found = {}
     for facts in ranks:
         if facts.plan.fixed is None and facts.complete:
             check_plan(facts.graph, hardware, _record(facts), draws=draws[facts.rank])
-        found.append(_check_rank(facts, switches))
+        found[facts.rank] = _check_rank(facts, switches)
         one = plans[facts.rank]
         kind: AllocatorKind = one.allocator if isinstance(one, Drawn) else "ideal"
         address_laws.check_addresses(facts, trace, kind, budget_bytes, hardware)
     _check_together(job, hardware, trace, ranks, switches)
-    return found[0] if len(found) == 1 else _merge(found)
+    return _merge([found[rank] for rank in trace.stands_in])
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
@@ -169,6 +169,7 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
 
 
 def _merge(found: Sequence[Findings]) -> Findings:
+    """What was noticed on all ranks, of those that were folded, too."""
     dead: Counter[str] = Counter()
     for one in found:
         dead.update(one.dead_byte_ns)

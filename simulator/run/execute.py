@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from simulator.trace import CAUSES, Trace
 
 if TYPE_CHECKING:
     from simulator.run.case import Case
+    from simulator.run.task import Task
 
 
 def execute(
@@ -38,9 +39,7 @@ def execute(
     for task, plan in zip(case.tasks, plans, strict=True):
         programs = _programs(task.graph, plan, task.problem.durations_ns, allocator=allocator)
         of_ranks = {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
-        if task.graph.has_late:
-            of_ranks = {rank: replace(one, draws=task.draws(rank)) for rank, one in of_ranks.items()}
-        found |= of_ranks
+        found |= _with_draws(task, of_ranks) if task.graph.has_late else of_ranks
     return engine.run(
         [found[rank] for rank in range(case.job.ranks)],
         case.hardware,
@@ -49,6 +48,16 @@ def execute(
         progress=progress,
         fold=case.loaded.scenario.fold,
     )
+
+
+def _with_draws(task: Task, of_ranks: Mapping[int, engine.Program]) -> dict[int, engine.Program]:
+    """Programs with what each rank draws; ranks that choose the same keep one program."""
+    known: dict[tuple[int, int], engine.Program] = {}
+    found = {}
+    for rank, program in of_ranks.items():
+        draws = task.draws(rank)
+        found[rank] = known.setdefault((id(program), id(draws)), replace(program, draws=draws))
+    return found
 
 
 def _programs(

@@ -1,4 +1,4 @@
-"""What late reads choose in a run: drawn once for each rank, and apart from that for trying plans."""
+"""What late reads choose in a run: drawn once for each rank, or read for all, and drawn apart for trying plans."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 from simulator import formats
 from simulator.catalog import Loaded
 from simulator.cost import chosen_op, duration_ns, durations_ns
-from simulator.draws import Draws, Origin, drawn, popularity
+from simulator.draws import Draws, Origin, Routing, drawn, popularity
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-
-_SEEDS_APART = 1_000_003
-"""Between the seeds of two ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +45,19 @@ class Lots:
             origin = formats.read_routing(loaded.paths["draws"])
         return cls(origin, scenario.seed, loaded.hardware)
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all ranks that run the same choose the same: what a file says was chosen."""
+        return isinstance(self.origin, Routing)
+
     def draws(self, graph: Graph, rank: int) -> Draws | None:
         """What late reads of a rank choose; None if its graph has none."""
         if not graph.has_late:
             return None
+        rank = 0 if self.are_alike else rank
         key = id(graph), rank
         if key not in self._known:
-            self._known[key] = drawn(graph, self.hardware, self.origin, self.seed + rank * _SEEDS_APART)
+            self._known[key] = drawn(graph, self.hardware, self.origin, self.seed, rank=rank)
         return self._known[key]
 
     def rehearsal(self, graph: Graph) -> Draws | None:
@@ -73,12 +76,12 @@ class Lots:
     def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
         """Time of each op in the step that is measured [ns], from what it takes as planned.
 
-        Of several ranks, each of which draws for itself, that is what ops take at least.
+        Of several ranks that draw for themselves, that is what ops take at least.
         """
         if not graph.has_late:
             return times_ns
         draws = self.draws(graph, ranks[0])
-        if len(ranks) > 1 or draws is None:
+        if draws is None or (len(ranks) > 1 and not self.are_alike):
             return durations_ns(graph.certain, self.hardware)
         return draws.step_durations_ns(times_ns, graph.steps - 1)
 
@@ -88,7 +91,7 @@ class Lots:
         draws = self.draws(graph, ranks[0])
         if graph.steps == 1 or late is None or draws is None:
             return 0
-        if len(ranks) == 1:
+        if len(ranks) == 1 or self.are_alike:
             before, last = draws.durations_ns(op)[-2:]
             return max(0, before - last)
         every, least = sum(graph.tensors[t].size_bytes for t in late.candidates), graph.certain.ops[op]

@@ -154,3 +154,55 @@ def test_what_one_op_reads_late_and_another_for_certain_is_refused_by_hybrid_alo
     rows = hosim.run(tmp_path / "s.yaml")
     assert {label: row.status for label, row in rows.items()} == {"hybrid": "refused", "reactive": "ok", "static": "ok"}
     assert "'e1' by 'both'" in rows["hybrid"].summary["notes"]
+
+
+def of_three(path: Path, draws: str, **files: str) -> Path:
+    """The same on three ranks of a node, each with the whole model, which share what comes in from DDR."""
+    box = documents.BOX.replace(
+        "assumed:\n",
+        "topology: {devices_per_node: 3}\n"
+        "buses: {pool: {links: [h2d], bandwidth: 50 GB/s, scope: node}}\n"
+        "assumed:\n  topology: a toy\n  buses: a toy\n",
+    )
+    job = JOB.replace("steps: 4", "steps: 4\nreplicas: 3").replace("steps: a toy", "steps: a toy, replicas: a toy")
+    story = STORY.replace("DRAWS\n", draws).replace("  - resident\n", "")
+    return folder(path, **{"box.yaml": box, "job.yaml": job, "story.yaml": story, **files})
+
+
+def copied(results, label: str, rank: int) -> set[str]:
+    spans = results[label].spans
+    return set(spans[(spans["kind"] == "transfer") & (spans["rank"] == rank)]["name"])
+
+
+def test_each_rank_brings_what_it_draws_and_all_have_the_same_hot_experts(tmp_path: Path) -> None:
+    results = hosim.run(of_three(tmp_path, "draws: {distribution: zipf, skew: 2.0}\n"))
+    assert {row.status for row in results.values()} == {"ok"}
+    task = results["on demand"].case.tasks[0]
+    names = [tensor.name for tensor in task.graph.tensors]
+    for rank in range(3):
+        draws = task.draws(rank)
+        chosen = {names[t] for op in draws.chosen_bits for step in range(4) for t in draws.chosen(op, step)}
+        assert copied(results, "on demand", rank) == chosen
+    assert len({frozenset(copied(results, "on demand", rank)) for rank in range(3)}) > 1
+    for op, shares in task.problem.popularity.items():
+        hottest = shares.index(max(shares))
+        assert all(task.draws(rank).flags(op)[:, hottest].any() for rank in range(3))
+
+
+def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_path: Path) -> None:
+    rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)
+    found = {}
+    for fold in ("never", "always"):
+        draws = f"fold: {fold}\ndraws: {{file: r.csv}}\n"
+        found[fold] = hosim.run(of_three(tmp_path, draws, r_csv=f"step,op,chosen\n{rows}"))
+    for label, row in found["always"].items():
+        whole = found["never"][label]
+        assert (whole.trace.stands_in, row.trace.stands_in) == ((0, 1, 2), (0, 0, 0))
+        assert row.summary == whole.summary, "what is remarked counts all ranks, too"
+
+
+def test_ranks_that_draw_for_themselves_are_not_folded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ranks 0 and 1 run the same, but each draws what its late reads choose"):
+        hosim.run(of_three(tmp_path, "fold: always\n"))
+    results = hosim.run(of_three(tmp_path, "fold: auto\n"), policies=["hybrid"])
+    assert results["hybrid"].trace.stands_in == (0, 1, 2)
