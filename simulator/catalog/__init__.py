@@ -1,7 +1,7 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
 from simulator.catalog.largest import at, question
-from simulator.catalog.loaded import Loaded, points, resolve
+from simulator.catalog.loaded import Loaded, points, resolve, varied
 from simulator.catalog.settings import factor, multiplied, setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -17,7 +17,7 @@ from simulator.catalog.shelf import (
     schema,
     shown,
 )
-from simulator.catalog.unstated import taken, varied
+from simulator.catalog.unstated import taken
 
 __all__ = [
     "KINDS",

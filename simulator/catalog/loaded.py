@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
 from typing import Any, cast
 
+from simulator.catalog.checks import check_budget, check_figures, check_tiers, place
 from simulator.catalog.settings import Change, apply, multiplied
 from simulator.catalog.shelf import Entry, dump, load, path_of, read_bytes
 from simulator.catalog.text import scalar
-from simulator.document import Document, Fit
+from simulator.catalog.unstated import changed, check_open, open_of
+from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
-from simulator.units import human, nearest
+from simulator.scenario.unstated import WORKLOAD
 from simulator.workload import Workload
 
 _OUTSIDE = "changed for this run"
@@ -63,7 +65,7 @@ class Loaded:
         keys
             What leads to the field.
         """
-        return _place(self.scenario, self._entries.get("scenario"), *keys)
+        return place(self.scenario, self._entries.get("scenario"), *keys)
 
     def for_row(self, choice: PolicyChoice) -> Loaded:
         """The same on the machine that a row of the scenario sets for itself.
@@ -89,7 +91,7 @@ class Loaded:
         machine = apply(machine, _outside(multiplied(machine, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
         found = replace(self, scenario=scenario, hardware=machine)
-        _check_budget(scenario, machine, self._entries.get("scenario"))
+        check_budget(scenario, machine, self.place("budget"))
         return found
 
     def documents(self) -> dict[str, str]:
@@ -155,18 +157,42 @@ def resolve(
     nominal, changes, scale = hardware or inputs["hardware"].document, changes or {}, scale or {}
     _, unscaled = _changed(scenario, nominal, changes, entry)
     scenario, machine = _changed(scenario, nominal, {**changes, **multiplied(unscaled, scale)}, entry)
-    _check_homes(scenario, machine, entry)
-    _check_kv_tiers(scenario, machine, entry)
-    _check_budget(scenario, machine, entry)
+    check_tiers(scenario, machine, entry)
+    check_budget(scenario, machine, place(scenario, entry, "budget"))
     subject = workload or inputs["workload"].document
     if not changes and not scale:  # what was changed is no longer fitted, and nothing is expected of it
-        _check_figures(scenario, (machine, subject, scenario), entry)
+        check_figures(scenario, (machine, subject, scenario), entry)
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     paths = {role: found.path for role, found in inputs.items()}
     digests = {role: found.sha256 for role, found in inputs.items()}
     loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, scale, unscaled, inputs)
     _add_files(loaded, inputs)
+    if not changes and not scale and hardware is None and workload is None:
+        check_open(loaded)
     return loaded
+
+
+def varied(scenario: str | Path, number: int, value: float) -> Loaded:
+    """Resolve a scenario with another value of a parameter that its claim leaves open.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, or a path that ends in ``.yaml``.
+    number, value
+        Which parameter, in the order of the claim; and its value, as a number of its unit.
+
+    Raises
+    ------
+    ConfigError
+        If the machine or the workload is not valid with the value.
+    """
+    nominal = resolve(scenario)
+    one = open_of(nominal)[number]
+    if one.is_factor:  # so that it reaches what rows set for themselves, too
+        return resolve(scenario, scale=dict.fromkeys(one.fields, value))
+    written = {field: one.written(value) for field in one.fields if not field.startswith(WORKLOAD)}
+    return replace(resolve(scenario, written), workload=changed(nominal, number, value)[1])
 
 
 def points(loaded: Loaded) -> list[Loaded]:
@@ -203,10 +229,6 @@ def with_workload(loaded: Loaded, workload: Workload) -> Loaded:
     return replace(loaded, workload=workload, scenario=silent)
 
 
-def _place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:
-    return entry.place(*keys) if entry else f"scenario {scenario.name!r}, {'.'.join(keys)}"
-
-
 def _named(kind: str, ref: str, base: Path, entry: Entry[Scenario] | None) -> Entry[Any]:
     """Read what the scenario names; if it isn't there, the error points at the line that names it."""
     try:
@@ -228,7 +250,7 @@ def _changed(
         raise ConfigError("set", "changes are fields with their values", repr(changes), do)
     outside = _outside(changes)
     own = {
-        key: _own_change(scenario, key, value, _place(scenario, entry, "set", key))
+        key: _own_change(scenario, key, value, place(scenario, entry, "set", key))
         for key, value in scenario.set_.items()
         if key not in outside
     }
@@ -256,49 +278,6 @@ def _own_change(scenario: Scenario, key: str, value: Any, where: str) -> Change:
     if isinstance(origin, tuple):
         return Change(value, where, table, [c.model_dump(exclude_unset=True) for c in origin])
     return Change(value, where, table, origin.model_dump() if isinstance(origin, Fit) else origin)
-
-
-def _check_homes(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
-    known = (*hardware.tiers, "free")
-    for pattern, tier in scenario.homes.items():
-        if tier not in known:
-            where = _place(scenario, entry, "homes", pattern)
-            raise ConfigError(where, "a home is a tier, or free", repr(tier), nearest(tier, known))
-
-
-def _check_kv_tiers(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
-    for tier in scenario.kv_tiers:
-        if tier not in hardware.tiers:
-            where = _place(scenario, entry, "kv_tiers", tier)
-            raise ConfigError(
-                where, "a tier of the machine keeps KV blocks", repr(tier), nearest(tier, (*hardware.tiers,))
-            )
-
-
-def _check_budget(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
-    usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
-        where = _place(scenario, entry, "budget")
-        must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
-        do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
-        raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
-
-
-def _check_figures(scenario: Scenario, documents: Sequence[Document], entry: Entry[Scenario] | None) -> None:
-    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
-    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
-    for number, one in enumerate(scenario.expect):
-        if one.kind == "predicted" and one.figure in fits:
-            path, document = fits[one.figure]
-            must = "no scenario predicts a printed figure that something in it was fitted to"
-            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
-            where = _place(scenario, entry, "expect", str(number), "figure")
-            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
-        if one.kind == "fitted" and one.figure not in fits:
-            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-            where = _place(scenario, entry, "expect", str(number), "figure")
-            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
-            raise ConfigError(where, must, repr(one.figure), do)
 
 
 def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
