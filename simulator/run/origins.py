@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import simulator
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
 
+_PROSE = {"schema_", "name", "title", "sources", "assumed", "fitted"}
+"""What a document says for people."""
+_REFERENCES: dict[str, Any] = {
+    "scenario": {
+        "hardware": True,
+        "workload": True,
+        "draws": {"file"},
+        "policies": True,
+        "expect": True,
+        "claim": True,
+    },
+    "workload": {"graph": True, "requests": {"file"}},
+}
+"""Where documents name other files, which are inputs of their own; and of a scenario its rows and what it expects."""
 
-def provenance(loaded: Loaded) -> dict[str, Any]:
+
+def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequence[str] = ()) -> dict[str, Any]:
     """Say where every number of a run comes from.
 
     Parameters
     ----------
     loaded
         The scenario with its machine and its workload.
+    rows
+        Labels of the rows that ran, if not all did.
+    asked
+        What was expected of them.
 
     Returns
     -------
     dict
-        ``hosim`` (version), ``inputs`` (kind, name, sha256), ``bound``, ``switches``, ``draws``, ``seed``, ``set``, and
+        ``hosim`` (version), ``inputs`` (kind, name, sha256, and ``content``, the sha256 of what a document says to the
+        run, however it is written and wherever it lies), ``bound``, ``switches``, ``draws``, ``seed``, ``set``, and
         the ``fitted`` and ``assumed`` fields of all documents with their reasons.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
     names = {kind: document.name for kind, document in documents.items()}
+    content = {kind: _said(kind, document) for kind, document in documents.items()}
+    content["scenario"] |= {"rows": _rows(loaded, rows), "asked": list(asked)}
     return {
         "hosim": simulator.__version__,
         "scenario": loaded.scenario.name,
         "inputs": [
-            {"kind": role, "name": names.get(role, loaded.paths[role].name), "sha256": digest}
+            {
+                "kind": role,
+                "name": names.get(role, loaded.paths[role].name),
+                "sha256": digest,
+                **({"content": _digest(content[role])} if role in content else {}),
+            }
             for role, digest in loaded.sha256.items()
         ],
         "bound": loaded.scenario.bound,
         "switches": loaded.scenario.switches.model_dump(),
-        "draws": loaded.scenario.draws.model_dump(),
+        "draws": loaded.scenario.draws.model_dump(exclude={"file"}),
         "seed": loaded.scenario.seed,
         "set": dict(loaded.scenario.set_),
         **{table: _figures(loaded, table) for table in ("fitted", "assumed")},
     }
+
+
+def _said(role: str, document: Document) -> dict[str, Any]:
+    """What a document says to a run, with all that was set."""
+    return document.model_dump(mode="json", exclude=dict.fromkeys(_PROSE, True) | _REFERENCES.get(role, {}))
+
+
+def _rows(loaded: Loaded, labels: Sequence[str] | None) -> list[dict[str, Any]]:
+    """What the scenario says of its rows; a plan from a file is an input of its own."""
+    chosen = [choice for choice in loaded.scenario.policies if labels is None or choice.row in labels]
+    return [{"label": one.row} if one.is_file else one.model_dump(mode="json") | {"label": one.row} for one in chosen]
+
+
+def _digest(said: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:

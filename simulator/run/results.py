@@ -232,7 +232,7 @@ class Results(Mapping[str, Result]):
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Where every number comes from: version, inputs, switches, what was assumed and what was fitted."""
-        return provenance(self.case.loaded)
+        return provenance(self.case.loaded, list(self), [verdict.asks for verdict in self.expectations])
 
     @cached_property
     def more(self) -> dict[str, Any]:

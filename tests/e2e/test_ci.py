@@ -118,6 +118,24 @@ def test_the_same_results_are_exit_code_0(hosim, folders):
     assert done.out == "nothing moved in 3 rows, to the nanosecond and the byte.\n"
 
 
+def test_documents_are_compared_by_what_they_say_and_not_by_where_they_lie_or_how_they_are_written(
+    hosim, folders, tmp_path
+):
+    """What a run wrote beside its rows repeats it; a comment or another unit changes nothing; an option does."""
+    again = hosim_api.run(folders / "fast" / "scenario.yaml")
+    again.write(tmp_path / "again")
+    assert hosim("diff", folders / "fast", tmp_path / "again").out.splitlines()[0].startswith("nothing moved in")
+    said = chain.SCENARIO.replace("4.3 MB", "4300 kB  # as before")
+    for name, scenario in (
+        ("said", said),
+        ("rows", said.replace("- static", "- {policy: static, options: {alpha: 1}}")),
+    ):
+        (tmp_path / name).mkdir()
+        hosim_api.run(chain.write(tmp_path / name, scenario=scenario)).write(tmp_path / name / "out")
+    assert hosim("diff", folders / "old", tmp_path / "said" / "out").out.startswith("nothing moved in")
+    assert hosim("diff", folders / "old", tmp_path / "rows" / "out").out.startswith("scenario: chain ")
+
+
 def test_a_changed_bandwidth_is_named_and_so_is_the_wait(hosim, folders):
     done = hosim("diff", folders / "old", folders / "fast")
     assert done.code == 1
