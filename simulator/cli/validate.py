@@ -12,12 +12,18 @@ import click
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
 @click.option("--workers", type=click.IntRange(1), help="Processes; the result does not depend on it. [default: cores]")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the table and a page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-validate/1), and nothing else.")
 @click.option(
     "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures as JUnit XML into this file."
 )
 def validate(
-    scenarios: tuple[str, ...], factors: tuple[str, ...], workers: int | None, as_json: bool, junit: Path | None
+    scenarios: tuple[str, ...],
+    factors: tuple[str, ...],
+    workers: int | None,
+    out: Path | None,
+    as_json: bool,
+    junit: Path | None,
 ) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
@@ -26,9 +32,10 @@ def validate(
       hosim validate
       hosim validate llama3_8b_2x2x2 mine.yaml
       hosim validate --scale "links.*.bandwidth=0.5"
+      hosim validate --out results/claims
 
     A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; something
-    was `fitted` to it; it is only `shown`; it is `missed`, for the reason below the table; or it is BROKEN.
+    was `fitted` to it; it is only `shown` beside ours; it is `missed`, for the reason below the table; or it is BROKEN.
     --scale shows which claims depend on a figure of the machine; a machine without it runs as it is.
 
     The exit code is 1 if one is BROKEN.
@@ -38,8 +45,14 @@ def validate(
     from simulator.run.validate import validate as run_validate
 
     scale = dict(catalog.factor(one) for one in factors)
+    if out is not None:
+        from simulator.report.files import check_target
+
+        check_target(out)
     with Shown() as progress:
         found = run_validate(scenarios or None, scale=scale, workers=workers or os.cpu_count() or 1, progress=progress)
+    if out is not None:
+        found.write(out)
     if junit is not None:
         from simulator.report.junit import write
 

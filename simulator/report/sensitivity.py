@@ -44,6 +44,11 @@ class Dependence:
         return self.verdicts[self.taken]
 
     @property
+    def is_shown(self) -> bool:
+        """Whether the figure is only shown, so that it is near what is printed, and does not hold."""
+        return self.nominal.kind == "shown"
+
+    @property
     def ends(self) -> tuple[float, float]:
         """The least and the largest value that were tried."""
         return min(self.verdicts), max(self.verdicts)
@@ -108,10 +113,11 @@ def rows(found: Sequence[Dependence]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``scenario``, ``claim``, ``figure``, ``row``, ``column``, ``printed``; ``parameter``, ``unit``, ``taken``,
-        ``low``, ``high``, as numbers; ``obtained``, ``obtained_low``, ``obtained_high``, for people, and ``error``,
-        ``error_low``, ``error_high``, as shares of what is printed, with what is taken and at the ends; ``swing``;
-        ``holds``, a list of stretches; ``tried``, with how many values.
+        ``scenario``, ``claim``, ``figure``, ``row``, ``column``, ``printed``, ``kind``; ``parameter``, ``unit``;
+        ``taken``, ``low``, ``high``, as numbers; ``obtained``, ``obtained_low``, ``obtained_high``, for people, and
+        ``error``, ``error_low``, ``error_high``, as shares of what is printed, with what is taken and at the ends;
+        ``swing``; ``holds``, a list of stretches (of what is only shown: where it is near); ``tried``, with how many
+        values.
     """
     return [
         {
@@ -121,6 +127,7 @@ def rows(found: Sequence[Dependence]) -> list[dict[str, Any]]:
             "row": one.nominal.row,
             "column": one.nominal.column,
             "printed": one.nominal.printed,
+            "kind": one.nominal.kind,
             "parameter": one.parameter.parameter,
             "unit": one.parameter.unit or "",
             "taken": one.taken,
@@ -168,20 +175,23 @@ def text(found: Sequence[Dependence]) -> str:
     found
         What came of it.
     """
-    parts = [f"{headline(group[0].nominal)}\n{aligned([table(group)])}" for group in by_figure(found)]
+    parts = [f"{headline(group[0])}\n{aligned([table(group)])}" for group in by_figure(found)]
     return "\n\n".join((*parts, "\n".join(sentences(found))))
 
 
-def headline(verdict: Verdict) -> str:
+def headline(one: Dependence) -> str:
     """Say what is claimed, printed and obtained.
 
     Parameters
     ----------
-    verdict
-        With what the scenario takes.
+    one
+        How the figure depends on some parameter.
     """
-    accepted = f", {verdict.tolerance} accepted" if verdict.tolerance.endswith("%") else ""
-    return f"{claim(verdict)}: {verdict.word}, {verdict.printed} printed, {verdict.found} obtained{accepted}"
+    verdict = one.nominal
+    accepted = f", {verdict.tolerance} {'is near' if one.is_shown else 'accepted'}"
+    word = "shown" if one.is_shown else verdict.word
+    said = f"{claim(verdict)}: {word}, {verdict.printed} printed, {verdict.found} obtained"
+    return f"{said}{accepted}" if verdict.tolerance.endswith("%") else said
 
 
 def table(group: Sequence[Dependence]) -> list[Column]:
@@ -202,39 +212,40 @@ def table(group: Sequence[Dependence]) -> list[Column]:
         Column("taken", tuple(one.shown(one.taken) for one in group)),
         Column("tried", tuple(_joined(*map(one.shown, one.ends)) for one in group)),
         Column("error at the ends", tuple(at_ends(one) for one in group), left=True),
-        Column("holds for", tuple(one.holds for one in group), left=True),
+        Column("near for" if group[0].is_shown else "holds for", tuple(one.holds for one in group), left=True),
     ]
 
 
 def sentences(found: Sequence[Dependence]) -> list[str]:
-    """Say what each figure depends on most, how all this is meant, and where free parameters are counted.
+    """Say what each figure depends on most, and how all this is meant.
 
     Parameters
     ----------
     found
         What came of it.
     """
-    names = " ".join(dict.fromkeys(one.scenario for one in found))
-    counts = f"How many free parameters explain how many printed figures: hosim validate {names}"
-    return [*(sentence for group in by_figure(found) for sentence in _told(group)), _MEANT, counts]
+    told = [sentence for group in by_figure(found) for sentence in _told(group)]
+    return [*told, f"{_MEANT} {_NEAR}" if any(one.is_shown for one in found) else _MEANT]
 
 
 def _told(group: Sequence[Dependence]) -> Iterator[str]:
-    """Say of one figure for what it holds, and with what it goes up and down."""
+    """Say of one figure for what it holds, or is near, and with what it goes up and down."""
     name, nominal = claim(group[0].nominal), group[0].nominal
+    does, would = ("is near", "would be near") if group[0].is_shown else ("holds", "would hold")
     some = [f"{one.parameter.parameter} {one.holds}" for one in group if one.holds not in ("all", "nowhere")]
     wide = [one.parameter.parameter for one in group if one.holds == "all"]
     if some:
-        yield f"{name} {'holds' if nominal.holds else 'would hold'} for {listed(some)}."
+        yield f"{name} {does if nominal.holds else would} for {listed(some)}."
     elif not nominal.holds:
-        yield f"{name} holds with no value that was tried."
+        yield f"{name} {does} with no value that was tried."
     if wide:
-        yield f"{name} holds for any {listed(wide)} that was tried."
+        yield f"{name} {does} for any {listed(wide)} that was tried."
     if jumping := [one.parameter.parameter for one in group if not one.is_monotone]:
-        yield f"{name} goes up and down with {listed(jumping)}, so that where it holds is no range."
+        yield f"{name} goes up and down with {listed(jumping)}, so that where it {does} is no range."
 
 
 _MEANT = (
     "One parameter varies at a time, and nothing is fitted again. The ends of a stretch were searched by halving; "
-    "between two values that were tried and both hold, or both fail, nothing was looked at."
+    "between two values that were tried and both hold, or both fail on the same side, nothing was looked at."
 )
+_NEAR = "A figure that is only shown does not hold: told is for which values ours is near to what is printed."

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
-import jinja2
 from matplotlib.axes import Axes
 
 from simulator.report import colours
 from simulator.report.drawing import FAINT, INK, TEXT, Picture, plain
-from simulator.report.sensitivity import Dependence, by_figure, headline, sentences, table
+from simulator.report.sensitivity import Dependence, by_figure, headline
 
 _BAR_IN, _TOP_IN, _HEAD_IN, _FOOT_IN = 0.42, 0.45, 0.42, 0.6
 _LEFT, _RIGHT = 0.22, 0.96
@@ -61,11 +58,9 @@ def _panel(ax: Axes, group: Sequence[Dependence]) -> None:
     if nominal.error is not None:
         ax.axvline(100 * nominal.error, color=INK, linewidth=1)
     ax.set_yticks(range(len(group)), [one.parameter.parameter for one in group], fontsize=9)
-    ax.set_xlabel(
-        "difference from what is printed [%]; line: as taken; green: accepted; dark: holds; points: goes up and down",
-        fontsize=9,
-    )
-    ax.set_title(headline(nominal), loc="left", **TEXT)
+    said = "green and dark: near" if group[0].is_shown else "green: accepted; dark: holds"
+    ax.set_xlabel(f"difference from what is printed [%]; line: as taken; {said}; points: goes up and down", fontsize=9)
+    ax.set_title(headline(group[0]), loc="left", **TEXT)
     plain(ax)
 
 
@@ -102,21 +97,3 @@ def _label(ax: Axes, place: int, one: Dependence, shown: Mapping[float, float]) 
         return
     ax.text(shown[least], place, f"{one.shown(least)} ", ha="right", va="center", **{**TEXT, "fontsize": 8})
     ax.text(shown[most], place, f" {one.shown(most)}", ha="left", va="center", **{**TEXT, "fontsize": 8})
-
-
-def page(found: Sequence[Dependence], pictures: Mapping[str, bytes]) -> str:
-    """Write a page that needs no network: what each figure depends on, in words, tables and pictures.
-
-    Parameters
-    ----------
-    found
-        What came of it.
-    pictures
-        The PNG of each scenario, by its name.
-    """
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    groups = [(group[0].scenario, headline(group[0].nominal), table(group)) for group in by_figure(found)]
-    encoded = {name: base64.b64encode(png).decode() for name, png in pictures.items()}
-    template = environment.get_template("sensitivity.html.j2")
-    return template.render(sentences=sentences(found), groups=groups, pictures=encoded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
@@ -117,15 +118,26 @@ def text(checked: Sequence[Checked]) -> str:
     checked
         One per scenario.
     """
-    lines = list(_lines(checked))
-    if not lines:
+    if not any(_lines(checked)):
         expected = sum(len(one.verdicts) for one in checked)
         return f"No figure is printed; {counted(expected, 'expectation')}, which all hold."
-    sources = _numbered(verdict.source for _, verdict in lines)
-    fits = _free(checked)
-    letters = dict(zip(fits, _letters(), strict=False))
+    parts = [aligned([table(checked)])]
+    parts += [part for head, marked in notes(checked).items() for part in _noted(head, marked)]
+    return "\n\n".join((*parts, "\n".join(sentences(checked))))
+
+
+def table(checked: Sequence[Checked]) -> list[Column]:
+    """Make the table: a line for each printed figure, and for each other expectation that fails.
+
+    Parameters
+    ----------
+    checked
+        One per scenario.
+    """
+    lines = list(_lines(checked))
+    sources, letters = _numbered(checked), _lettered(checked)
     stands_on = [" ".join(letters[fit.key] for fit in one.fits_of(verdict)) or ABSENT for one, verdict in lines]
-    table = aligned([[
+    return [
         Column("claim", tuple(verdict.why or f"{verdict.row}: {verdict.column}" for _, verdict in lines), left=True),
         Column("source", tuple(str(sources.get(verdict.source, ABSENT)) for _, verdict in lines)),
         Column("printed", tuple(verdict.printed or ABSENT for _, verdict in lines)),
@@ -134,16 +146,32 @@ def text(checked: Sequence[Checked]) -> str:
         Column("tolerance", tuple(verdict.tolerance or verdict.must for _, verdict in lines)),
         Column("verdict", tuple(verdict.word for _, verdict in lines), left=True),
         Column("fitted", tuple(stands_on), left=True),
-    ]])  # fmt: skip
-    parts = [table]
-    parts += _noted("Sources", [(str(number), name) for name, number in sources.items()])
+    ]
+
+
+def notes(checked: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]:
+    """Say what the table refers to: the sources, what was fitted, and what is missed and why.
+
+    Parameters
+    ----------
+    checked
+        One per scenario.
+
+    Returns
+    -------
+    dict
+        Head -> notes, each with the mark by which the table refers to it, if it does.
+    """
+    letters = _lettered(checked)
     fitted = [
         (letters[key], f"{fit.parameter} ({', '.join(fit.fields)}), to {fit.figure}: {fit.why}")
-        for key, fit in fits.items()
+        for key, fit in _free(checked).items()
     ]
-    parts += _noted("Fitted", fitted)
-    parts += _noted("Missed", [("", f"{'; '.join(claims)}: {why}") for why, claims in _missed(lines).items()])
-    return "\n\n".join((*parts, "\n".join(sentences(checked))))
+    return {
+        "Sources": [(str(number), name) for name, number in _numbered(checked).items()],
+        "Fitted": fitted,
+        "Missed": [("", f"{'; '.join(claims)}: {why}") for why, claims in _missed(checked).items()],
+    }
 
 
 def _noted(head: str, notes: Sequence[tuple[str, str]]) -> list[str]:
@@ -161,17 +189,24 @@ def _noted(head: str, notes: Sequence[tuple[str, str]]) -> list[str]:
     return ["\n".join((head, *wrapped))] if notes else []
 
 
-def _missed(lines: Sequence[tuple[Checked, Verdict]]) -> dict[str, list[str]]:
+def _missed(checked: Sequence[Checked]) -> dict[str, list[str]]:
     """By the reason, what is missed."""
     found: dict[str, list[str]] = {}
-    for _, verdict in lines:
+    for _, verdict in _lines(checked):
         if verdict.word == "missed":
             found.setdefault(verdict.missed, []).append(verdict.why)
     return found
 
 
-def _numbered(names: Iterator[str]) -> dict[str, int]:
-    return {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)), 1)}
+def _numbered(checked: Sequence[Checked]) -> dict[str, int]:
+    """The sources of what is printed, each with its number."""
+    names = dict.fromkeys(verdict.source for _, verdict in _lines(checked) if verdict.source)
+    return {name: number for number, name in enumerate(names, 1)}
+
+
+def _lettered(checked: Sequence[Checked]) -> dict[tuple[str, str], str]:
+    """The free parameters, each with its letter."""
+    return dict(zip(_free(checked), _letters(), strict=False))
 
 
 def _free(checked: Sequence[Checked]) -> dict[tuple[str, str], Fitted]:
@@ -219,17 +254,30 @@ def _name(verdict: Verdict) -> str:
 
 
 def _explained(checked: Sequence[Checked], held: Sequence[str]) -> str:
-    """Say how many figures that held stand on how many free parameters."""
-    printed = [(one, verdict) for one, verdict in _lines(checked) if verdict.printed]
-    uses = {_name(verdict): one.fits_of(verdict) for one, verdict in printed if _name(verdict) in held}
-    free = [fit.parameter for fit in _free(checked).values()]
-    alone = sum(not fits for fits in uses.values())
-    if not free:
-        return f"{counted(alone, 'printed figure')}, predicted and held, with nothing fitted."
-    explain = f"{counted(len(free), 'free parameter')} ({listed(free)}) {'explains' if len(free) == 1 else 'explain'}"
-    explained = f"{explain} {counted(len(uses) - alone, 'printed figure')}, predicted and held"
-    return f"{explained}; {alone} more with nothing fitted." if alone else f"{explained}."
+    """Say how many figures that held stand on how many free parameters, and which of these no such figure needs."""
+    holding = [(one, verdict) for one, verdict in _lines(checked) if verdict.printed and verdict.word == "holds"]
+    uses = {_name(verdict): one.fits_of(verdict) for one, verdict in holding if _name(verdict) in held}
+    groups = Counter(tuple(fit.parameter for fit in fits) for fits in uses.values())
+    alone = groups.pop((), 0)
+    told = [_explain(names, number, is_first=not place) for place, (names, number) in enumerate(groups.items())]
+    if not told:
+        told = [f"{counted(alone, 'printed figure')}, predicted and held, with nothing fitted"]
+    elif alone:
+        told.append(f"{alone} more with nothing fitted")
+    said = f"{'; '.join(told)}."
+    idle = [fit.parameter for fit in _free(checked).values() if not any(fit.parameter in names for names in groups)]
+    return f"{said} No figure that holds needs what else was fitted: {listed(idle)}." if idle else said
 
 
-_WORST_FIRST = ("BROKEN", "missed", "shown", "fitted", "holds")
+def _explain(names: Sequence[str], number: int, *, is_first: bool) -> str:
+    """Say how many figures some free parameters explain."""
+    many, verb = len(names), "explains" if len(names) == 1 else "explain"
+    if is_first:
+        explained = f"{counted(number, 'printed figure')}, predicted and held"
+        return f"{counted(many, 'free parameter')} ({listed(names)}) {verb} {explained}"
+    return f"{many} ({listed(names)}) {verb} {number} more"
+
+
+_WORST_FIRST = ("BROKEN", "missed", "fitted", "holds", "shown")
+"""Words for verdicts; to be shown in one place says nothing against a figure that another place holds."""
 _TOLD = {"fitted": "fitted", "shown": "only shown", "missed": "missed, as known", "BROKEN": "BROKEN"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +18,9 @@ from simulator.report.sensitivity import Dependence
 from simulator.report.summaries import dumped
 from simulator.run import Progress
 from simulator.run.case import prepare
-from simulator.run.validate import judged
+from simulator.run.validate import Validation, judged, validate
 from simulator.run.workers import spread
-from simulator.scenario import Expectation
+from simulator.scenario import LIMITS, Expectation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,10 +43,13 @@ class Sensitivity:
         One per printed figure and parameter.
     loaded
         The scenarios by name.
+    validation
+        The same scenarios with what they take: how many free parameters explain how many printed figures.
     """
 
     found: Sequence[Dependence] = field(repr=False)
     loaded: Mapping[str, Loaded] = field(repr=False)
+    validation: Validation = field(repr=False)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -62,8 +65,8 @@ class Sensitivity:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What each figure depends on most, and how all this is meant."""
-        return report.sentences(self.found)
+        """What each figure depends on most, how that is meant, and how many free parameters explain how many."""
+        return [*report.sentences(self.found), *self.validation.sentences]
 
     def figures(self) -> dict[str, Picture]:
         """Draw a tornado for each scenario, by its name."""
@@ -79,7 +82,7 @@ class Sensitivity:
         return dumped({"schema": SCHEMA, "rows": self.rows, "sentences": self.sentences})
 
     def __str__(self) -> str:
-        return report.text(self.found)
+        return "\n\n".join((report.text(self.found), "\n".join(self.validation.sentences)))
 
     def write(self, out: str | Path) -> None:
         """Write the rows, the pictures and a page with both into a folder.
@@ -89,14 +92,16 @@ class Sensitivity:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.report import files, tornado  # noqa: PLC0415
+        from simulator.report import files, pages  # noqa: PLC0415
         from simulator.run.origins import provenance  # noqa: PLC0415
 
         with files.replaced(Path(out)) as folder:
             pictures = {name: picture.png() for name, picture in self.figures().items()}
             for name, png in pictures.items():
                 (folder / f"{name}.png").write_bytes(png)
-            (folder / "report.html").write_text(tornado.page(self.found, pictures), encoding="utf-8")
+            (folder / "report.html").write_text(
+                pages.of_dependences(self.found, self.validation.checked, pictures), encoding="utf-8"
+            )
             origins = {name: provenance(loaded) for name, loaded in self.loaded.items()}
             files.write_summary(folder, self.rows, {"sentences": self.sentences, "provenance": origins})
 
@@ -127,12 +132,12 @@ def sensitivity(
     ConfigError
         If a document is wrong, nothing is open or printed, or a document is not valid with a value.
     """
-    names = open_claims() if scenarios is None else [str(name) for name in scenarios]
+    names = open_claims() if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
     loaded = {name: catalog.resolve(name) for name in names}
     searches = [_Search(name, number, one) for name, one in loaded.items() for number in range(_count(one))]
     if not searches:
         raise ConfigError("scenarios", "a scenario whose claim leaves something open is named", "none", "name one")
-    tried = 0
+    validation, tried = validate(names, workers=workers, progress=progress), 0
     while tasks := list(dict.fromkeys(one.task(value) for one in searches for value in one.wanted())):
 
         def tell(done: int) -> None:
@@ -148,6 +153,7 @@ def sensitivity(
     return Sensitivity(
         [dependence for one in searches for dependence in one.dependences()],
         {one.scenario.name: one for one in loaded.values()},
+        validation,
     )
 
 
@@ -158,14 +164,18 @@ def _count(loaded: Loaded) -> int:
         do = "list them under claim: unstated, with a range each"
         raise ConfigError(loaded.place("claim"), "the claim says which parameters its source leaves open", "none", do)
     if not _compared(loaded):
-        do = "add printed to an expectation that is not only shown"
-        raise ConfigError(loaded.place("expect"), "something is held against a printed figure", "nothing", do)
+        must, do = (
+            "something is held against a printed figure, or shown beside a number",
+            "add printed to an expectation",
+        )
+        raise ConfigError(loaded.place("expect"), must, "nothing", do)
     return len(claim.unstated)
 
 
 def _compared(loaded: Loaded) -> list[Expectation]:
-    """What is held against a printed figure."""
-    return [one for one in loaded.scenario.expect if one.printed is not None and one.kind != "shown"]
+    """What is held against a printed figure, or shown beside one number that it may be near to."""
+    printed = (one for one in loaded.scenario.expect if one.printed is not None)
+    return [one for one in printed if one.kind != "shown" or len(one.printed_ends) == 1]
 
 
 @dataclass
@@ -207,9 +217,8 @@ class _Search:
         return [middle for low, high in turning if (middle := _between(values, low, high)) is not None]
 
     def _turns(self, low: float, high: float) -> bool:
-        """Whether some figure holds with one of two values and not with the other."""
-        pairs = zip(self.known[low], self.known[high], strict=True)
-        return any(one.holds != other.holds for one, other in pairs)
+        """Whether some figure holds with one of two values and not with the other, or passes what is printed."""
+        return any(map(_turned, self.known[low], self.known[high]))
 
     def learn(self, found: Mapping[float, tuple[Verdict, ...]]) -> None:
         """Take in what came of some values."""
@@ -220,6 +229,12 @@ class _Search:
         for place in range(len(self.known[self.taken])):
             verdicts = {value: self.known[value][place] for value in sorted(self.known)}
             yield Dependence(self.loaded.scenario.name, self.parameter, self.taken, verdicts)
+
+
+def _turned(one: Verdict, other: Verdict) -> bool:
+    if one.holds or other.holds or one.error is None or other.error is None:
+        return one.holds != other.holds
+    return (one.error < 0) != (other.error < 0)
 
 
 def _between(values: Sequence[float], low: float, high: float) -> float | None:
@@ -241,7 +256,15 @@ def _tried(task: Task) -> tuple[Verdict, ...]:
     """Run the rows with printed figures, and judge."""
     name, change = task
     case = prepare(catalog.resolve(name) if change is None else catalog.varied(name, *change), is_changed=True)
-    return tuple(judged(case, _compared(case.loaded)))
+    compared = _compared(case.loaded)
+    found = judged(case, [_beside(one) for one in compared])
+    return tuple(replace(verdict, kind=one.kind) for verdict, one in zip(found, compared, strict=True))
+
+
+def _beside(one: Expectation) -> Expectation:
+    """What is only shown is held against what is printed, and not against ours, to say for what it is near."""
+    ours: dict[str, object] = {**dict.fromkeys(LIMITS, None), "faster_than": None, "kind": "predicted"}
+    return one.model_copy(update=ours) if one.kind == "shown" else one
 
 
 def _lost(task: Task) -> tuple[Verdict, ...]:

@@ -64,6 +64,20 @@ class Validation:
         """How many free parameters explain how many printed figures, and what is missed or broken."""
         return report.sentences(self.checked)
 
+    def write(self, out: str | Path) -> None:
+        """Write the rows, and a page with the table, its notes and its count of free parameters, into a folder.
+
+        Parameters
+        ----------
+        out
+            The folder; filled beside its place and renamed. An earlier run's is replaced.
+        """
+        from simulator.report import files, pages  # noqa: PLC0415 - what draws takes time to import
+
+        with files.replaced(Path(out)) as folder:
+            (folder / "report.html").write_text(pages.of_claims(self.checked), encoding="utf-8")
+            files.write_summary(folder, self.rows, {"sentences": self.sentences})
+
     @property
     def checks(self) -> dict[str, list[junit.Case]]:
         """What it fails for, as tests, by scenario."""

@@ -11,11 +11,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
-from simulator.scenario.claim import Bound, Claim, Expectation, Kind, Label, Untested
+from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Untested
 from simulator.scenario.unstated import Unstated
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [
+    "LIMITS",
     "Bound",
     "BoundKind",
     "Claim",

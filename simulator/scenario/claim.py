@@ -32,7 +32,8 @@ Kind = Literal["predicted", "fitted", "shown"]
 """Whether nothing was fitted to a printed figure, something was, or it is only put beside ours."""
 
 Limit = Literal["about", "at_most", "at_least", "equals"]
-_LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
+LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
+"""Fields that say what must hold of a value by itself."""
 _TIMES = re.compile(r"(\d+(?:\.\d+)?) ?x")
 _CHANGE = re.compile(r"([+-]\d+(?:\.\d+)?) ?%")
 
@@ -102,7 +103,7 @@ class Expectation(Part):
     @property
     def is_close_to_printed(self) -> bool:
         """Whether what must hold is that ours is close to what is printed."""
-        said = any(getattr(self, key) is not None for key in (*_LIMITS, "faster_than"))
+        said = any(getattr(self, key) is not None for key in (*LIMITS, "faster_than"))
         return not said and self.kind != "shown"
 
     @property
@@ -146,11 +147,11 @@ class Expectation(Part):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        keys = (*_LIMITS, "faster_than", "printed")
+        keys = (*LIMITS, "faster_than", "printed")
         if all(getattr(self, key) is None for key in keys):
             must = f"an expectation says {', '.join(keys[:-1])} or printed"
             raise FieldError(must, "none of them", "add one")
-        for key in (*_LIMITS, "printed"):
+        for key in (*LIMITS, "printed"):
             try:
                 ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
             except FieldError as error:

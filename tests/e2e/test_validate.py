@@ -1,5 +1,8 @@
 """`hosim validate`: the table, the exit code, and what is refused."""
 
+import json
+import re
+
 import chain
 import pytest
 
@@ -59,6 +62,41 @@ def test_a_fit_is_held_and_named(hosim, tmp_path):
     assert "a  rate (compute.achieved_fraction.default), to step: so that it comes out" in done.out
     path = write(tmp_path, STEP.replace("figure:", "kind: fitted, figure:"))
     assert "a fitted figure is named in the table fitted of the scenario" in hosim("validate", path).err
+
+
+def test_free_parameters_are_counted_by_the_figures_that_hold_and_need_them(hosim, tmp_path):
+    fit = FIT.replace("FIGURE", "other")
+    done = hosim("validate", write(tmp_path, STEP, fit))
+    assert done.out.endswith("\n1 free parameter (rate) explains 1 printed figure, predicted and held.\n")
+    done = hosim("validate", write(tmp_path, STEP.replace("figure:", "kind: shown, figure:"), fit))
+    alone, idle = "0 printed figures, predicted and held, with nothing fitted.", "what else was fitted: rate."
+    assert f"\n{alone} No figure that holds needs {idle}\n" in done.out
+
+
+def test_a_figure_that_is_shown_once_more_still_holds(hosim, tmp_path):
+    again = "  - {row: reactive, kind: shown, printed: 1.5 ms, figure: step, why: the same of a runtime}\n"
+    done = hosim("validate", write(tmp_path, STEP, again))
+    assert re.search(r"^the same of a runtime +1 .* shown +-$", done.out, re.MULTILINE)
+    assert done.out.endswith("\n1 printed figure, predicted and held, with nothing fitted.\n")
+
+
+def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
+    missed = (
+        "  - {row: static, column: peak_hbm_bytes, printed: 9 MB, figure: peak, why: the <peak>, missed: not known}\n"
+    )
+    path = write(tmp_path, STEP, missed, FIT.replace("FIGURE", "other"))
+    done = hosim("validate", path, "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"report.html", "summary.csv", "summary.json"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<p>1 free parameter (rate) explains 1 printed figure, predicted and held.</p>" in page
+    assert "<p>Of 2 printed figures 1 missed, as known.</p>" in page
+    assert '<td class="left">the &lt;peak&gt;</td>' in page
+    assert all(f"<h2>{head}</h2>" in page for head in ("Sources", "Fitted", "Missed"))
+    assert "the &lt;peak&gt;: not known</li>" in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"][0]["verdict"] == "holds"
+    assert hosim("validate", path, "--out", tmp_path / "out").code == 0, "an earlier one is replaced"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Expectations against rows: values, ratios and sums, and what a verdict is called."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -109,12 +110,29 @@ def test_a_figure_counts_once_by_its_worst_verdict():
         "Of 4 printed figures 1 fitted and 1 missed, as known.",
     ]
     broken = Checked("four", (verdict(printed="10 s", figure="step", why="the step"),), {"slow": (rate,)})
+    nothing, idle = "1 printed figure, predicted and held, with nothing fitted.", "what else was fitted: rate."
     assert sentences([*checked, broken]) == [
-        "1 free parameter (rate) explains 0 printed figures, predicted and held; 1 more with nothing fitted.",
+        f"{nothing} No figure that holds needs {idle}",
         "Of 4 printed figures 1 fitted, 1 missed, as known and 1 BROKEN.",
         "BROKEN: four: slow: step_ns must be about 10.0 s (within 5.0 %), found 15.0 s",
     ]
     assert "the other: nobody knows" in text(checked)
+
+
+def test_free_parameters_are_counted_for_each_set_that_held_figures_stand_on():
+    rate, price = (Fitted(name, f"{name}_step", "so that it comes out", (name,)) for name in ("rate", "price"))
+    held = [replace(verdict(printed="15 s", figure=row), row=row) for row in ("a", "b", "c", "d")]
+    fits = {"a": (rate,), "b": (rate,), "c": (rate, price)}
+    (said,) = sentences([Checked("one", tuple(held), fits)])
+    explained = "1 free parameter (rate) explains 2 printed figures, predicted and held"
+    assert said == f"{explained}; 2 (rate and price) explain 1 more; 1 more with nothing fitted."
+
+
+def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
+    shown = verdict(printed="15 s", figure="step", kind="shown")
+    assert sentences([Checked("one", (shown, verdict(printed="15 s", figure="step"), shown))]) == [
+        "1 printed figure, predicted and held, with nothing fitted."
+    ]
 
 
 def test_what_suddenly_holds_is_said():
