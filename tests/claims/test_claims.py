@@ -24,6 +24,7 @@ SLOW = {
     "deepseek_v3_nsa_prefill",
     "kimi_k2_on_one_node",
     "kv_longest_calibrated",
+    "llama31_8b_answers_a100",
     "llama3_8b_2x2x2",
     "llama3_8b_8x1x1",
     "llama3_8b_fragmentation_910c",

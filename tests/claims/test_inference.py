@@ -72,3 +72,23 @@ def test_a_host_that_finds_and_copies_blocks_for_nothing_turns_decode_red_and_no
     found = hosim.validate(names, scale={"host.reactive.select": 0.1, "host.reactive.copy": 0.1})
     red = [verdict.why for one in found.checked for verdict in one.verdicts if verdict.is_broken]
     assert red == ["our own decode step with the cache offloaded, over without"]
+
+
+@pytest.mark.slow
+def test_answers_slow_down_where_the_readme_says():
+    """Means of the tokens that share a block [ms]: the first counts none, as it begins with the step."""
+    found = hosim.run("llama31_8b_answers_a100")
+
+    def means(time_of_tokens):
+        return [round(time_of_tokens[first:last].mean(), 1) for first, last in ((1, 8), (8, 24), (24, 40), (40, 48))]
+
+    def tokens(row):
+        spans = found[row].spans
+        spans = spans[spans["kind"] == "compute"]
+        return spans.groupby(spans["name"].str.extract(r"(t\d+)/", expand=False))
+
+    computed = tokens("static").apply(lambda ops: (ops["end_ns"] - ops["start_ns"]).sum()) / 1e6
+    assert means(computed) == [68.5, 69.0, 69.5, 70.0]
+    assert means(tokens("reactive")["end_ns"].max().diff() / 1e6) == [68.5, 70.4, 71.3, 106.7]
+    assert means(tokens("static")["end_ns"].max().diff() / 1e6) == [68.5, 69.0, 69.5, 104.1]
+    assert "short by 2.51 GB at op 't40/head/decode/lm'" in " ".join(found.sentences)

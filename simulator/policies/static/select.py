@@ -17,6 +17,9 @@ from simulator.policies.static.analyse import Analysis, Idle, lives_away_if_it_m
 from simulator.policies.static.room import Room, chooses, held
 from simulator.policies.static.score import Rank, Score, spread
 
+SHADES = 64
+"""Scores that are the same in whole parts of this size count as alike: idle times within 1 % of one another do."""
+
 
 class Decision(StrEnum):
     """What becomes of a gap."""
@@ -107,13 +110,13 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
     queues_ns: dict[tuple[int, int], int] = {}
-    alike: dict[tuple[bool, float], list[tuple[Idle, Score]]] = {}
+    alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
     for gap, alone in found:
         queue = gap.before, gap.away
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + gap.in_ns
         queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
-        alike.setdefault((bool(queued.last_resort), -queued.total), []).append((gap, queued))
+        alike.setdefault((bool(queued.last_resort), -round(queued.total * SHADES)), []).append((gap, queued))
     return [pair for key in sorted(alike) for pair in spread(alike[key])]
 
 

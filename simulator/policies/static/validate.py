@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -121,17 +122,28 @@ class Validator:
         return self.best.chosen()
 
     def _selections(self) -> Iterator[Selection]:
-        """What leaves under the whole budget, and under less if that can be met."""
+        """What leaves under the whole budget, and under less if that can be met.
+
+        Where the effort is spent with the first candidate, that one keeps room for what any one op waits for: without
+        it these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
+        """
         budget, seen = self._problem.budget_bytes, []
+        whole = select(self._problem, self._analysis, budget, self.order, self._score)
+        unit = max((g.size_bytes for g in whole.gaps), default=0)
+        if 2 * self._effort(whole) > EFFORT:
+            room = max(_returning(whole).values(), default=0)
+            roomy = select(self._problem, self._analysis, budget - room, self.order, self._score)
+            if roomy.excess_bytes == 0:
+                seen.append(roomy.gaps)
+                yield roomy
         for again in (self._score, None):
-            selection = select(self._problem, self._analysis, budget, self.order, again)
+            selection = whole if again else select(self._problem, self._analysis, budget, self.order)
             if selection.gaps not in seen:
                 seen.append(selection.gaps)
                 yield selection
-        unit = max((g.size_bytes for g in seen[0]), default=0)
         for reserve in RESERVES[1:]:
             selection = select(self._problem, self._analysis, budget - reserve * unit, self.order, self._score)
-            if selection.excess_bytes == 0 and selection.gaps != seen[-1]:
+            if selection.excess_bytes == 0 and selection.gaps not in seen:
                 seen.append(selection.gaps)
                 yield selection
 
@@ -261,10 +273,14 @@ class Validator:
         return self.best.step_ns <= self._problem.bound_ns
 
     def _is_spent(self, selection: Selection) -> bool:
-        """Whether another candidate would take more effort than is given: ops, or what moves if that is more."""
-        graph = self._problem.graph
-        each = max(len(graph.ops), len(selection.gaps)) * graph.steps
+        """Whether another candidate would take more effort than is given."""
+        each = self._effort(selection)
         return self.best.replays >= self._tries or (self._candidates + 1) * each > max(EFFORT, each)
+
+    def _effort(self, selection: Selection) -> int:
+        """Effort of a candidate: its ops, or what moves if that is more."""
+        graph = self._problem.graph
+        return max(len(graph.ops), len(selection.gaps)) * graph.steps
 
     def _improve(self, replays: int) -> None:
         """On a small graph, go on with single changes."""
@@ -279,3 +295,12 @@ class Validator:
             candidate = self._write(selection, found.augmented)
             if candidate is not None:
                 self.best.offer(candidate.plan, candidate)
+
+
+def _returning(selection: Selection) -> Counter[int]:
+    """How much comes back for each op [B]."""
+    found: Counter[int] = Counter()
+    for gap in selection.gaps:
+        if gap.in_ns:
+            found[gap.before] += gap.size_bytes
+    return found
