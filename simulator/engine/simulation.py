@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
+from simulator import garbage
 from simulator.engine import folding
 from simulator.engine.compaction import addressed
 from simulator.engine.meeting import Communicator
@@ -81,7 +80,7 @@ def run(
     stands_in = _stands_in(programs, hardware, fold)
     simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), stands_in)
     simulation.store_once(programs)
-    with _no_collection():
+    with garbage.kept():
         for rank, program in enumerate(programs):
             if stands_in[rank] == rank:
                 simulation.add(rank, program)
@@ -97,18 +96,6 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
         must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
         raise ConfigError("fold", must, reason, do)
     return tuple(range(len(programs))) if reason else folding.classes(programs)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the search for reference cycles: a run makes many objects and no cycles, the search takes a tenth of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Simulation(Machine):

@@ -170,7 +170,7 @@ class _Queue:
             before, tensor, earliest = self._moves[self._at]
             if before > op:
                 size = self._sizes[tensor]
-                if not ahead or earliest > op or self._live.peak(op, before - 1) + size > self._budget:
+                if not ahead or earliest > op or self._live.exceeds(op, before - 1, self._budget - size):
                     break
                 self._live.add(op, before - 1, size)
             out.append(tensor)

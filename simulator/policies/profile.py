@@ -1,7 +1,8 @@
 """Bytes over positions, with fast changes and questions about ranges.
 
 Positions are cut into blocks of about the square root of their number; a block keeps its largest value and what was
-added to all of it. Every operation touches two partial blocks and the row of blocks, in vector operations.
+added to all of it. Every operation touches two partial blocks and the row of blocks, in vector operations; what only
+asks whether a limit is exceeded looks at whole blocks first, which is often enough.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from math import isqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_largest = np.maximum.reduce
+"""The method of an array takes half as long again, for the few values that one call looks at."""
 
 
 class Profile:
@@ -48,7 +52,7 @@ class Profile:
     def _add_within(self, block: int, first: int, last: int, delta_bytes: int) -> None:
         start, row = block * self._width, self._cells[block]
         row[first - start : last - start + 1] += delta_bytes
-        self._top[block] = row.max() + self._added[block]
+        self._top[block] = _largest(row) + self._added[block]
 
     def peak(self, first: int, last: int) -> int:
         """The largest value from `first` to `last`, both included; 0 for an empty range."""
@@ -61,11 +65,21 @@ class Profile:
             self._peak_within(low, first, (low + 1) * self._width - 1),
             self._peak_within(high, high * self._width, last),
         )
-        return max(edges, int(self._top[low + 1 : high].max())) if high > low + 1 else edges
+        return max(edges, int(_largest(self._top[low + 1 : high]))) if high > low + 1 else edges
 
     def _peak_within(self, block: int, first: int, last: int) -> int:
         start = block * self._width
-        return int(self._cells[block, first - start : last - start + 1].max() + self._added[block])
+        return int(_largest(self._cells[block, first - start : last - start + 1]) + self._added[block])
+
+    def exceeds(self, first: int, last: int, limit_bytes: int | float) -> bool:
+        """Whether the largest value from `first` to `last`, both included, exceeds the limit; 0 for an empty range."""
+        if last < first:
+            return limit_bytes < 0
+        low, high, top = first // self._width, last // self._width, self._top
+        if high > low + 1 and _largest(top[low + 1 : high]) > limit_bytes:
+            return True
+        edges = ((low, first, min(last, (low + 1) * self._width - 1)), (high, max(first, high * self._width), last))
+        return any(top[edge[0]] > limit_bytes and self._peak_within(*edge) > limit_bytes for edge in edges)
 
     def last_above(self, first: int, last: int, limit_bytes: int | float) -> int:
         """The last position from `first` to `last` whose value exceeds the limit; ``first - 1`` if none does."""

@@ -118,9 +118,9 @@ def choose(problem: Problem, limit_bytes: int | float) -> Choice:
     held = Profile(_footprint(problem))
     taken = []
     for gap in _candidates(problem):
-        if held.peak(0, last) <= limit_bytes:
+        if not held.exceeds(0, last, limit_bytes):
             break
-        if held.peak(gap.after + 1, gap.before - 1) > limit_bytes:
+        if held.exceeds(gap.after + 1, gap.before - 1, limit_bytes):
             held.add(gap.after + 1, gap.before - 1, -problem.sizes[gap.tensor])
             taken.append(gap)
     return Choice(tuple(taken), held.peak(0, last))

@@ -36,14 +36,16 @@ class Writer:
         self.steps = Steps()
         self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
+        self._others = tuple(tier for tier in range(self._width) if tier != self._here)
         self._places = bytearray(len(problem.sizes) * self._width)
         self._reads = [op.reads for op in problem.graph.ops]
         self._writes = [op.writes for op in problem.graph.ops]
         self._workspace = [op.workspace_bytes for op in problem.graph.ops]
+        self._dead_after, self._sizes = problem.lifetimes.dead_after, problem.sizes
         self._live = [0] * self._width
         self.peak_bytes = [0] * self._width
         self._peak_at = [0] * self._width
-        self._last_named: int | None = None
+        self._last_op: int | None = None
         for tensor, tier in enumerate(self.homes):
             if tier != NOWHERE:
                 self._take(tensor, tier)
@@ -62,21 +64,21 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
+        places, width, here, others = self._places, self._width, self._here, self._others
         for tensor in self._reads[op]:
-            if not self.resident(tensor):
+            if places[tensor * width + here] != VALID:
                 self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
-        width, here = self._width, self._here
         for tensor in self._writes[op]:
             first = tensor * width
-            if self._places[first + here] == ABSENT:
+            if places[first + here] == ABSENT:
                 self._take(tensor, here)
-            for tier in range(width):
-                if tier != here and self._places[first + tier] == VALID:
-                    self._places[first + tier] = STALE
+            for tier in others:
+                if places[first + tier] == VALID:
+                    places[first + tier] = STALE
         self._note_peak(here, self._workspace[op])
         self.steps.append(COMPUTE, op, self._streams[op])
-        self._last_named = next(iter((*self._writes[op], *self._reads[op])), None)
-        for tensor in () if again else self.problem.lifetimes.dead_after[op]:
+        self._last_op = op
+        for tensor in () if again else self._dead_after[op]:
             self.release(tensor)
 
     def fetch(self, tensor: int) -> None:
@@ -115,8 +117,9 @@ class Writer:
 
     def release(self, tensor: int) -> None:
         """Free every place of the tensor."""
-        for tier in range(self._width):
-            if self._places[tensor * self._width + tier] != ABSENT:
+        first = tensor * self._width
+        for tier, place in enumerate(self._places[first : first + self._width]):
+            if place != ABSENT:
                 self.detach(tensor, tier)
 
     def detach(self, tensor: int, tier: int) -> None:
@@ -125,19 +128,19 @@ class Writer:
         if self._places[at] == ABSENT:
             self._refuse(f"detach from {self.problem.tiers[tier]!r}", "what is detached is there", tensor)
         self._places[at] = ABSENT
-        self._live[tier] -= self.problem.sizes[tensor]
+        self._live[tier] -= self._sizes[tensor]
         self.steps.append(DETACH, tensor, tier)
 
     def copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over one link; a stale target is refreshed in place."""
-        names = f"copy from {self.problem.tiers[source]!r} to {self.problem.tiers[target]!r}"
+        there = self.place(tensor, target)
         if (source, target) not in self.problem.links:
-            self._refuse(names, "a link joins the two tiers", tensor)
+            self._refuse_copy(source, target, "a link joins the two tiers", tensor)
         if self.place(tensor, source) != VALID:
-            self._refuse(names, "what is copied is valid at its source", tensor)
-        if self.place(tensor, target) == VALID:
-            self._refuse(names, "what is copied is not yet valid at its target", tensor)
-        if self.place(tensor, target) == ABSENT:
+            self._refuse_copy(source, target, "what is copied is valid at its source", tensor)
+        if there == VALID:
+            self._refuse_copy(source, target, "what is copied is not yet valid at its target", tensor)
+        if there == ABSENT:
             self._take(tensor, target)
         self._places[tensor * self._width + target] = VALID
         self.steps.append(COPY, tensor, source, target)
@@ -148,8 +151,10 @@ class Writer:
 
     def drain(self) -> None:
         """Let the host wait until the last op so far has ended (if it names any tensor)."""
-        if self._last_named is not None:
-            self.sync(self._last_named)
+        op = self._last_op
+        named = () if op is None else (*self._writes[op], *self._reads[op])
+        if named:
+            self.sync(named[0])
 
     def finish(self, notes: tuple[str, ...] = ()) -> Plan:
         """End the step and return the plan.
@@ -169,8 +174,9 @@ class Writer:
         for tensor in persistent:
             if self.homes[tensor] == self._here:
                 self._go_home(tensor)
-        for tensor, about in enumerate(self.problem.graph.tensors):
-            if not about.persistent:
+        left = dict.fromkeys(at // self._width for at, place in enumerate(self._places) if place != ABSENT)
+        for tensor in left:
+            if not self.problem.graph.tensors[tensor].persistent:
                 self.release(tensor)
         for tier, capacity in enumerate(self.problem.capacities):
             if self.peak_bytes[tier] > capacity:
@@ -187,10 +193,13 @@ class Writer:
                 self.detach(tensor, tier)
 
     def _move(self, tensor: int, target: int) -> None:
-        sources = [tier for tier in range(self._width) if self.place(tensor, tier) == VALID]
+        first = tensor * self._width
+        sources = [tier for tier, at in enumerate(self._places[first : first + self._width]) if at == VALID]
         if not sources:
             self._refuse("copy", "what is copied is valid somewhere", tensor)
-        nearest = min(sources, key=lambda tier: self.problem.copy_ns(tensor, tier, target))
+        nearest = sources[0]
+        if len(sources) > 1:
+            nearest = min(sources, key=lambda tier: self.problem.copy_ns(tensor, tier, target))
         path = self.problem.path(nearest, target)
         passed = [tier for tier in path[1:-1] if self.place(tensor, tier) == ABSENT]
         for source, next_tier in pairwise(path):
@@ -201,7 +210,7 @@ class Writer:
 
     def _is_away(self, tensor: int) -> bool:
         first = tensor * self._width
-        return any(self._places[first + tier] == VALID for tier in range(self._width) if tier != self._here)
+        return any(self._places[first + tier] == VALID for tier in self._others)
 
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)
@@ -216,7 +225,7 @@ class Writer:
 
     def _take(self, tensor: int, tier: int) -> None:
         self._places[tensor * self._width + tier] = VALID
-        self._live[tier] += self.problem.sizes[tensor]
+        self._live[tier] += self._sizes[tensor]
         self._note_peak(tier, 0)
 
     def _note_peak(self, tier: int, extra_bytes: int) -> None:
@@ -233,6 +242,10 @@ class Writer:
         found = ", ".join(f"{states[self.place(tensor, tier)]} {name}" for tier, name in enumerate(tiers))
         name = self.problem.graph.tensors[tensor].name
         raise PlanError(f"policy {self.policy!r}, {where}", must, f"{name!r} {found}", "correct the policy's decision")
+
+    def _refuse_copy(self, source: int, target: int, must: str, tensor: int) -> None:
+        tiers = self.problem.tiers
+        self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
 
     def _shortfall(self, tier: int) -> Shortfall:
         tensors, at = self.problem.graph.tensors, self._peak_at[tier]

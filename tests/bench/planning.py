@@ -125,6 +125,7 @@ def main() -> None:
     measure(8, "hidden")
     result: dict[str, dict] = {}
     for setting in args.settings:
+        default = measure(1024, setting, recompute=args.recompute)
         rows = []
         for layers in args.layers:
             with one_mix():
@@ -133,7 +134,6 @@ def main() -> None:
                 told = "{setting:<8} {ops:>8,} ops {seconds:8.2f} s {us_per_op:7.1f} us/op {replays} replays"
                 print(told.format(**rows[-1]) + f", {rows[-1]['ratio']:.1f} times one replay", flush=True)
         fitted, steepest = exponents(rows) if len(rows) > 1 else (0.0, 0.0)
-        default = measure(1024, setting, recompute=args.recompute)
         large = default["seconds"]
         result[setting] = {
             "rows": rows,

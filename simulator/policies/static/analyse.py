@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,7 @@ from simulator.plan import FREE
 from simulator.policies.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(NamedTuple):
     """A gap between two uses that a tensor can spend away from the compute tier.
 
     Attributes
@@ -71,7 +71,7 @@ class Idle:
         here = problem.compute_tier
         out_ns = problem.copy_ns(self.tensor, here, tier) if self.out_ns else 0
         in_ns = problem.copy_ns(self.tensor, tier, here) if self.in_ns else 0
-        return replace(self, away=tier, out_ns=out_ns, in_ns=in_ns)
+        return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
         """First and last op of each stretch during which the tensor is away.
@@ -84,6 +84,9 @@ class Idle:
         if self.wraps:
             return (0, self.before - 1), (self.after + 1, ops - 1)
         return ((self.after + 1, self.before - 1),)
+
+
+_NEVER_STORED = (TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.KV_CACHE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def lives_away_if_it_moves(problem: Problem, tensor: int) -> bool:
     before its first use would be exposed at the beginning of each step.
     """
     about, first = problem.graph.tensors[tensor], problem.lifetimes.first_use[tensor]
-    if about.kind not in (TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.KV_CACHE) or problem.homes[tensor] != FREE:
+    if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE:
         return False
     if problem.lifetimes.writes[tensor] or not problem.starts_with[tensor] or first == NEVER:
         return False

@@ -35,6 +35,10 @@ class Role(StrEnum):
     PREFETCH = "prefetch"
 
 
+STORE, DETACH, PREFETCH = Role
+"""A member of an enumeration is found more slowly than a global name, and is asked for often."""
+
+
 class CacheOp(NamedTuple):
     """A cache operator.
 
@@ -75,13 +79,10 @@ class CacheOp(NamedTuple):
     residency_ns: int = 0
 
 
-_TURN = {Role.STORE: 0, Role.DETACH: 1, Role.PREFETCH: 2}
-
-
-def issue_order(one: CacheOp) -> tuple[int, bool, int, int, int]:
-    """Sort key: by point; there what leaves goes first, by its last use, and what comes by its next."""
-    comes = one.role is Role.PREFETCH
-    return one.position, comes, one.before if comes else one.after, one.tensor, _TURN[one.role]
+def issue_order(one: CacheOp) -> tuple[int, bool, int, int, bool]:
+    """Sort key: by point; there what leaves goes first, by its last use and stored before detached; then what comes."""
+    comes = one.role is PREFETCH
+    return one.position, comes, one.before if comes else one.after, one.tensor, one.role is DETACH
 
 
 class Edge(NamedTuple):

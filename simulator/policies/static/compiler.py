@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from simulator import garbage
 from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.fused import contract
@@ -107,12 +108,13 @@ class Compiled:
 
 def compiled(problem: Problem, options: Options) -> Compiled:
     """Compile a plan, with recompute if that may be and is faster, and keep what led to it."""
-    try:
-        best: Compiled | CapacityError = _passes(problem, options)
-    except CapacityError as error:
-        best = error
-    if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.gaps):
-        best = _mixed(problem, options, best)
+    with garbage.kept():
+        try:
+            best: Compiled | CapacityError = _passes(problem, options)
+        except CapacityError as error:
+            best = error
+        if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.gaps):
+            best = _mixed(problem, options, best)
     if isinstance(best, CapacityError):
         raise best
     return best

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
-from simulator.policies.static.augmented import Augmented, CacheOp, Role, issue_order
+from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
 from simulator.policies.static.room import held
 from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection
@@ -94,20 +94,20 @@ class _Inserter:
         last = min(self._wall[point], self._ops if gap.wraps else gap.before)
         alone_ns = self._problem.copy_ns(gap.tensor, here, away)
         where = (gap.tensor, here, away, gap.size_bytes, alone_ns)
-        return CacheOp(Role.STORE, trip, *where, writer, NOWHERE, first, last, point)
+        return CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point)
 
     def _detach(self, trip: int, gap: Idle) -> CacheOp:
         point = gap.after + 1
         last = min(self._wall[point], self._ops if gap.wraps else gap.before)
         where = (gap.tensor, self._problem.compute_tier, NOWHERE, gap.size_bytes, 0)
-        return CacheOp(Role.DETACH, trip, *where, gap.after, NOWHERE, point, last, point)
+        return CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point)
 
     def _prefetch(self, trip: int, gap: Idle) -> CacheOp:
         here, before = self._problem.compute_tier, gap.before
         earliest = 0 if gap.wraps else gap.after + 1
         first = max(earliest, self._fence[before])
         where = (gap.tensor, gap.away, here, gap.size_bytes, gap.in_ns)
-        return CacheOp(Role.PREFETCH, trip, *where, NOWHERE, before, first, before, before)
+        return CacheOp(PREFETCH, trip, *where, NOWHERE, before, first, before, before)
 
 
 def _walls(problem: Problem) -> list[int]:

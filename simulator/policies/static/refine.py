@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
-from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp
 from simulator.policies.static.room import Room, held
 from simulator.policies.static.timeline import Timeline
 
@@ -68,7 +71,7 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
     changed: dict[CacheOp, CacheOp] = {}
     below = held(problem, augmented.gaps)
     if knobs.early_stores:
-        stores = [one for one in augmented.cache_ops if one.role is Role.STORE]
+        stores = [one for one in augmented.cache_ops if one.role is STORE]
         changed.update(_forwards(problem, stores, timeline, below, _crowd(problem, augmented)))
     changed.update(_backwards(_Layout(problem, analysis, augmented, timeline, knobs, below), augmented))
     return augmented.moved(changed)
@@ -76,7 +79,7 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
 
 def _crowd(problem: Problem, augmented: Augmented) -> Crowd:
     """The copies of all cache operators."""
-    ways = {(one.source, one.target) for one in augmented.cache_ops if one.role is not Role.DETACH}
+    ways = {(one.source, one.target) for one in augmented.cache_ops if one.role is not DETACH}
     return Crowd(problem, {hop for source, target in ways for hop in pairwise(problem.path(source, target))})
 
 
@@ -123,15 +126,17 @@ def _backwards(layout: _Layout, augmented: Augmented) -> dict[CacheOp, CacheOp]:
     """Let each copy in end just before its use, and before the next copy of its channel begins."""
     problem = layout.problem
     if layout.knobs.eager:
-        prefetches = (one for one in augmented.cache_ops if one.role is Role.PREFETCH)
+        prefetches = (one for one in augmented.cache_ops if one.role is PREFETCH)
         for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
             layout.place_early(one)
         return layout.settled()
-    queues = {problem.queue(_last_hop(problem, one)) for one in augmented.cache_ops if one.role is Role.PREFETCH}
-    for one in sorted(augmented.cache_ops, key=layout.latest_ns, reverse=True):
-        if one.role is Role.PREFETCH:
+    copies = [one for one in augmented.cache_ops if one.role is not DETACH]
+    one_of_each_way = {(one.source, one.target): one for one in copies if one.role is PREFETCH}
+    queues = {problem.queue(_last_hop(problem, one)) for one in one_of_each_way.values()}
+    for one in sorted(copies, key=layout.latest_ns, reverse=True):
+        if one.role is PREFETCH:
             layout.place(one)
-        elif one.role is Role.STORE and problem.queue(_first_hop(problem, one)) in queues:
+        elif problem.queue(_first_hop(problem, one)) in queues:
             layout.reserve(one)
     return layout.settled()
 
@@ -150,15 +155,15 @@ class _Layout:
     ) -> None:
         self.problem, self._timeline, self.knobs, self._below = problem, timeline, knobs, below
         self._crowd = _crowd(problem, augmented)
-        self._profile = Profile(analysis.live_bytes)
-        self._earliest = _leave(self._profile, augmented, timeline)
+        earliest, left_bytes = _leave(augmented, timeline)
+        self._earliest, self._profile = earliest, Profile(analysis.live_bytes - left_bytes)
         self._free_until: dict[int, list[int]] = {}
         self._last_point: dict[int, int] = {}
         self._found: dict[CacheOp, tuple[int, int]] = {}
 
     def latest_ns(self, one: CacheOp) -> tuple[int, int]:
         """When a copy should have ended: a copy in at its use, a store when it can at the earliest [ns]."""
-        if one.role is Role.PREFETCH:
+        if one.role is PREFETCH:
             return self._timeline.start_ns[one.before], -one.tensor
         return self._timeline.gate_ns[one.position] + one.alone_ns, -one.tensor
 
@@ -226,20 +231,22 @@ def _last_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
     return source, target
 
 
-def _leave(profile: Profile, augmented: Augmented, timeline: Timeline) -> list[int]:
-    """Take what is really away out of the profile; return the first position of each trip's copy in."""
+def _leave(augmented: Augmented, timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:
+    """Find the first position of each trip's copy in, and by op what is really away [B]."""
     starts, ops = timeline.start_ns, len(timeline.start_ns) - 1
-    earliest = []
-    for gap, chain in zip(augmented.gaps, augmented.chains, strict=True):
-        detach, gone = chain.get(Role.DETACH), ops
-        if detach:
-            freed = timeline.freed_ns.get((gap.tensor, detach.position - 1), 0)
-            gone = max(detach.position, bisect_left(starts, freed, detach.position, ops))
+    detached = {one.trip: one.position for one in augmented.cache_ops if one.role is DETACH}
+    earliest, change = [], [0] * (ops + 1)
+    for trip, gap in enumerate(augmented.gaps):
+        point, gone = detached.get(trip), ops
+        if point is not None:
+            freed = timeline.freed_ns.get((gap.tensor, point - 1), 0)
+            gone = max(point, bisect_left(starts, freed, point, ops))
         if gap.wraps:
-            profile.add(0, gap.before - 1, -gap.size_bytes)
-            profile.add(gone, ops - 1, -gap.size_bytes)
+            change[0] += gap.size_bytes
             earliest.append(0)
         else:
-            profile.add(gone, gap.before - 1, -gap.size_bytes)
-            earliest.append(min(gone, gap.before))
-    return earliest
+            gone = min(gone, gap.before)
+            earliest.append(gone)
+        change[gone] += gap.size_bytes
+        change[gap.before] -= gap.size_bytes
+    return earliest, np.cumsum(change[:ops], dtype=np.int64)

@@ -63,7 +63,7 @@ def _choice(problem: Problem, tensor: int, made: Remade, in_passing: bool, *, be
     if tiers:
         tier = below.nearest(gap)
         copies_ns = problem.copy_ns(tensor, here, tier), problem.copy_ns(tensor, tier, here)
-        gap = replace(gap, away=tier, out_ns=copies_ns[0], in_ns=copies_ns[1])
+        gap = gap._replace(away=tier, out_ns=copies_ns[0], in_ns=copies_ns[1])
     reason = IN_PASSING if in_passing else CHEAPER if not tiers or made.time_ns < gap.out_ns + gap.in_ns else DEARER
     return Choice(gap, Decision.RECOMPUTE, score(gap, made.time_ns), reason, made.time_ns, made)
 

@@ -15,7 +15,7 @@ from simulator.plan import FREE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Idle
-from simulator.policies.static.augmented import CacheOp, Role
+from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
 Run = tuple[Idle, ...]
 """Gaps of one tensor that share a copy away, because no op writes between them."""
@@ -80,7 +80,7 @@ class Room:
     def is_short(self, tier: int) -> bool:
         """Whether a tier holds more than it can at some point."""
         profile = self._profiles.get(tier)
-        return profile is not None and profile.peak(0, self._end) > self._problem.capacities[tier]
+        return profile is not None and profile.exceeds(0, self._end, self._problem.capacities[tier])
 
     def is_short_for(self, run: Run, tier: int, extra_bytes: int = 0) -> bool:
         """Whether a tier holds more than it can while a run is away, some more bytes included."""
@@ -88,7 +88,7 @@ class Room:
         if profile is None:
             return False
         room = self._problem.capacities[tier] - extra_bytes
-        return any(profile.peak(low, high) > room for low, high in self._stays(run))
+        return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
 
     def nearest(self, gap: Idle) -> int:
         """The first tier that has room for a gap, or the last of those that it may go to."""
@@ -101,7 +101,7 @@ class Room:
             profile = self._profiles.get(tier)
             if profile is None:
                 return tier
-            if profile.peak(0, self._end) + size_bytes <= self._problem.capacities[tier]:
+            if not profile.exceeds(0, self._end, self._problem.capacities[tier] - size_bytes):
                 profile.add(0, self._end, size_bytes)
                 return tier
         return self._problem.neighbours[0]
@@ -154,15 +154,15 @@ class Room:
             profile = self._profiles.get(tier)
             room = self._problem.capacities[tier] - one.size_bytes
             stays = latest - 1 if tier == one.target else point
-            if profile is not None and profile.peak(point, stays) > room:
+            if profile is not None and profile.exceeds(point, stays, room):
                 point = profile.last_above(point, latest - 1, room) + 1
         return point
 
     def move(self, one: CacheOp, point: int) -> None:
         """Count a copy that is issued sooner than it was: a store fills its tier, a last prefetch empties it."""
-        if one.role is Role.STORE and one.target in self._profiles:
+        if one.role is STORE and one.target in self._profiles:
             self._profiles[one.target].add(point, one.position - 1, one.size_bytes)
-        elif one.role is Role.PREFETCH and one.source in self._profiles and (one.tensor, one.before) in self._last:
+        elif one.role is PREFETCH and one.source in self._profiles and (one.tensor, one.before) in self._last:
             self._profiles[one.source].add(point + 1, one.before, -one.size_bytes)
 
 

@@ -158,7 +158,7 @@ def select(
     chosen, given_back = list(analysis.forced), []
     away = _homes_away(problem, taken)
     for gap in reversed(taken):
-        if not (gap.wraps and away.get(gap.tensor)) and _peak(profile, gap, ops) + gap.size_bytes <= limit_bytes:
+        if not (gap.wraps and away.get(gap.tensor)) and not _exceeds(profile, gap, ops, limit_bytes - gap.size_bytes):
             _add(profile, gap, gap.size_bytes, ops)
             given_back.append(gap)
             if gap.tensor in away:
@@ -226,7 +226,7 @@ class _WhyKept:
     def __call__(self, gap: Idle, score: Score) -> str:
         if gap in self._selection.given_back:
             return "taken at first, then needless"
-        if _peak(self._profile, gap, self._ops) + gap.size_bytes <= self._selection.limit_bytes:
+        if not _exceeds(self._profile, gap, self._ops, self._selection.limit_bytes - gap.size_bytes):
             return "there is room for it while it idles"
         return score.last_resort or "others with a better score made the room"
 
@@ -277,11 +277,11 @@ def _take(problem: Problem, profile: Profile, offers: _Offers, limit_bytes: int 
     ops = len(problem.graph.ops)
     around = offers.around
     taken: dict[Idle, None] = {}
-    over = profile.peak(0, ops - 1) > limit_bytes
+    over = profile.exceeds(0, ops - 1, limit_bytes)
     for count, gap in enumerate(offers):
         if not over:
             break
-        if gap in taken or _peak(profile, gap, ops) <= limit_bytes:
+        if gap in taken or not _exceeds(profile, gap, ops, limit_bytes):
             continue
         group = [gap]
         if not gap.wraps and around.get(gap.tensor, gap) not in taken and lives_away_if_it_moves(problem, gap.tensor):
@@ -290,7 +290,7 @@ def _take(problem: Problem, profile: Profile, offers: _Offers, limit_bytes: int 
             _add(profile, member, -member.size_bytes, ops)
             taken[member] = None
             offers.accept(member)
-        over = count % 8 != 7 or profile.peak(0, ops - 1) > limit_bytes
+        over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
     return list(taken)
 
 
@@ -299,5 +299,5 @@ def _add(profile: Profile, gap: Idle, delta_bytes: int, ops: int) -> None:
         profile.add(first, last, delta_bytes)
 
 
-def _peak(profile: Profile, gap: Idle, ops: int) -> int:
-    return max(profile.peak(first, last) for first, last in gap.ranges(ops))
+def _exceeds(profile: Profile, gap: Idle, ops: int, limit_bytes: int | float) -> bool:
+    return any(profile.exceeds(first, last, limit_bytes) for first, last in gap.ranges(ops))

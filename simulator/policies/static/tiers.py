@@ -12,7 +12,6 @@ way then waits while the other has all to do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from simulator.cost import transfer_ns
@@ -138,7 +137,7 @@ class _Places:
         if lasts_ns <= computes_ns:
             return gap
         lead_ns, trail_ns = (idle_ns * lasts_ns // computes_ns for idle_ns in (gap.lead_ns, gap.trail_ns))
-        return replace(gap, lead_ns=lead_ns, trail_ns=trail_ns)
+        return gap._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 
     def _move(self, number: int, tier: int) -> None:
         self._room.enter(self._runs[number], self._tiers[number], -1)

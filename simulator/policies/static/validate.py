@@ -167,7 +167,7 @@ class Validator:
         unit_ns = max(gap.in_ns for gap in selection.gaps)
         seen = None
         for one in knobs:
-            if self._is_spent(selection) or self._promised_ns <= max(enough_ns, problem.bound_ns):
+            if self._is_spent(selection) or self._promised_ns <= enough_ns or self._is_met(self._promised_ns):
                 return True
             in_time = replace(one, slack_ns=one.slack_ns * unit_ns)
             augmented = refine(problem, self._analysis, on_demand.augmented, timeline, in_time)
@@ -257,9 +257,9 @@ class Validator:
         """If ops wait for transfers, choose positions by what the replay shows instead of by the model."""
         for _ in range(CORRECTIONS):
             best, replay = self.best.candidate, self.best.replay
-            if best is None or replay is None or replay.trace is None or self._is_enough():
+            if best is None or replay is None or replay.trace is None or self._is_spent(best.selection):
                 return
-            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self._is_spent(best.selection):
+            if replay.wait_ns.get("transfer", 0) * 1000 < replay.step_ns or self._is_met(replay.step_ns):
                 return
             self._candidates += 1
             timeline = observe(self._problem, best.plan, replay.trace)
@@ -269,8 +269,9 @@ class Validator:
             if candidate is None or not self.best.offer(candidate.plan, candidate):
                 return
 
-    def _is_enough(self) -> bool:
-        return self.best.step_ns <= self._problem.bound_ns
+    def _is_met(self, step_ns: int | float) -> bool:
+        """Whether a step is as short as the bound, which takes long to find and is asked for last."""
+        return step_ns < math.inf and step_ns <= self._problem.bound_ns
 
     def _is_spent(self, selection: Selection) -> bool:
         """Whether another candidate would take more effort than is given."""
@@ -286,7 +287,7 @@ class Validator:
         """On a small graph, go on with single changes."""
         start = self.best.candidate
         problem = self._problem
-        if start is None or self._is_enough() or len(problem.graph.ops) * problem.graph.steps > SMALL:
+        if start is None or len(problem.graph.ops) * problem.graph.steps > SMALL or self._is_met(self.best.step_ns):
             return
         gaps = start.selection.gaps
         found = Improver(problem, self._analysis, self._score, replays).run(gaps, start.augmented)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.augmented import Augmented, Role
+from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented
 from simulator.policies.writer import Writer
 
 
@@ -26,20 +26,21 @@ def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -
         If a tier holds more than its capacity in issue order.
     """
     writer = Writer(problem, "static", augmented.homes)
-    left = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not Role.PREFETCH}
-    cache_ops, number = augmented.cache_ops, 0
-    for point in range(len(problem.graph.ops) + 1):
-        while number < len(cache_ops) and cache_ops[number].position == point:
-            one = cache_ops[number]
-            if one.role is Role.STORE:
-                writer.back_up(one.tensor, one.target)
-            elif one.role is Role.DETACH:
-                writer.detach(one.tensor, problem.compute_tier)
-            else:
-                writer.fetch(one.tensor)
-                if left.get(one.tensor, -1) < number:
-                    writer.forget(one.tensor)
-            number += 1
-        if point < len(problem.graph.ops):
-            writer.compute(point)
+    ops, here = len(problem.graph.ops), problem.compute_tier
+    left = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
+    point = 0
+    for number, one in enumerate(augmented.cache_ops):
+        for op in range(point, one.position):
+            writer.compute(op)
+        role, tensor, point = one.role, one.tensor, one.position
+        if role is STORE:
+            writer.back_up(tensor, one.target)
+        elif role is DETACH:
+            writer.detach(tensor, here)
+        else:
+            writer.fetch(tensor)
+            if left.get(tensor, -1) < number:
+                writer.forget(tensor)
+    for op in range(point, ops):
+        writer.compute(op)
     return writer.finish(notes)
