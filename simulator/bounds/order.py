@@ -61,6 +61,8 @@ class Order:
         Longest path of a step [ns].
     shorter_ns
         How much less the last op of the line may take than in the step before [ns]; of late reads, see `step_time`.
+    outlasting
+        Tensors of which copies may outlast a step, because late reads may choose them, if the graph does not say so.
     """
 
     before: Before
@@ -69,6 +71,7 @@ class Order:
     tails_ns: Sequence[int]
     path_ns: int
     shorter_ns: int = 0
+    outlasting: frozenset[int] = frozenset()
 
     @property
     def last_ns(self) -> int:

@@ -54,6 +54,9 @@ both arguments hold of these tiers together as well, with the room of all and th
 if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
 it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
 
+*An exchange.* What is persistent and has no room together takes turns, and each copy in holds room before it can be
+read; `exchange` has the proof.
+
 *What is put out.* Of the outputs that ``k`` or a later op makes, what the last op leaves no room for is copied out
 after ``k`` has ended and before the last op starts, when what must come back comes in: side by side on links of their
 own, in turn on the channels of a copy queue.
@@ -89,6 +92,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.bounds.before import Before
+from simulator.bounds.exchange import Exchange
 from simulator.bounds.forced import NS_PER_S, Forced, forced, time_ns
 from simulator.bounds.idle import Idle
 from simulator.bounds.order import Order
@@ -106,7 +110,7 @@ class Bound:
         The bound [ns].
     kind
         What sets it: ``compute``, ``critical path``, ``room at OP``, ``link NAME``, ``queue NAME``,
-        ``bus NAME``, ``links into TIERS`` or ``links out of TIERS``.
+        ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or ``exchange in TIER``.
     terms
         Kind -> what it alone would take [ns].
     """
@@ -170,6 +174,7 @@ def combinatorial(
     graph = order.before.graph
     timed = zip(graph.ops, order.durations_ns, strict=True)
     compute_ns = sum(0 if op.collective else ns for op, ns in timed)
+    exchange = Exchange.of(order, hardware, homes, idle)
 
     def at(budget_bytes: int | float) -> Bound:
         found = forced(order, hardware, homes, idle, budget_bytes)
@@ -180,6 +185,9 @@ def combinatorial(
         if room_ns > max(terms.values()):
             terms[f"room at {graph.ops[op].name}"] = room_ns
         between_starts = copy_terms(found, hardware, sharers or {})
+        exchange_ns = exchange.ns(budget_bytes, _rate(found.into, hardware), _rate(found.out_of, hardware))
+        if exchange_ns:
+            between_starts[f"exchange in {hardware.compute_tier}"] = exchange_ns
         terms |= {term: max(0, ns - order.shorter_ns) for term, ns in between_starts.items()}
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)

@@ -117,7 +117,7 @@ class Task:
             )
             shorter_ns = self.trier.lots.shorter_ns(self.graph, before.last, self.ranks)
             self._limits[may_repeat, in_turn] = bounds.Limits(
-                replace(order, shorter_ns=shorter_ns),
+                replace(order, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
                 self.problem.hardware,
                 self.bound_facts[0],
                 relaxed=self.bound_kind == "relaxation",
