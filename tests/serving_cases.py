@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.run.serving.replays import Replayed
+from simulator.run.serving.outlast import Replayed
 from simulator.run.serving.rooms import Rooms
 from simulator.run.serving.story import Story, serve_row
 from simulator.workload import Request, Requests
@@ -77,6 +77,8 @@ def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box:
 class Told:
     """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
 
+    layers = 1
+
     def __init__(self):
         self.works = []
 
@@ -96,10 +98,11 @@ def told(
     block: int = 4,
     max_sequences: int = 8,
     max_tokens: int = 64,
+    replays: Told | None = None,
 ) -> tuple[Story, Told]:
     """Serve requests by iterations that take a time told by hand."""
     asked = Requests(file="x.csv", block=block, max_sequences=max_sequences, max_tokens=max_tokens)
     names = ("hbm", "ddr", "pool")[: len(rooms)]
-    replays = Told()
+    replays = Told() if replays is None else replays
     story = serve_row("told", replays, Rooms(names, rooms, keeps, 1), asked, requests, lambda *_: None)
     return story, replays

@@ -110,6 +110,23 @@ def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp
     assert held.ns >= 2 * size > alone.ns
 
 
+def test_stores_that_were_left_move_each_byte_once(tmp_path):
+    """Spread over layers, which have 201 and 200 tokens then; what begins before the last op ends goes, and no more."""
+    slow, way = _replays(tmp_path), ("hbm", "ddr")
+    token, begun = 2 * 2 * 16 * 2, slow.of(MIX._replace(stores=((way, 400),)))
+    assert [one.tokens for one in begun.stores] == [400, 400]
+    done, left = begun.until(begun.ops_ns)
+    assert begun.ops_ns < done.ns < begun.ns
+    assert left == {way: 400}
+    assert done.moved_bytes["d2h"] + 400 * token == begun.moved_bytes["d2h"] == 800 * token
+    rest = slow.of(MIX._replace(left=((way, 401),)))
+    assert [one.tokens for one in rest.stores] == [201, 200]
+    assert rest.moved_bytes["d2h"] == 401 * token
+    whole = slow.of(MIX._replace(stores=((way, 400),), left=((way, 2),)))
+    assert whole.moved_bytes["d2h"] == 802 * token
+    assert [one.moved_bytes for one in whole.stores] == [(("d2h", 401 * token),)] * 2
+
+
 @pytest.mark.parametrize("rate", [1, 2, 8])
 def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
     """Prompts share nothing: with links `rate` times as slow no request has its first token sooner."""

@@ -12,6 +12,7 @@ Tensors hold the tokens of all sequences together, so that a copy moves what an 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from simulator.builders.decoder.cache import made_bytes
@@ -40,6 +41,8 @@ class Iteration(NamedTuple):
         Tier -> tokens that are copied in from there.
     stores
         (source, target) -> tokens that are copied from one tier to another.
+    left
+        (source, target) -> tokens of a layer, all layers together, whose copies earlier iterations have not begun.
     """
 
     decoding: int = 0
@@ -50,6 +53,19 @@ class Iteration(NamedTuple):
     answers: int = 0
     loads: tuple[tuple[str, int], ...] = ()
     stores: tuple[tuple[tuple[str, str], int], ...] = ()
+    left: tuple[tuple[tuple[str, str], int], ...] = ()
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """From where to where something is stored."""
+        return sorted({*dict(self.stores), *dict(self.left)})
+
+    def stored(self, layers: int, layer: int) -> dict[tuple[str, str], int]:
+        """Of one layer of so many, how many tokens are copied each way; what was left is spread over layers."""
+        found = Counter(dict(self.stores))
+        for way, tokens in self.left:
+            found[way] += tokens // layers + (layer < tokens % layers)
+        return {way: tokens for way, tokens in found.items() if tokens}
 
 
 def loaded(tier: str) -> str:
@@ -82,8 +98,8 @@ def build(workload: Workload, weights: dict[str, Weight], mesh: Mesh, work: Iter
     tape = Tape(workload, mesh, weights, workload.name, work.decoding + work.reading)
     tape.phase = "prefill" if work.reading else "decode"
     layers = [_Layer(tape, model, block, work) for block in blocks(model.layers)]
-    for layer in layers:
-        layer.cache(room)
+    for number, layer in enumerate(layers):
+        layer.cache(room, work.stored(model.layers, number))
     if not work.decoding + work.reading:
         tape.graph.tensor("idle", 0)
         tape.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -116,10 +132,10 @@ class _Layer(Block):
         self.part: Gqa = model.attention  # type: ignore[assignment]
         self.token_bytes = self.part.kv_elements * tape.dtypes.kv_bytes
 
-    def cache(self, room: int) -> None:
+    def cache(self, room: int, stores: dict[tuple[str, str], int]) -> None:
         """Declare what is cached, what comes in, and what is stored."""
         coming = {f"{self.block}/{loaded(tier)}": tokens for tier, tokens in self.work.loads}
-        leaving = {f"{self.block}/{stored(*way)}": tokens for way, tokens in self.work.stores}
+        leaving = {f"{self.block}/{stored(*way)}": tokens for way, tokens in stores.items()}
         here = {f"{self.block}/kv": max(0, room - sum(coming.values()))}
         for name, tokens in (here | coming | leaving).items():
             self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=True)

@@ -1,7 +1,7 @@
 """What an iteration copies before the steps of its plan, whatever the row's policy thinks of it.
 
-*Stores*: copies of blocks to other tiers, whose source and target are the cache's rule. They run beside the iteration,
-which ends when they have ended.
+*Stores*: copies of blocks to other tiers, whose source and target are the cache's rule. They run beside the iteration;
+see `simulator.run.serving.outlast` for when it ends.
 
 *Loads*, if they are more than an engine may queue (`Requests.queued_blocks`): the thread that launches ops submits the
 copies of what was found below, and once so many are under way it cannot go on. So all are issued at once, and the host
@@ -24,9 +24,9 @@ from simulator.policies import Problem
 def with_stores(plan: Plan, graph: Graph, problem: Problem, work: Iteration) -> Plan:
     """The plan of an iteration, with its stores before its steps."""
     codes: list[Code] = []
-    for source, target in dict(work.stores):
+    for source, target in work.ways:
         path = problem.path(problem.tiers.index(source), problem.tiers.index(target))
-        for tensor in _ending(graph, stored(source, target)):
+        for tensor in ending(graph, stored(source, target)):
             codes += [*_moved(tensor, path), (DETACH, tensor, path[-1], 0)]
     return _changed(plan, codes)
 
@@ -44,7 +44,7 @@ def with_loads(plan: Plan, graph: Graph, problem: Problem, work: Iteration, queu
     here, found = problem.compute_tier, sum(tokens for _, tokens in work.loads)
     if found <= queued:
         return plan
-    coming = {tensor: problem.tiers.index(tier) for tier, _ in work.loads for tensor in _ending(graph, loaded(tier))}
+    coming = {tensor: problem.tiers.index(tier) for tier, _ in work.loads for tensor in ending(graph, loaded(tier))}
     left = sum(graph.tensors[tensor].size_bytes for tensor in coming)
     still, waited = left * queued // found, -1
     codes: list[Code] = []
@@ -60,7 +60,7 @@ def with_loads(plan: Plan, graph: Graph, problem: Problem, work: Iteration, queu
     return _changed(plan, [*codes, (SYNC, waited, 0, 0)], is_done)
 
 
-def _ending(graph: Graph, name: str) -> Sequence[int]:
+def ending(graph: Graph, name: str) -> Sequence[int]:
     """Tensors of this last name, one for each layer."""
     return [tensor for tensor, one in enumerate(graph.tensors) if one.name.endswith(f"/{name}")]
 

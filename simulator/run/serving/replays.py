@@ -9,8 +9,8 @@ What is copied before the steps of the plan is in `simulator.run.serving.ahead`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from simulator.builders import Iteration, iteration
 from simulator.builders.decoder.serving import loaded as loaded_name
@@ -18,39 +18,16 @@ from simulator.builders.decoder.serving import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Graph, Job
-from simulator.plan import Plan
+from simulator.plan import COPY, Plan
 from simulator.policies import Problem
-from simulator.run.case import prepare_job
+from simulator.run.case import Case, prepare_job
 from simulator.run.row import replayed
-from simulator.run.serving.ahead import with_loads, with_stores
-from simulator.trace import CAUSES
+from simulator.run.serving.ahead import ending, with_loads, with_stores
+from simulator.run.serving.outlast import Replayed, Stored
+from simulator.trace import CAUSES, Trace
+from simulator.workload import DecoderModel
 
 _DIGITS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What became of an iteration.
-
-    Attributes
-    ----------
-    status
-        As of a row of `simulator.run`.
-    ns, stall_ns, drain_ns
-        How long it took; of it, how long compute waited, and for how long only copies ran after the last op [ns].
-    waits_ns, moved_bytes
-        Cause -> what of the stall it is [ns]; link -> what was copied over it [B].
-    why
-        What is in its way, if it did not run.
-    """
-
-    status: str
-    ns: int = 0
-    stall_ns: int = 0
-    drain_ns: int = 0
-    waits_ns: Mapping[str, int] | None = None
-    moved_bytes: Mapping[str, int] | None = None
-    why: str = ""
 
 
 class Replays:
@@ -72,6 +49,12 @@ class Replays:
         self._loaded, self._row, self._room, self._exact = loaded, row, room, exact
         self._known: dict[Iteration, Replayed] = {}
 
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        model = self._loaded.workload.model
+        return model.layers if isinstance(model, DecoderModel) else 1
+
     def __len__(self) -> int:
         """How many iterations were replayed."""
         return len(self._known)
@@ -92,7 +75,7 @@ class Replays:
 
     def _replay(self, work: Iteration) -> Replayed:
         here = self._loaded.hardware.compute_tier
-        leaving = sum(tokens for (source, _), tokens in work.stores if source == here)
+        leaving = sum(tokens for (source, _), tokens in work.stored(self.layers, 0).items() if source == here)
         graph = iteration(self._loaded.workload, work, self._room - leaving)
         case = prepare_job(_with_homes(self._loaded, work), Job.of(graph))
         decide = case.rows([self._row])[self._row]
@@ -108,7 +91,8 @@ class Replays:
         row = result.summary
         waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
         moved = {link: row[f"moved_{link}_bytes"] for link in case.hardware.link_names}
-        return Replayed("ok", row["step_ns"], row["stall_ns"], row["drain_ns"], waits, moved)
+        stores = tuple(_stored(case, result.trace, work, self.layers)) if result.trace and work.ways else ()
+        return Replayed("ok", row["step_ns"], row["stall_ns"], row["drain_ns"], waits, moved, stores=stores)
 
     def _with_copies(self, plan: Plan, graph: Graph, problem: Problem, work: Iteration) -> Plan:
         """The plan, with what is copied before its steps."""
@@ -125,6 +109,21 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
     return list(case.rows(policies))
 
 
+def _stored(case: Case, trace: Trace, work: Iteration, layers: int) -> Iterator[Stored]:
+    """What became of each store."""
+    spans = trace.spans.whole()
+    links, tensors = case.hardware.link_names, case.graph.tensors
+    for way in work.ways:
+        token_bytes = 0
+        for tensor in ending(case.graph, stored_name(*way)):
+            size = tensors[tensor].size_bytes
+            token_bytes = token_bytes or size // work.stored(layers, 0)[way]
+            mine = (spans["kind"] == COPY) & (spans["item"] == tensor)
+            moved = tuple((links[link], size) for link in spans["track"][mine].tolist())
+            ends = int(spans["start_ns"][mine].min()), int(spans["end_ns"][mine].max())
+            yield Stored(way, size // token_bytes, *ends, moved)
+
+
 def _up(number: int) -> int:
     """Round up to five binary digits."""
     unit = 1 << max(0, number.bit_length() - _DIGITS)
@@ -136,6 +135,6 @@ def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     here = loaded.hardware.compute_tier
     homes = {"*/kv": here}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
-    homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}
+    homes |= {f"*/{stored_name(*way)}": way[0] for way in work.ways}
     scenario = loaded.scenario
     return replace(loaded, scenario=scenario.model_copy(update={"homes": {**scenario.homes, **homes}, "expect": ()}))

@@ -73,9 +73,17 @@ class Work:
     loads: tuple[tuple[str, int], ...]
     stores: tuple[tuple[tuple[str, str], int], ...]
 
-    def in_room(self, here: str, room: float) -> tuple[Work, ...]:
-        """What leaves the compute tier goes before, if there is no room for it beside what is copied in."""
-        leaving = sum(number for (source, _), number in self.stores if source == here)
+    def in_room(self, here: str, room: float, left: Counter[tuple[str, str]]) -> tuple[Work, ...]:
+        """What leaves the compute tier goes before, if there is no room for it beside what is copied in.
+
+        Parameters
+        ----------
+        here, room
+            The compute tier, and how many blocks it has room for.
+        left
+            How many blocks earlier iterations have left to store, from each tier to another.
+        """
+        leaving = sum(number for (source, _), number in (*self.stores, *left.items()) if source == here)
         if leaving + sum(number for _, number in self.loads) <= room:
             return (self,)
         return Work((), (), (), self.stores), replace(self, stores=())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.run.serving.replays import Replayed, Replays
+from simulator.run.serving.outlast import Replayed, Way
+from simulator.run.serving.replays import Replays
 from simulator.run.serving.rooms import Rooms
 from simulator.run.serving.scheduler import Scheduler, Served, Work
 from simulator.run.serving.tiers import Tiers
@@ -54,6 +56,8 @@ class Story:
         How many iterations were replayed; others were like one of them.
     why
         What is in the way.
+    left
+        Stores that have not begun: from where to where, and how many tokens of a layer, all layers together.
     """
 
     policy: str
@@ -65,6 +69,12 @@ class Story:
     waiting_at_last: int = 0
     replayed: int = 0
     why: str = ""
+    left: Counter[Way] = field(default_factory=Counter)
+
+
+def _blocks(left: Counter[Way], tokens: int) -> Counter[Way]:
+    """How many blocks have a part that was left, of so many tokens of a layer each."""
+    return Counter({way: -(-number // tokens) for way, number in left.items()})
 
 
 def serve_row(
@@ -105,13 +115,15 @@ def serve_row(
             if left and story.waiting_at_last > max(asked.max_sequences, len(requests) - story.waiting_at_last):
                 story.status = "overloaded"
                 break
-        if not (work.decoding or work.parts or work.stores):
-            if come == len(requests):
+        following = requests[come].arrival_ns if come < len(requests) else None
+        if not (work.decoding or work.parts or work.stores or story.left):
+            if following is None:
                 break
-            story.end_ns = requests[come].arrival_ns
+            story.end_ns = following
             continue
-        parts = work.in_room(rooms.names[0], rooms.blocks[0])
-        if not all(_run(story, scheduler, replays, part, asked.block) for part in parts):
+        left_blocks = _blocks(story.left, replays.layers * asked.block)
+        parts = work.in_room(rooms.names[0], rooms.blocks[0], left_blocks)
+        if not all(_run(story, scheduler, replays, part, asked.block, following) for part in parts):
             break
         left += len(scheduler.ended(work, story.end_ns))
         progress(policy, left, len(requests))
@@ -119,12 +131,21 @@ def serve_row(
     return story
 
 
-def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Work, block: int) -> bool:
-    """Run an iteration; whether it could."""
-    done = replays.of(work.iteration(block))
+def _run(
+    story: Story, scheduler: Scheduler, replays: Replays, work: Work, block: int, following_ns: int | None
+) -> bool:
+    """Run an iteration with blocks of so many tokens; whether it could. If nobody runs, who comes next may end it."""
+    done = replays.of(work.iteration(block)._replace(left=tuple(sorted(story.left.items()))))
     if done.status != "ok":
         story.status, story.why = done.status, done.why
         return False
+    leaving = _blocks(story.left, replays.layers * block) + Counter(dict(work.stores))
+    story.left = Counter()
+    ends_ns = done.ops_ns
+    if not (work.decoding or work.parts):
+        ends_ns = done.ns if following_ns is None else following_ns - story.end_ns
+    if not scheduler.tiers.needs(leaving, [tier for tier, _ in work.loads]):
+        done, story.left = done.until(ends_ns)
     about = {
         "decoding": len(work.decoding),
         "prompt_tokens": sum(new for _, new in work.parts),

@@ -10,7 +10,7 @@ where it was as well, so that it need not be stored again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -62,6 +62,23 @@ class Tiers:
     def held(self) -> int:
         """How many blocks the sequences that run have."""
         return len(self._held)
+
+    def needs(self, leaving: Mapping[tuple[str, str], int], read: Iterable[str]) -> bool:
+        """Whether stores must have ended before others go on: their room is taken, or what they store may be read.
+
+        Parameters
+        ----------
+        leaving
+            How many blocks are on their way, from each tier to another.
+        read
+            Tiers from which blocks are copied in now.
+        """
+        known = {target for (_, target), number in leaving.items() if number}
+        held = Counter[str]()
+        for (source, _), number in leaving.items():
+            held[source] += number
+        full = (self.used(tier) + held[name] > self.rooms[tier] for tier, name in enumerate(self.names))
+        return not known.isdisjoint(read) or (bool(known) and any(full))
 
     def find(self, blocks: Sequence[Block]) -> list[int]:
         """In which tier each of the first blocks is, up to one that is nowhere."""
