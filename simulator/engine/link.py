@@ -194,8 +194,11 @@ class LinkQueue:
 
     def append(self, transfer: Transfer) -> None:
         """Take an issued transfer into the queue."""
-        queue = self.queue
-        self._transfers[transfer[1].tensor].append(transfer)
+        queue, tensor = self.queue, transfer[1].tensor
+        if tensor in self._transfers:
+            self._transfers[tensor].append(transfer)
+        else:
+            self._transfers[tensor] = [transfer]
         queue.append(transfer)
         if self.free and len(queue) == 1:
             self.look_again()
@@ -306,7 +309,11 @@ class LinkQueue:
         heappush(self.free, channel.number)
         self._spans += span_row(key, channel.place, tensor, issued_ns, channel.start_ns, self.clock.now)
         self._valid[tensor] = True
-        self._transfers[tensor].remove(transfer)
+        under_way = self._transfers[tensor]
+        if len(under_way) == 1:
+            del self._transfers[tensor]
+        else:
+            under_way.remove(transfer)
         places.end_move(tensor)
         if self.watchers:
             self._wake_watchers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,7 +54,7 @@ class Places:
     moves_ended, moves_per_lap
         Per tensor: copies and detaches that have ended; those in one lap of a plan that runs many.
     transfers
-        Tensor -> its transfers that have not ended, in issue order.
+        Tensor -> its transfers that have not ended, in issue order; nothing of those that have none.
     """
 
     __slots__ = (
@@ -87,7 +86,7 @@ class Places:
         self.moves_ended = [0] * tensors
         self.moves_per_lap = [0] * tensors
         self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
-        self.transfers: defaultdict[int, list[Transfer]] = defaultdict(list)
+        self.transfers: dict[int, list[Transfer]] = {}
         self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
@@ -125,7 +124,7 @@ class Places:
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
         """The earliest transfer of the tensor that has not ended, among those issued before a step."""
         transfers = self.transfers.get(tensor)
-        if transfers and (before is None or transfers[0][0] < before):
+        if transfers is not None and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
 

@@ -8,7 +8,7 @@ the next round of the same instant.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,10 +65,6 @@ class Clock(simpy.Environment):
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
-    def start(self, generator: Generator[simpy.Event, None, None]) -> None:
-        """Start a process; what it raises, `run` raises."""
-        self.process(generator).callbacks.append(_raise)
-
     def leap(self, time_ns: int) -> None:
         """Move on to a time that no scheduled event comes before."""
         self._now = self.now = time_ns
@@ -89,12 +85,6 @@ def recurring(clock: Clock, callback: Callable[[simpy.Event], None]) -> simpy.Ev
     event._ok, event._value = True, None
     event.callbacks = [callback]
     return event
-
-
-def _raise(process: simpy.Event) -> None:
-    """Pass on the exception of a process that failed."""
-    if isinstance(process.value, BaseException):
-        raise process.value
 
 
 class Head(Protocol):

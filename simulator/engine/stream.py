@@ -139,7 +139,9 @@ class Stream:
         self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
         self._others = [valid for other, valid in enumerate(places.valid) if other != tier]
         places.streams.append(self)
-        self._clock.start(self.run())
+        process = self.run()
+        next(process)
+        self.span.callbacks = [process.send]
 
     def look_again(self) -> None:
         """Try the head again."""
@@ -163,15 +165,15 @@ class Stream:
         """Call `waiter` when so many computes have ended."""
         self._at_end.setdefault(count, []).append(waiter)
 
-    def run(self) -> Generator[simpy.Event, None, None]:
-        """End each compute in turn; it was begun when it could start.
+    def run(self) -> Generator[None, simpy.Event, None]:
+        """End each compute in turn; it was begun when it could start, and the span that has happened is sent.
 
         A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
         leaps to its end.
         """
         rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
         spans, at_end, track = self._spans, self._at_end, self._track
-        yield span
+        yield
         while True:
             self._leaps = True
             key, op, step, issued_ns, _ = self.running  # type: ignore[misc]
@@ -199,8 +201,7 @@ class Stream:
             if due >= 0:
                 clock.at(due, span)
             self._leaps = False
-            span.callbacks = []
-            yield span
+            yield
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue as long as each only takes time and nothing else happens before its end."""

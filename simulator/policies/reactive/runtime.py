@@ -124,7 +124,7 @@ class Runtime:
         for tensor in tables.writes[op]:
             self._copy_valid[tensor] = False
         for tensor in tables.problem.lifetimes.dead_after[op]:
-            self._codes.append(tables.detaches[tensor])
+            self._codes.append((DETACH, tensor, self._tier, 0))
             self._leave(tensor)
             self._drop_copy(tensor)
 
@@ -178,7 +178,7 @@ class Runtime:
                 self._room[tier] -= self._sizes[tensor]
             self._copy(tensor, self._tier, self._copy_at[tensor])
             self._copy_valid[tensor] = True
-        self._codes.append(self._tables.detaches[tensor])
+        self._codes.append((DETACH, tensor, self._tier, 0))
         self._leave(tensor)
 
     def _leave(self, tensor: int) -> None:
@@ -245,6 +245,6 @@ class Runtime:
                 self._drop_copy(tensor)
         for output in tables.outputs:
             if here[output] or tables.pinned[output]:
-                self._codes.append(tables.detaches[output])
+                self._codes.append((DETACH, output, tier, 0))
                 self._leave(output)
             self._drop_copy(output)

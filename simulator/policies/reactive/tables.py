@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
-from simulator.plan import COMPUTE, DETACH, FREE
+from simulator.plan import COMPUTE, FREE
 from simulator.policies.late import LateOps
 from simulator.policies.problem import Problem
 
@@ -22,8 +22,8 @@ class Tables:
         By op: tensors that may move and are read, written, or either.
     held_bytes, born_bytes
         By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
-    computes, detaches
-        By op: the code of its ``Compute``; by tensor: that of its ``Detach`` from the compute tier.
+    computes
+        By op: the code of its ``Compute``.
     homes
         By tensor: its tier at time 0.
     busy
@@ -54,7 +54,6 @@ class Tables:
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
         self.computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(problem.streams)]
-        self.detaches = [(DETACH, t, problem.compute_tier, 0) for t in range(len(sizes))]
         self.held_bytes = [0] * len(graph.ops)
         for t, first in enumerate(lifetimes.first_write):
             if pinned[t] and first != NEVER and not problem.starts_with[t]:

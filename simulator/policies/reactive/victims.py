@@ -7,8 +7,7 @@ that the running op needs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -44,23 +43,41 @@ class Victims(Protocol):
 
 
 class LeastRecent:
-    """``lru``: the one whose last use is longest ago."""
+    """``lru``: the one whose last use is longest ago; a chain, which is moved along at each use."""
 
     tells_time = False
-    __slots__ = ("_held", "add", "discard", "now", "touch")
+    __slots__ = ("_after", "_before", "_end", "now")
 
     def __init__(self, problem: Problem) -> None:
         self.now = -1
-        self._held: OrderedDict[int, None] = OrderedDict()
-        self.add: Callable[[int], None] = self._held.setdefault
-        self.touch: Callable[[int], None] = self._held.move_to_end
-        self.discard: Callable[[int], None] = self._held.__delitem__
+        self._end = end = len(problem.sizes)
+        self._after, self._before = [end] * (end + 1), [end] * (end + 1)
+
+    def add(self, tensor: int) -> None:
+        """Take in a tensor as the most recent."""
+        after, before, end = self._after, self._before, self._end
+        last = before[end]
+        after[last] = before[end] = tensor
+        before[tensor], after[tensor] = last, end
+
+    def touch(self, tensor: int) -> None:
+        """Make a tensor the most recent."""
+        after, before, end = self._after, self._before, self._end
+        left, right, last = before[tensor], after[tensor], before[end]
+        if right != end:
+            after[left], before[right] = right, left
+            after[last] = before[end] = tensor
+            before[tensor], after[tensor] = last, end
+
+    def discard(self, tensor: int) -> None:
+        """Leave out a tensor."""
+        left, right = self._before[tensor], self._after[tensor]
+        self._after[left], self._before[right] = right, left
 
     def first(self, needed: Sequence[int]) -> int:
         """Return the least recent; what the op needs has just been touched, so it comes last."""
-        for tensor in self._held:
-            return -1 if tensor in needed else tensor
-        return -1
+        tensor = self._after[self._end]
+        return -1 if tensor == self._end or tensor in needed else tensor
 
 
 class Oldest:
