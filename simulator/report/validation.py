@@ -259,7 +259,7 @@ def _explained(checked: Sequence[Checked], held: Sequence[str]) -> str:
     uses = {_name(verdict): one.fits_of(verdict) for one, verdict in holding if _name(verdict) in held}
     groups = Counter(tuple(fit.parameter for fit in fits) for fits in uses.values())
     alone = groups.pop((), 0)
-    told = [_explain(names, number, is_first=not place) for place, (names, number) in enumerate(groups.items())]
+    told = [_explain(names, number, is_first=not place) for place, (names, number) in enumerate(groups.most_common())]
     if not told:
         told = [f"{counted(alone, 'printed figure')}, predicted and held, with nothing fitted"]
     elif alone:
