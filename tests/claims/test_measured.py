@@ -40,6 +40,7 @@ def test_caches_are_loaded_a_little_too_fast_and_short_ones_much(bench):
     assert statistics.median(rest) == pytest.approx(-0.07, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_queue_of_copies_explains_what_many_hits_cost(bench):
     errors = [row.error() for row in bench.rows() if row.measurement == bench.SHORT]
     assert statistics.median(map(abs, errors)) == pytest.approx(0.076, abs=0.005)
