@@ -90,10 +90,10 @@ class Draws:
     seed: int
     chosen_bits: Mapping[int, NDArray[np.uint8]]
 
-    def flags(self, op: int) -> Flags:
-        """For each step and candidate of an op, whether it is chosen."""
-        count = len(self._late(op).candidates)
-        return np.unpackbits(self.chosen_bits[op], axis=1, count=count).astype(bool)
+    def flags(self, op: int, first: int = 0, steps: int | None = None) -> Flags:
+        """For each step and candidate of an op, whether it is chosen; of so many steps from the first one on."""
+        count, last = len(self._late(op).candidates), None if steps is None else first + steps
+        return np.unpackbits(self.chosen_bits[op][first:last], axis=1, count=count).astype(bool)
 
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
         """Tensors that an op chooses in a step, in the order of its candidates."""
@@ -101,10 +101,10 @@ class Draws:
         found = np.unpackbits(self.chosen_bits[op][step], count=len(candidates))
         return tuple(candidates[found.view(bool)].tolist())
 
-    def chosen_bytes(self, op: int) -> Ints:
-        """For each step, the size of what an op chooses [B]."""
+    def chosen_bytes(self, op: int, first: int = 0, steps: int | None = None) -> Ints:
+        """For each step, the size of what an op chooses [B]; of so many steps from the first one on."""
         sizes = np.array([self.graph.tensors[t].size_bytes for t in self._late(op).candidates], np.int64)
-        found: Ints = self.flags(op) @ sizes
+        found: Ints = self.flags(op, first, steps) @ sizes
         return found
 
     def durations_ns(self, op: int) -> list[int]:

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from threading import active_count, current_thread, main_thread
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Outcome = TypeVar("Outcome")
+Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -80,7 +81,7 @@ class Aside:
             What it leaves is in files; of what it raises all that can be pickled comes back, now or later.
         """
         self._waiting.append(do)
-        while self._waiting and self._can_fork:
+        while self._waiting and _can_fork():
             if len(self._running) == self._most:
                 _ended(self._running.pop(0))
             self._running.append(_forked(self._waiting.pop(0)))
@@ -95,10 +96,6 @@ class Aside:
         while self._running:
             _ended(self._running.pop(0))
 
-    @property
-    def _can_fork(self) -> bool:
-        return self._most > 1 and "fork" in get_all_start_methods() and active_count() == 1
-
 
 @contextmanager
 def aside() -> Iterator[Aside]:
@@ -107,6 +104,90 @@ def aside() -> Iterator[Aside]:
         calls = Aside()
         yield calls
         calls.finish()
+
+
+class Taker(Protocol[Told_co]):
+    """Takes one thing after another, and says at the end what came of it."""
+
+    def take(self, value: Any) -> None:
+        """Take what comes next."""
+
+    def finish(self, value: Any) -> Told_co:
+        """Take the last thing, and say what came of all."""
+
+
+@contextmanager
+def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
+    """Let a taker take in a fork of this process what is given to it here, while this process goes on.
+
+    What it raises is raised when it is finished. Where a process cannot be forked safely it takes in this one.
+
+    Parameters
+    ----------
+    taker
+        What takes; all that is given to it, and what comes of it, can be pickled.
+
+    Yields
+    ------
+    Taker
+        What to give it to.
+    """
+    if not _can_fork():
+        yield taker
+        return
+    with _ended_on_error():
+        context = get_context("fork")
+        here, there = context.Pipe()
+        with _interrupts_wait():
+            context.Process(target=_take, args=(taker, here, there)).start()
+        there.close()
+        with here:
+            yield _Given(here)
+
+
+class _Given(Generic[Outcome]):
+    """A taker in another process."""
+
+    def __init__(self, there: Connection) -> None:
+        self._there = there
+
+    def take(self, value: Any) -> None:
+        self._there.send((False, value))
+
+    def finish(self, value: Any) -> Outcome:
+        self._there.send((True, value))
+        outcome: Outcome
+        outcome, error = _told(self._there)
+        if error is not None:
+            raise error
+        return outcome
+
+
+def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
+    """In a fork: take what comes, and tell what came of it; behind an error the rest is let pass."""
+    here.close()
+    gc.freeze()
+    _begin(lambda: None)
+    outcome = error = None
+    is_last = False
+    while not is_last:
+        try:
+            is_last, value = there.recv()
+        except EOFError:
+            return
+        try:
+            if is_last and error is None:
+                outcome = taker.finish(value)
+            elif error is None:
+                taker.take(value)
+        except Exception as raised:
+            error = raised
+            error.add_note(traceback.format_exc())
+    there.send((outcome, error))
+
+
+def _can_fork() -> bool:
+    return (os.cpu_count() or 1) > 1 and "fork" in get_all_start_methods() and active_count() == 1
 
 
 def _forked(do: Call) -> Connection:
@@ -133,13 +214,17 @@ def _tell(do: Call, there: Connection) -> None:
 
 def _ended(running: Connection) -> None:
     """Wait for a call, and raise what it raised."""
-    try:
-        with running:
-            error = running.recv()
-    except EOFError:
-        raise BrokenProcessPool("a process ended before it had told how its call went") from None
+    with running:
+        error = _told(running)
     if error is not None:
         raise error
+
+
+def _told(running: Connection) -> Any:
+    try:
+        return running.recv()
+    except EOFError:
+        raise BrokenProcessPool("a process ended before it had told how its call went") from None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Whoever reads a trace folds over its blocks; nothing in it is computed from some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from struct import Struct
 
@@ -66,6 +66,9 @@ ISSUED = ("kind", "a", "b", "c")
 Block = dict[str, NDArray[np.int64]]
 """Some rows of a table: column name -> values."""
 
+Happened = Mapping[str, Block]
+"""What happened on one rank since it was told last: name of a table of its trace -> rows; ``issued`` is one of them."""
+
 
 def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
     """Make a function that turns the values of a row into bytes: what is packed at once needs no object for a number.
@@ -96,6 +99,17 @@ class Table:
         if rows:
             self._blocks.append(np.frombuffer(rows, np.int64).reshape(-1, len(self.columns)))
 
+    def add(self, block: Block) -> None:
+        """Add some rows."""
+        if len(block[self.columns[0]]):
+            self._blocks.append(np.stack([block[name] for name in self.columns], axis=1))
+
+    def pull(self, chosen: NDArray[np.bool_]) -> Block:
+        """Take rows out, those that are flagged."""
+        rows = self._joined()
+        self._blocks = [rows[~chosen]] if not chosen.all() else []
+        return {name: rows[chosen, i] for i, name in enumerate(self.columns)}
+
     def blocks(self) -> Iterator[Block]:
         """Iterate over the blocks, in order."""
         for block in self._blocks:
@@ -104,6 +118,8 @@ class Table:
     def whole(self) -> Block:
         """All rows as one block."""
         joined = self._joined()
+        joined.flags.writeable = False
+        self._blocks = [joined] if len(joined) else []
         return {name: joined[:, i] for i, name in enumerate(self.columns)}
 
     def _joined(self) -> NDArray[np.int64]:

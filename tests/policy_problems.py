@@ -91,10 +91,11 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
     """Run a plan on the engine."""
     program = engine.Program(given.graph, plan, given.durations_ns, draws=draws)
     trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
-    row = metrics.summarise(given.graph, given.hardware, trace, None)
+    ran = metrics.Ran.of(given.graph, given.hardware, trace)
+    row = metrics.counted(given.graph, given.hardware, ran)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
     waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
-    return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace)
+    return Replay(trace.status, row["makespan_ns"], row["step_ns"], peaks, waits, trace, ran.begun_ns)
 
 
 def needed(graph: Graph, home: list[int]) -> list[int]:

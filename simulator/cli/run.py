@@ -26,6 +26,7 @@ _FAILED = 1
     metavar="KIND",
     help="What no plan beats: combinatorial, or relaxation (tighter, slower, needs hosim[solve]).",
 )
+@click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stays flat.")
 @click.option("--json", "as_json", is_flag=True, help="Print what summary.json says, and nothing else.")
 @click.option(
     "--junit",
@@ -55,7 +56,7 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
         from simulator.report.files import check_target
 
         check_target(out)
-    case = read(scenario, set=dict(catalog.setting(change) for change in changes), bound=more["bound"])
+    case = read(scenario, set=dict(catalog.setting(change) for change in changes), **_readings(more))
     results = _run(case, policies or None, out)
     if more["junit"] is not None:
         from simulator.report import junit
@@ -69,6 +70,11 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
             click.echo(f"\nReport: {out / 'report.html'}")
         _praise(results)
     return _judged(results)
+
+
+def _readings(more: dict[str, Any]) -> dict[str, Any]:
+    """How the scenario is run in another way than it says."""
+    return {"bound": more["bound"], "trace": "none" if more["no_trace"] else None}
 
 
 def _run(case: Case, policies: Sequence[str] | None, out: Path | None) -> Results:

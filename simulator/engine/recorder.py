@@ -8,14 +8,29 @@ from typing import Any
 
 from simulator.engine import rows
 from simulator.plan import Code
-from simulator.trace import ADDRESSES, COMPACTIONS, ISSUED, RATES, RESERVED, RESIDENCIES, SPANS, WAITS, Table, Trace
+from simulator.trace import (
+    ADDRESSES,
+    COMPACTIONS,
+    ISSUED,
+    RATES,
+    RESERVED,
+    RESIDENCIES,
+    SPANS,
+    WAITS,
+    Happened,
+    Table,
+    Trace,
+)
+
+Forward = Callable[[Happened], None]
+"""Takes what happened since it was called last."""
 
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
 _MOST_ROWS = 16 * _BLOCK_ROWS
 """Rows of many ranks come together: they are closed in parts, as each is copied while it is."""
 _NUMBER_BYTES = 8
-_TABLES = 7
+_TABLES = ("spans", "waits", "residencies", "rates", "addresses", "reserved", "compactions")
 """All but what hosts issued."""
 
 
@@ -29,6 +44,9 @@ class _Open:
     read: Callable[[Any], bytes]
 
 
+_NO_CODES = _Open(Table(ISSUED), [], 1, rows.issued)
+
+
 class Recorder:
     """Rows of the trace on their way into blocks; a row is added with one ``+=`` of its bytes.
 
@@ -36,6 +54,8 @@ class Recorder:
     ----------
     ranks
         How many ranks issue steps.
+    forward
+        Of a run of one rank, takes the rows instead of the trace, which then has none.
 
     Attributes
     ----------
@@ -46,6 +66,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "_forward",
         "_issued",
         "_open",
         "addresses",
@@ -57,7 +78,8 @@ class Recorder:
         "waits",
     )
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, forward: Forward | None = None) -> None:
+        self._forward = forward
         self.spans = bytearray()
         self.waits = bytearray()
         self.residencies = bytearray()
@@ -83,7 +105,11 @@ class Recorder:
         return codes
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
-        """Turn each list of at least so many rows into a block."""
+        """Turn each list of at least so many rows into a block; or hand on all rows, if there are so many spans."""
+        if self._forward is not None:
+            if len(self.spans) >= (least_rows - 1) * rows.SPAN_BYTES:
+                self._hand_on(self._forward)
+            return
         for one in self._open:
             if len(one.rows) >= least_rows * one.length:
                 block = _MOST_ROWS * one.length
@@ -91,10 +117,19 @@ class Recorder:
                     one.table.append(one.read(one.rows[start : start + block]))
                 one.rows.clear()
 
+    def _hand_on(self, forward: Forward) -> None:
+        happened = {}
+        for name, one in zip((*_TABLES, "issued"), (*self._open, _NO_CODES), strict=False):
+            block = Table(one.table.columns)
+            block.append(one.read(one.rows))
+            one.rows.clear()
+            happened[name] = block.whole()
+        forward(happened)
+
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        tables = [one.table for one in self._open[:_TABLES]]
+        tables = [one.table for one in self._open[: len(_TABLES)]]
         spans, waits, residencies, rates, addresses, reserved, compactions = tables
         return Trace(
             "blocked" if blocked else "ok",

@@ -15,7 +15,7 @@ from simulator.engine.compaction import addressed
 from simulator.engine.meeting import Communicator
 from simulator.engine.program import Columns, Program
 from simulator.engine.rank import Machine, Rank, SwitchesLike, Use, Uses
-from simulator.engine.recorder import Recorder
+from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
 from simulator.engine.tier import TierInstance
@@ -87,6 +87,35 @@ def run(
         return simulation.run(progress)
 
 
+def follow(
+    program: Program,
+    hardware: Hardware,
+    forward: Forward,
+    *,
+    budget_bytes: int | float | None = None,
+    switches: SwitchesLike | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Replay the program of one rank, and hand on what happens instead of keeping it.
+
+    Parameters
+    ----------
+    program, hardware, budget_bytes, switches, progress
+        As for `run`.
+    forward
+        Called now and then with what has happened since.
+
+    Returns
+    -------
+    Trace
+        How the run ended; its tables are empty.
+    """
+    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), (0,), forward)
+    with garbage.kept():
+        simulation.add(0, program)
+        return simulation.run(progress)
+
+
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
     """For each rank the one that is simulated in its place."""
     if fold == "never":
@@ -107,10 +136,17 @@ class Simulation(Machine):
         See `run`.
     stands_in
         For each rank the one that is simulated in its place.
+    forward
+        Of one rank, takes what happens, which is then not kept.
     """
 
     def __init__(
-        self, hardware: Hardware, budget_bytes: int | float | None, switches: SwitchesLike, stands_in: tuple[int, ...]
+        self,
+        hardware: Hardware,
+        budget_bytes: int | float | None,
+        switches: SwitchesLike,
+        stands_in: tuple[int, ...],
+        forward: Forward | None = None,
     ) -> None:
         self.hardware, self.switches = hardware, switches
         self._clock = Clock()
@@ -119,7 +155,7 @@ class Simulation(Machine):
         self._paths: dict[tuple[int | float, Uses], Path] = {}
         self._stands_in, self.has_ranks = stands_in, len(stands_in) > 1
         self._counts = _counts(stands_in, hardware.topology.devices_per_node)
-        self.recorder = Recorder(len(stands_in))
+        self.recorder = Recorder(len(stands_in), forward)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._columns: dict[int, Columns] = {}
         self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}

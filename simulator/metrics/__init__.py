@@ -6,18 +6,24 @@ whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
 
 from simulator.metrics.crowds import Crowd, crowds
 from simulator.metrics.frames import Frames, op_name
+from simulator.metrics.issued import IssuedSteps
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
+from simulator.metrics.ran import Following, Ran
 from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
-from simulator.metrics.summary import OF_RANKS, columns, waits_by_place
+from simulator.metrics.summary import OF_RANKS, columns, counted, waits_by_place
 
 __all__ = [
     "OF_RANKS",
     "Crowd",
+    "Following",
     "Frames",
+    "IssuedSteps",
     "Peak",
+    "Ran",
     "by_rank",
     "columns",
+    "counted",
     "crowds",
     "keeps_program",
     "op_name",

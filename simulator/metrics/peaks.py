@@ -58,21 +58,45 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Where there are several instances of a tier, it is the fullest one's.
     """
-    instances = Instances(hardware, trace)
-    ranks = instances.ranks
-    used, most = (np.zeros(len(hardware.tiers) * ranks, np.int64) for _ in range(2))
+    found = Peaks(hardware, Instances(hardware, trace))
     for block in trace.residencies.blocks():
-        instance = instances.of(block)
+        found.take(block)
+    return found.bytes
+
+
+class Peaks:
+    """Counts the most that each tier ever holds, as places are taken and freed.
+
+    Parameters
+    ----------
+    hardware, instances
+        The tiers, and whose rows count where.
+    """
+
+    def __init__(self, hardware: Hardware, instances: Instances) -> None:
+        self._names, self._instances = hardware.tier_names, instances
+        self._used, self._most = (np.zeros(len(hardware.tiers) * instances.ranks, np.int64) for _ in range(2))
+
+    def take(self, rows: Block) -> None:
+        """Count some rows of the residencies, in order."""
+        if not len(rows["tier"]):
+            return
+        instance = self._instances.of(rows)
         order = np.argsort(instance, kind="stable")
-        instance, delta = instance[order], instances.delta_bytes(block)[order]
+        instance, delta = instance[order], self._instances.delta_bytes(rows)[order]
         first = np.flatnonzero(np.concatenate(([True], instance[1:] != instance[:-1])))
         running = np.cumsum(delta)
         before = np.concatenate(([0], running))[first]
         who = instance[first]
-        most[who] = np.maximum(most[who], used[who] + np.maximum.reduceat(running, first) - before)
-        used[who] += np.add.reduceat(delta, first)
-    by_tier = most.reshape(-1, ranks).max(axis=1).tolist()
-    return dict(zip(hardware.tier_names, by_tier, strict=True))
+        highest = self._used[who] + np.maximum.reduceat(running, first) - before
+        self._most[who] = np.maximum(self._most[who], highest)
+        self._used[who] += np.add.reduceat(delta, first)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """By tier, the most that the fullest instance of it ever held [B]."""
+        by_tier = self._most.reshape(-1, self._instances.ranks).max(axis=1).tolist()
+        return dict(zip(self._names, by_tier, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

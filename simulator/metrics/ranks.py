@@ -13,12 +13,15 @@ from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
 from simulator.metrics.fragmentation import COMPACTIONS, fragmentation
 from simulator.metrics.peaks import peaks_bytes
-from simulator.metrics.summary import against, is_collective, summarise_rank, union_ns
+from simulator.metrics.ran import Ran
+from simulator.metrics.summary import against, counted, is_collective, summarise_rank, union_ns
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
 
-def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
+def summarise(
+    what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None, ran: Ran | None = None
+) -> dict[str, Any]:
     """Count one run.
 
     Parameters
@@ -29,6 +32,8 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
         Where, and what happened.
     bound
         What no plan can beat, if known.
+    ran
+        Of one rank, what its row is counted from, if that is known; the rows of the trace then do not count.
 
     Returns
     -------
@@ -63,7 +68,7 @@ def summarise(what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound 
     """
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     if job.ranks == 1:
-        return summarise_rank(job.graphs[0], hardware, trace, bound)
+        return counted(job.graphs[0], hardware, ran or Ran.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
     whole = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
     if trace.status != "ok":

@@ -14,8 +14,8 @@ from simulator.bounds import Bound
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics import fragmentation
-from simulator.metrics.peaks import peaks_bytes
-from simulator.metrics.steps import run_numbers, step_starts
+from simulator.metrics.ran import Ran
+from simulator.metrics.steps import run_numbers_in
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Trace
 
@@ -118,8 +118,19 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         ``bound_ns``, ``bound_kind``, ``gap_fraction``
             The bound, and ``step_ns / bound_ns - 1``.
     """
-    makespan = max((int(block["end_ns"].max()) for block in trace.spans.blocks()), default=0)
-    peaks = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
+    return counted(graph, hardware, Ran.of(graph, hardware, trace), bound)
+
+
+def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
+    """Count the run of one rank from what was kept of it; the columns are those of `summarise_rank`.
+
+    Parameters
+    ----------
+    graph, hardware, ran, bound
+        What ran, where, what is known of it, and what no plan can beat, if known.
+    """
+    trace, makespan = ran.trace, ran.makespan_ns
+    peaks = {f"peak_{tier}_bytes": size for tier, size in ran.peaks_bytes.items()}
     row: dict[str, Any] = {"status": trace.status, "step_ns": None, "makespan_ns": makespan}
     if trace.status != "ok":
         columns = (
@@ -134,9 +145,9 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         moved = (f"moved_{name}_bytes" for name in hardware.link_names)
         row |= dict.fromkeys((*columns, *more, *_carried(hardware))) | peaks | dict.fromkeys(moved)
         return row | fragmentation.fragmentation(hardware, trace, None) | against(None, bound)
-    window = _measured(graph, hardware, trace, makespan)
+    window = _measured(graph, ran)
     row["step_ns"] = window.end_ns - window.start_ns
-    again = run_numbers(graph, hardware, trace)[0] > 1
+    again = run_numbers_in(ran.starts, trace)[0] > 1 if ran.repeats else np.zeros(len(trace.spans), bool)
     return (
         row
         | _ledger(trace, window, again, is_collective(graph, trace))
@@ -170,26 +181,18 @@ class _Window:
     next_issue: int = 2**62
 
 
-def _measured(graph: Graph, hardware: Hardware, trace: Trace, makespan_ns: int) -> _Window:
-    spans = trace.spans.whole()
-    computes = np.flatnonzero(spans["kind"] == COMPUTE)
-    rank, stream, issue, end = (spans[name][computes] for name in ("rank", "track", "issue", "end_ns"))
-    if not len(end):
-        return _Window(0, 0, 0, 0, makespan_ns)
-    main = int(np.lexsort((-end, stream) if graph.meets else (stream, rank, -end))[0])
-    where = (int(rank[main]), int(stream[main]))
-    tier = hardware.tier_names.index(hardware.compute_tier)
-    starts = step_starts(graph, trace, where[0], tier)
+def _measured(graph: Graph, ran: Ran) -> _Window:
+    if not ran.ends_ns:
+        return _Window(0, 0, 0, 0, ran.makespan_ns)
+    main = (
+        min(ran.ends_ns) if graph.meets else max(ran.ends_ns, key=lambda stream: (ran.ends_ns[stream].max(), -stream))
+    )
     if graph.steps == 1:
-        return _Window(*where, int(starts[-1]), 0, makespan_ns)
-    mine = (rank == where[0]) & (stream == where[1])
-    step = np.searchsorted(starts, issue[mine], "right") - 1
-    ends = np.zeros(len(starts), np.int64)
-    np.maximum.at(ends, step, end[mine])
-    ends = np.maximum.accumulate(ends)
-    last = _last_counted(ends, trace.until_ns)
-    after = int(starts[last + 1]) if last + 1 < len(starts) else 2**62
-    return _Window(*where, int(starts[last]), int(ends[last - 1]), int(ends[last]), after)
+        return _Window(0, main, int(ran.starts[-1]), 0, ran.makespan_ns)
+    ends = np.maximum.accumulate(ran.ends_ns[main])
+    last = _last_counted(ends, ran.trace.until_ns)
+    after = int(ran.starts[last + 1]) if last + 1 < len(ran.starts) else 2**62
+    return _Window(0, main, int(ran.starts[last]), int(ends[last - 1]), int(ends[last]), after)
 
 
 def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
@@ -254,22 +257,21 @@ def _waits(trace: Trace, window: _Window) -> Iterator[Block]:
         yield {name: column[mine] for name, column in block.items()}
 
 
-def waits_by_place(graph: Graph, hardware: Hardware, trace: Trace) -> dict[tuple[int, int], int]:
+def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
     """Sum up what the main stream of one rank waited for in the measured step, by cause and place.
 
     Parameters
     ----------
-    graph, hardware, trace
-        What ran, where, and what happened; its status is ``ok``.
+    graph, ran
+        What ran, and what is known of it; its status is ``ok``.
 
     Returns
     -------
     dict
         Columns ``cause`` and ``on`` of the waits -> time [ns]. A collective on the main stream is no wait here.
     """
-    makespan = max((int(block["end_ns"].max()) for block in trace.spans.blocks()), default=0)
     found: Counter[tuple[int, int]] = Counter()
-    for block in _waits(trace, _measured(graph, hardware, trace, makespan)):
+    for block in _waits(ran.trace, _measured(graph, ran)):
         lasted = (block["end_ns"] - block["start_ns"]).tolist()
         for cause, on, ns in zip(block["cause"].tolist(), block["on"].tolist(), lasted, strict=True):
             found[cause, on] += ns

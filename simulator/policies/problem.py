@@ -42,7 +42,9 @@ class Replay:
     wait_ns
         Cause -> how long the compute stream waited for it [ns].
     trace
-        Everything that happened, if it was kept.
+        What happened, if it was kept: everything, or no more than the last training step.
+    begun_ns
+        Sum of the starts of all computes [ns].
     demand
         For each bus that ranks share, the most that is asked of it at once, as a multiple of what it carries.
     """
@@ -53,6 +55,7 @@ class Replay:
     peak_bytes: Mapping[str, int]
     wait_ns: Mapping[str, int]
     trace: Trace | None = field(default=None, repr=False)
+    begun_ns: int = 0
     demand: Mapping[str, float] = field(default_factory=dict)
 
 

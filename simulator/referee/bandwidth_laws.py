@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +13,8 @@ from simulator.errors import InvariantError
 from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts, Ints
+from simulator.referee.earlier import Ints
+from simulator.referee.facts import Facts
 from simulator.referee.meetings import Meetings
 from simulator.referee.place_laws import sharers
 
@@ -30,6 +31,9 @@ class Moved(NamedTuple):
     size_bytes: Ints
     start_ns: Ints
     end_ns: Ints
+
+
+_NOTHING = Moved(*(np.empty(0, np.int64) for _ in Moved._fields))
 
 
 def check_bandwidth(
@@ -60,22 +64,18 @@ def check_bandwidth(
     moved = {**_copied(hardware, ranks, stretch), **(_sent(hardware, met) if met is not None else {})}
     for name in dict.fromkeys((*moved, *hardware.links)):
         link, found = hardware.links.get(name), _passing(hardware, (name,), moved)
-        if found is None:
-            continue
         rate: int | float
         if link is not None:
             what, rate = f"link {name!r} of rank", link.bandwidth_bytes_per_s
         else:
             fabric = hardware.fabrics[name.rsplit(".", 1)[0]]
             what, rate = f"port {name!r} of rank", fabric.planes * fabric.bandwidth_bytes_per_s
-        _check_instances(what, rate, found.rank, found)
+        _check_instances(ranks, what, rate, found.rank, found)
     for name, bus in hardware.buses.items():
         whole = _passing(hardware, bus.links, moved)
-        if whole is None:
-            continue
         instance, counts = sharers(hardware, stands_in, bus.scope)
         whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
-        _check_instances(f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
+        _check_instances(ranks, f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
     if switches is not None and switches.hbm_contention:
         _check_memory(ranks, moved, stands_in)
 
@@ -95,7 +95,7 @@ def _check_memory(ranks: Sequence[Facts], moved: Mapping[str, Moved], stands_in:
     instance, counts = sharers(hardware, stands_in, tier.scope)
     whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
     what = f"memory {hardware.compute_tier!r} of {tier.scope}"
-    _check_instances(what, tier.bandwidth_bytes_per_s, instance[whole.rank], whole)
+    _check_instances(ranks, what, tier.bandwidth_bytes_per_s, instance[whole.rank], whole)
 
 
 def _kernels(facts: Facts) -> Moved:
@@ -109,21 +109,21 @@ def _kernels(facts: Facts) -> Moved:
     return Moved(np.full(len(ran), facts.rank), size, facts.start_ns[ran], facts.end_ns[ran])
 
 
-def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved]) -> Moved | None:
+def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved]) -> Moved:
     """What went over these links or ports together, also on its way from another tier to a third."""
     parts = [
         moved[capped]._replace(size_bytes=times * moved[capped].size_bytes)
         for capped, times in hardware.passing(names).items()
         if capped in moved
     ]
-    return Moved(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else None
+    return Moved(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
 
 
-def factors_of(copies: Ints, stretch: Stretch | None) -> Ints:
+def factors_of(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
     """How many times as long as the machine says each copy takes, in fixed point."""
     if stretch is None:
         return np.full(len(copies), FULL_RATE)
-    return np.array([stretch(issue) for issue in copies.tolist()], np.int64)
+    return np.array([stretch(facts.first + issue) for issue in copies.tolist()], np.int64)
 
 
 def _sizes(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
@@ -131,7 +131,7 @@ def _sizes(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
     sizes = facts.sizes[facts.a[copies]]
     if stretch is None:
         return sizes
-    pairs = zip(sizes.tolist(), factors_of(copies, stretch).tolist(), strict=True)
+    pairs = zip(sizes.tolist(), factors_of(facts, copies, stretch).tolist(), strict=True)
     return np.array([size * factor // FULL_RATE for size, factor in pairs], np.int64)
 
 
@@ -168,25 +168,41 @@ def _sent(hardware: Hardware, met: Meetings) -> dict[str, Moved]:
     return {name: Moved(*columns) for name, columns in found.items()}
 
 
-def _check_instances(what: str, bandwidth: int | float, instance: Ints, moved: Moved) -> None:
-    if bandwidth == math.inf or not len(instance):
+def _check_instances(ranks: Sequence[Facts], what: str, bandwidth: int | float, instance: Ints, moved: Moved) -> None:
+    """Check the stretches of each instance that no later step can be part of; the others are kept for later."""
+    if bandwidth == math.inf:
         return
-    for which, size, start, end in _busy(instance, moved, int(bandwidth)):
+    flows, until_ns = ranks[0].earlier.flows, _settled_ns(ranks)
+    if what in flows:
+        instance = np.concatenate((flows[what].rank, instance))
+        moved = Moved(*(np.concatenate(both) for both in zip(flows[what], moved, strict=True)))
+    if not len(instance):
+        return
+    found = _busy(instance, moved)
+    is_settled = found.end_ns <= until_ns if until_ns is not None else np.ones(len(found.rank), bool)
+    flows[what] = Moved(*(column[~is_settled] for column in found))
+    lasted = (found.end_ns - found.start_ns).astype(float)
+    near = found.size_bytes.astype(float) * _NS_PER_S > (1 - 1e-12) * int(bandwidth) * lasted
+    for which, size, start, end in zip(*(column[is_settled & near].tolist() for column in found), strict=True):
         if size * _NS_PER_S > int(bandwidth) * (end - start):
-            found = f"{size:,} B from {start:,} to {end:,} ns at {int(bandwidth):,} B/s"
+            found_said = f"{size:,} B from {start:,} to {end:,} ns at {int(bandwidth):,} B/s"
             law = "a link, a bus, a port or a memory carries at most its bandwidth times its busy time"
-            raise InvariantError(f"trace, {what} {which}", law, found, "report this: it is a bug of hosim")
+            raise InvariantError(f"trace, {what} {which}", law, found_said, "report this: it is a bug of hosim")
 
 
-def _busy(instance: Ints, moved: Moved, bandwidth: int) -> Iterator[tuple[int, int, int, int]]:
-    """Stretches in which an instance is busy that are nearly full, or more: instance, bytes, start and end."""
+def _settled_ns(ranks: Sequence[Facts]) -> int | None:
+    """Up to when all that moves is known, if the run goes on: steps are issued in order, and start later."""
+    if ranks[0].is_last:
+        return None
+    return min(int(facts.issued_ns.max(initial=0)) for facts in ranks)
+
+
+def _busy(instance: Ints, moved: Moved) -> Moved:
+    """Stretches in which an instance is busy without a pause, as one flow each."""
     order = np.lexsort((moved.end_ns, moved.start_ns, instance))
     which, size, start, end = (column[order] for column in (instance, moved.size_bytes, moved.start_ns, moved.end_ns))
     stride = int(end.max()) + 2
     reached = np.maximum.accumulate(which * stride + end)
     new = np.flatnonzero(np.append(True, (which * stride + start)[1:] >= reached[:-1]))
-    total = np.add.reduceat(size, new)
-    from_, to = start[new], reached[np.append(new[1:], len(which)) - 1] - which[new] * stride
-    near = total.astype(float) * _NS_PER_S > (1 - 1e-12) * bandwidth * (to - from_).astype(float)
-    columns = (which[new], total, from_, to)
-    yield from zip(*(column[near].tolist() for column in columns), strict=True)
+    to = reached[np.append(new[1:], len(which)) - 1] - which[new] * stride
+    return Moved(which[new], np.add.reduceat(size, new), start[new], to)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.plan import COMPUTE, COPY, NOWHERE, SYNC
-from simulator.referee.facts import NONE, Facts, Ints
+from simulator.plan import COMPUTE, COPY, SYNC
+from simulator.referee.earlier import NONE, Ints
+from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 
 
@@ -58,8 +59,9 @@ def check_order(facts: Facts, found: Accesses) -> Ints:
     """
     is_sync = facts.kind[found.issue] == SYNC
     ended = np.where(is_sync, NONE, found.end)
-    after_all = facts.running_max(found.tensor, ended)
-    after_exclusive = facts.running_max(found.tensor, np.where(found.exclusive, ended, NONE))
+    earlier, exclusive = facts.earlier, np.where(found.exclusive, ended, NONE)
+    after_all = facts.running_max(found.tensor, ended, earlier.ended_ns)
+    after_exclusive = facts.running_max(found.tensor, exclusive, earlier.exclusive_ns)
     allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
     facts.check_steps(
         found.issue,
@@ -69,6 +71,8 @@ def check_order(facts: Facts, found: Accesses) -> Ints:
         ("starts at ns", facts.times(found.start)),
         ("an earlier one lasts until ns", facts.times(allowed)),
     )
+    np.maximum.at(earlier.ended_ns, found.tensor, facts.times(ended))
+    np.maximum.at(earlier.exclusive_ns, found.tensor, facts.times(exclusive))
     ready = np.full(len(facts.kind), NONE, np.int64)
     np.maximum.at(ready, found.issue, allowed)
     return ready
@@ -86,19 +90,17 @@ def check_valid(facts: Facts) -> Ints:
     by_compute, which = facts.compute_uses()
     reads, writes = uses.reads[which], uses.writes[which]
     place = uses.tensor[which] * tiers + here
-    copies, homes = facts.steps(COPY), np.array(facts.plan.home, np.int64)
-    housed = np.flatnonzero(homes != NOWHERE)
+    copies, valid_ns = facts.steps(COPY), facts.earlier.valid_ns
     needs = np.concatenate((by_compute[reads], copies))
     needed = np.concatenate((place[reads], facts.a[copies] * tiers + facts.b[copies]))
-    makes = np.concatenate((np.full(len(housed), NONE), by_compute[writes], copies))
-    made = np.concatenate((housed * tiers + homes[housed], place[writes], facts.a[copies] * tiers + facts.c[copies]))
-    made_at = np.concatenate((np.zeros(len(housed), np.int64), facts.end[makes[len(housed) :]]))
-    group = np.concatenate((needed, made))
-    issue = np.concatenate((needs, makes))
+    makes = np.concatenate((by_compute[writes], copies))
+    made, made_at = np.concatenate((place[writes], facts.a[copies] * tiers + facts.c[copies])), facts.end[makes]
+    group, issue = np.concatenate((needed, made)), np.concatenate((needs, makes))
     is_need = np.arange(len(group)) < len(needs)
     order = np.lexsort((~is_need, issue, group))
     value = np.concatenate((np.full(len(needs), NONE), made_at))[order]
-    valid = facts.running_max(group[order], value)[is_need[order]]
+    valid = facts.running_max(group[order], value, valid_ns)[is_need[order]]
+    np.maximum.at(valid_ns, made, facts.times(made_at))
     needs = issue[order][is_need[order]]
     start = facts.start[needs]
     facts.check_steps(
@@ -116,8 +118,10 @@ def check_valid(facts: Facts) -> Ints:
 
 def check_syncs(facts: Facts, ready: Ints) -> None:
     """Check that nothing is issued after a sync before all earlier steps of its tensor have ended."""
-    floor = np.where(facts.kind == SYNC, ready, NONE)
-    floor = np.maximum.accumulate(floor) if len(floor) else floor
+    host = facts.earlier.host
+    before = facts.at(np.array([host.synced_ns]))
+    floor = np.maximum.accumulate(np.append(before, np.where(facts.kind == SYNC, ready, NONE)))[1:]
+    host.synced_ns = int(facts.times(floor[-1:])[0]) if len(floor) else host.synced_ns
     steps = np.flatnonzero(facts.row != NONE)
     facts.check_steps(
         steps,
@@ -162,5 +166,8 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
 
 def _line(facts: Facts) -> Ints:
     """By issue, when the last of the computes issued before had started, or come to its meeting."""
-    came = np.where(facts.kind == COMPUTE, facts.arrived, NONE)
-    return np.append(NONE, np.maximum.accumulate(came)[:-1]) if len(came) else came
+    host = facts.earlier.host
+    came = np.append(facts.at(np.array([host.line_ns])), np.where(facts.kind == COMPUTE, facts.arrived, NONE))
+    line = np.maximum.accumulate(came)
+    host.line_ns = int(facts.times(line[-1:])[0])
+    return np.asarray(line[:-1])

@@ -1,129 +1,47 @@
-"""One rank's trace, laid out so that laws are comparisons of columns.
+"""One part of a rank's trace, laid out so that laws are comparisons of columns.
 
-A step is known by its *issue* number; columns "by issue" have one value for each step that the host issued. Times are
-compared by their position in `Facts.clock`, the sorted distinct times of the trace: positions are small, so that a
-group and a position fit one 64-bit key. A step that never happened has the position `Facts.never`.
+A step is known by its *issue* number, counted from the first step of the part; columns "by issue" have one value for
+each step of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part and
+of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. A step
+that never happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.cost import durations_ns
 from simulator.errors import InvariantError
-from simulator.graph import Graph
-from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, Plan
+from simulator.plan import COMPUTE
+from simulator.referee.earlier import NONE, Bools, Earlier, Ints
 from simulator.referee.naming import describe
+from simulator.referee.program import Columns, Program
 from simulator.trace import CAUSES, Block, Table, Trace
 
-if TYPE_CHECKING:
-    from simulator.referee.late import LateUses
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-NONE = -1
-"""No row, no step, no time."""
-
-
-class Uses:
-    """What each op of a graph reads and writes, as flat columns.
-
-    Parameters
-    ----------
-    op
-        Op ids, ascending.
-    tensor
-        The tensor that the op uses, each once.
-    reads, writes
-        How it uses it.
-    """
-
-    def __init__(self, op: Ints, tensor: Ints, reads: Bools, writes: Bools) -> None:
-        self.op, self.tensor, self.reads, self.writes = op, tensor, reads, writes
-
-    @classmethod
-    def of(cls, graph: Graph) -> Uses:
-        """Collect the uses of a graph."""
-        n = max(len(graph.tensors), 1)
-        read = _keys([op.reads for op in graph.ops], n)
-        written = _keys([op.writes for op in graph.ops], n)
-        both = _distinct(np.concatenate((read, written)))
-        return cls(both // n, both % n, _contains(read, both), _contains(written, both))
-
-    def expand(self, ops: Ints) -> tuple[Ints, Ints]:
-        """For each of `ops` find its uses: positions in `ops`, and positions in these columns."""
-        first = np.searchsorted(self.op, ops, "left")
-        count = np.searchsorted(self.op, ops, "right") - first
-        who = np.repeat(np.arange(len(ops)), count)
-        return who, np.arange(len(who)) - np.repeat(np.cumsum(count) - count - first, count)
-
-
-def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
-    counts = [len(t) for t in tensors]
-    flat = np.fromiter(chain.from_iterable(tensors), np.int64, sum(counts))
-    return _distinct(np.repeat(np.arange(len(tensors)), counts) * n + flat)
-
-
-def _distinct(keys: Ints) -> Ints:
-    keys = np.sort(keys)
-    new = np.ones(len(keys), bool)
-    new[1:] = keys[1:] != keys[:-1]
-    return keys[new]
-
-
-def _contains(keys: Ints, wanted: Ints) -> Bools:
-    """Whether each wanted key is among the sorted keys."""
-    if not len(keys):
-        return np.zeros(len(wanted), bool)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.asarray(keys[at] == wanted)
-
-
-class Program:
-    """What ranks ran, laid out once for all of them.
-
-    Parameters
-    ----------
-    graph, hardware, plan
-        What ran, where, as decided.
-    late
-        What late reads choose, if that is drawn.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some steps of a rank, in issue order, and all rows of the trace that are of them.
 
     Attributes
     ----------
-    sizes
-        Of each tensor [B].
-    alone_ns
-        Time of each op alone [ns].
-    meets
-        Of each op, whether it is a collective.
-    planned
-        Columns of the steps of a fixed plan, all repeats; None for a reactive one.
+    issued
+        The codes.
+    spans, waits, residencies
+        Their rows, each with its numbers in the trace's table.
+    complete
+        Whether all its steps have ended.
+    is_last
+        Whether the run ends with it.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, plan: Plan, late: LateUses | None = None) -> None:
-        self.graph, self.hardware, self.plan, self.late = graph, hardware, plan, late
-        self.uses = Uses.of(graph) if late is None else late.uses
-        self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
-        self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
-        self.meets = np.array([op.collective is not None for op in graph.ops], bool)
-        steps = plan.fixed
-        self.planned: Columns | None = None
-        if steps is not None:
-            kind, a, b, c = (
-                np.tile(np.array(column, np.int64), plan.repeats) for column in (steps.kind, steps.a, steps.b, steps.c)
-            )
-            self.planned = kind, a, b, c
-
-
-Columns = tuple[Ints, Ints, Ints, Ints]
+    issued: Columns
+    spans: tuple[Block, Ints]
+    waits: tuple[Block, Ints]
+    residencies: tuple[Block, Ints]
+    complete: bool
+    is_last: bool
 
 
 class Rows:
@@ -163,21 +81,31 @@ class RankRows:
         self.trace = trace
         self.spans, self.waits, self.residencies = Rows(trace.spans), Rows(trace.waits), Rows(trace.residencies)
 
+    def part(self, program: Program, rank: int) -> Part:
+        """All that happened on a rank."""
+        spans, waits, residencies = (rows.of(rank) for rows in (self.spans, self.waits, self.residencies))
+        issued, complete = _issued(program, self.trace, rank), self.trace.status == "ok"
+        return Part(issued, spans, waits, residencies, complete=complete, is_last=True)
+
 
 class Facts:
-    """One rank's rows of a trace, by issue number.
+    """A part of one rank's trace, by issue number.
 
     Parameters
     ----------
     program
         What it ran.
-    rows
-        What happened, rank by rank.
+    part
+        What happened.
+    earlier
+        What is known of the parts before.
     rank
         Which rank.
 
     Attributes
     ----------
+    first
+        How many steps were issued before the part.
     kind, a, b, c
         What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
     row, issued_ns, start_ns, end_ns
@@ -193,20 +121,24 @@ class Facts:
         The rank's rows; ``*_row`` holds their numbers in the trace's table.
     """
 
-    def __init__(self, program: Program, rows: RankRows, rank: int) -> None:
-        self.program, self.rank = program, rank
+    def __init__(self, program: Program, part: Part, earlier: Earlier, rank: int) -> None:
+        self.program, self.rank, self.earlier = program, rank, earlier
         self.graph, self.hardware, self.plan = program.graph, program.hardware, program.plan
         self.tiers = len(self.plan.tiers)
         self.compute_tier = self.plan.tiers.index(self.hardware.compute_tier)
-        self.complete = rows.trace.status == "ok"
+        self.complete, self.is_last, self.first = part.complete, part.is_last, earlier.steps
         self.sizes, self.uses = program.sizes, program.uses
         self._compute_uses: tuple[Ints, Ints] | None = None
-        self.kind, self.a, self.b, self.c = _issued(program, rows.trace, rank)
-        self.spans, self.span_row = rows.spans.of(rank)
-        self.waits, self.wait_row = rows.waits.of(rank)
-        self.residencies, self.residency_row = rows.residencies.of(rank)
+        self.kind, self.a, self.b, self.c = part.issued
+        self.spans, self.span_row = self._from_first(part.spans[0]), part.spans[1]
+        self.waits, self.wait_row = self._from_first(part.waits[0]), part.waits[1]
+        self.residencies, self.residency_row = part.residencies
         self._check_spans_match_issued()
         self._lay_out()
+
+    def _from_first(self, rows: Block) -> Block:
+        """The rows with issue numbers of the part."""
+        return {**rows, "issue": rows["issue"] - self.first} if self.first else rows
 
     def _check_spans_match_issued(self) -> None:
         spans, issue = self.spans, self.spans["issue"]
@@ -225,7 +157,8 @@ class Facts:
         self.unmet = self._unmet()
         arrived_ns = np.concatenate((self._arrivals_ns(), self._arrivals_in_vain_ns()))
         named = [spans["issued_ns"], spans["start_ns"], spans["end_ns"], arrived_ns, self.residencies["time_ns"]]
-        self.clock, at = np.unique(np.concatenate(named), return_inverse=True)
+        known = np.unique(np.concatenate([*self.earlier.moments_ns()]))
+        self.clock, at = np.unique(np.concatenate((*named, known[known != NONE])), return_inverse=True)
         self.never = len(self.clock)
         self.stride = self.never + 2
         issue, count = spans["issue"], len(self.span_row)
@@ -241,7 +174,8 @@ class Facts:
             came = np.concatenate((issue, self.unmet))
             self.arrived = _scatter(n, came, at[3 * count : 3 * count + len(came)], self.never)
             self.arrived_ns = _scatter(n, came, arrived_ns, 0)
-        self.residency_time = at[3 * count + len(arrived_ns) :]
+        before = 3 * count + len(arrived_ns)
+        self.residency_time = at[before : before + len(self.residency_row)]
         self.channel = _scatter(n, issue, spans["channel"], NONE)
         self.track = _scatter(n, issue, spans["track"], NONE)
 
@@ -260,7 +194,8 @@ class Facts:
         for number, issue in enumerate(self.unmet.tolist()):
             mine = (spans["kind"] == COMPUTE) & (spans["track"] == self.b[issue])
             waited = waits["end_ns"][waits["issue"] == issue]
-            found[number] = max(spans["end_ns"][mine].max(initial=0), waited.max(initial=0))
+            since = self.earlier.track_ns.get(("stream", int(self.b[issue])), 0)
+            found[number] = max(spans["end_ns"][mine].max(initial=since), waited.max(initial=0))
         return found
 
     def _arrivals_ns(self) -> Ints:
@@ -284,6 +219,21 @@ class Facts:
         """Issue numbers of the computes or copies that have a span, ascending."""
         return np.flatnonzero((self.kind == kind) & (self.row != NONE))
 
+    def last_computes(self, moments: Ints, *, ended: bool) -> Ints:
+        """By issue, the moment of the last compute issued before; `NONE` if there is none.
+
+        Parameters
+        ----------
+        moments
+            By issue, the position of its start (for a collective, of its coming) or of its end.
+        ended
+            Which of the two.
+        """
+        host, at = self.earlier.host, np.arange(len(self.kind))
+        before = np.maximum.accumulate(np.where(self.kind == COMPUTE, at, NONE)) if len(at) else at
+        known = self.at(np.array([host.last_end_ns if ended else host.last_start_ns]))
+        return np.asarray(np.append(moments, known)[before])
+
     def compute_uses(self) -> tuple[Ints, Ints]:
         """Issue of each use of a tensor by a compute, and its position in `uses`; by issue."""
         if self._compute_uses is None:
@@ -291,7 +241,7 @@ class Facts:
             who, which = self.uses.expand(self.a[computes])
             issue = computes[who]
             if late is not None:
-                chosen_by, chosen = late.chosen(computes, self.a[computes])
+                chosen_by, chosen = late.chosen(computes, self.a[computes], self.earlier.runs)
                 issue, which = np.concatenate((issue, chosen_by)), np.concatenate((which, chosen))
                 order = np.argsort(issue, kind="stable")
                 issue, which = issue[order], which[order]
@@ -302,25 +252,39 @@ class Facts:
         """Time of each of these computes alone [ns]."""
         found = self.program.alone_ns[self.a[computes]]
         if self.program.late is not None:
-            self.program.late.set_times(found, computes, self.a[computes])
+            self.program.late.set_times(found, computes, self.a[computes], self.earlier.runs)
         return found
 
-    def running_max(self, group: Ints, value: Ints) -> Ints:
-        """The largest value among the earlier rows of the same group, or `NONE`; groups are ascending."""
+    def running_max(self, group: Ints, value: Ints, first_ns: Ints | None = None) -> Ints:
+        """The largest value among the earlier rows of the same group, or `NONE`; groups are ascending.
+
+        Parameters
+        ----------
+        group, value
+            The rows.
+        first_ns
+            By group, what is known from earlier parts [ns].
+        """
         if not len(group):
             return value
         starts = np.concatenate(([True], group[1:] != group[:-1]))
         base = np.cumsum(starts) * self.stride
         best = np.maximum.accumulate(base + value + 1)
         found = np.concatenate(([0], best[:-1])) - base - 1
-        return np.where(starts, NONE, found)
+        found = np.where(starts, NONE, found)
+        return found if first_ns is None else np.maximum(found, self.at(first_ns[group]))
+
+    def at(self, times_ns: Ints) -> Ints:
+        """Positions of times that are known from earlier parts; `NONE` where there is none."""
+        return np.where(times_ns == NONE, NONE, np.searchsorted(self.clock, times_ns))
 
     def check(self, holds: Bools, law: str, table: str, rows: Ints, columns: Block, *shown: str) -> None:
         """Raise for the first row for which the law does not hold, and show some of its columns."""
         if holds.all():
             return
         i = int(np.argmin(holds))
-        found = ", ".join(f"{name} {int(columns[name][i]):,}" for name in shown)
+        at = {"issue": self.first}
+        found = ", ".join(f"{name} {int(columns[name][i]) + at.get(name, 0):,}" for name in shown)
         raise self.broken(law, f"{table} row {int(rows[i]):,}", found)
 
     def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
@@ -341,7 +305,15 @@ class Facts:
         """Name a step, with the row of its span."""
         code = (int(self.kind[issue]), int(self.a[issue]), int(self.b[issue]), int(self.c[issue]))
         row = f", spans row {int(self.row[issue]):,}" if self.row[issue] != NONE else ""
-        return f"step {issue:,} ({describe(self.graph, self.plan.tiers, code)}){row}"
+        return f"step {self.first + issue:,} ({describe(self.graph, self.plan.tiers, code)}){row}"
+
+    def close(self) -> None:
+        """Note what laws of later parts will ask for."""
+        host, computes = self.earlier.host, self.steps(COMPUTE)
+        self.earlier.steps += len(self.kind)
+        self.earlier.runs += np.bincount(self.a[computes], minlength=len(self.earlier.runs))
+        if len(computes):
+            host.last_start_ns, host.last_end_ns = int(self.arrived_ns[computes[-1]]), int(self.end_ns[computes[-1]])
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""
@@ -386,10 +358,10 @@ class Intervals:
 
 def _issued(program: Program, trace: Trace, rank: int) -> Columns:
     """Columns of what the host issued: as recorded, or as planned where a fixed plan was not recorded."""
-    rows = trace.issued[rank].whole()
-    if program.planned is None or len(rows["kind"]):
+    rows, planned = trace.issued[rank].whole(), program.planned_steps
+    if planned is None or len(rows["kind"]):
         return rows["kind"], rows["a"], rows["b"], rows["c"]
-    return program.planned
+    return program.planned(0, planned)
 
 
 def _scatter(n: int, where: Ints, values: Ints, fill: int) -> Ints:

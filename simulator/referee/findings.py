@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.plan import COMPUTE, COPY, DETACH
-from simulator.referee.facts import NONE, Facts, Ints
+from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 from simulator.units import human
 
@@ -58,54 +59,90 @@ class Findings:
         return tuple(said)
 
 
-def look(facts: Facts, held: Held) -> Findings:
-    """Collect the findings of one rank.
+class Look:
+    """Collects the findings of one rank, part by part."""
 
-    A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless
-    the tensor is persistent or an output. Persistent tensors and outputs are never dead.
+    def __init__(self) -> None:
+        self._copies, self._bytes = {True: 0, False: 0}, {True: 0, False: 0}
+
+    def take(self, facts: Facts, held: Held) -> None:
+        """Look at a part.
+
+        A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless
+        the tensor is persistent or an output. Persistent tensors and outputs are never dead.
+        """
+        mortal = np.array([not t.persistent for t in facts.graph.tensors], bool)
+        mortal[list(facts.graph.outputs)] = False
+        follower, last_end = _neighbours(facts, held)
+        dead = mortal[facts.a[held.detaches]] & (follower != _READS)
+        dead &= (last_end != NONE) & (held.detached != facts.never)
+        issues, freed = held.detaches[dead], held.detached[dead]
+        place = facts.a[issues] * facts.tiers + facts.b[issues]
+        since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))
+        ns, is_known = facts.times(freed) - facts.times(since), follower[dead] != _UNKNOWN
+        np.add.at(facts.earlier.dead_ns, place[is_known], ns[is_known])
+        np.add.at(facts.earlier.undecided_ns, place[~is_known], ns[~is_known])
+        unread = _unread_copies(facts)
+        candidates = sorted({t for op in facts.graph.ops if op.late for t in op.late.candidates})
+        is_late = np.isin(unread, candidates)
+        for late, tensors in ((True, unread[is_late]), (False, unread[~is_late])):
+            self._copies[late] += len(tensors)
+            self._bytes[late] += int(facts.sizes[tensors].sum())
+
+    def found(self, facts: Facts) -> Findings:
+        """The findings, behind the last part."""
+        total = facts.earlier.dead_ns + facts.earlier.undecided_ns
+        return Findings(
+            dead_byte_ns=_by_tier(facts, total),
+            worst=_worst(facts, total),
+            unread_copies=self._copies[False],
+            unread_bytes=self._bytes[False],
+            unchosen_copies=self._copies[True],
+            unchosen_bytes=self._bytes[True],
+        )
+
+
+_UNKNOWN, _WRITES, _READS = range(3)
+"""What the next compute that names a tensor does: that may be for a later part to tell."""
+
+
+def _neighbours(facts: Facts, held: Held) -> tuple[Ints, Ints]:
+    """For each detach: what the tensor's next compute does, and when its last compute ended.
+
+    What that says of the detaches of earlier parts is noted.
     """
-    mortal = np.array([not t.persistent for t in facts.graph.tensors], bool)
-    mortal[list(facts.graph.outputs)] = False
-    next_reads, last_end = _neighbours(facts, held)
-    dead = mortal[facts.a[held.detaches]] & ~next_reads & (last_end != NONE) & (held.detached != facts.never)
-    issues, freed = held.detaches[dead], held.detached[dead]
-    place = facts.a[issues] * facts.tiers + facts.b[issues]
-    since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))
-    total = np.zeros(len(facts.sizes) * facts.tiers, np.int64)
-    np.add.at(total, place, facts.times(freed) - facts.times(since))
-    copies = _unread_copies(facts)
-    candidates = sorted({t for op in facts.graph.ops if op.late for t in op.late.candidates})
-    late = np.isin(facts.a[copies], candidates)
-    unread, unchosen = copies[~late], copies[late]
-    return Findings(
-        dead_byte_ns=_by_tier(facts, total),
-        worst=_worst(facts, total),
-        unread_copies=len(unread),
-        unread_bytes=int(facts.sizes[facts.a[unread]].sum()),
-        unchosen_copies=len(unchosen),
-        unchosen_bytes=int(facts.sizes[facts.a[unchosen]].sum()),
-    )
-
-
-def _neighbours(facts: Facts, held: Held) -> tuple[np.ndarray, Ints]:
-    """For each detach: whether the tensor's next compute reads it, and when its last compute ended."""
     by_compute, which = facts.compute_uses()
-    tensor = np.concatenate((facts.uses.tensor[which], facts.a[held.detaches]))
+    used, earlier = facts.uses.tensor[which], facts.earlier
+    tensor = np.concatenate((used, facts.a[held.detaches]))
     issue = np.concatenate((by_compute, held.detaches))
     is_detach = np.arange(len(issue)) >= len(by_compute)
     end = np.concatenate((facts.end[by_compute], np.full(len(held.detaches), NONE)))
-    reads = np.concatenate((facts.uses.reads[which], np.zeros(len(held.detaches), bool)))
+    does = np.where(facts.uses.reads[which], _READS, _WRITES)
+    does = np.concatenate((does, np.full(len(held.detaches), _UNKNOWN)))
     order = np.lexsort((issue, tensor))
-    tensor, is_detach, end, reads = tensor[order], is_detach[order], end[order], reads[order]
-    last_end = facts.running_max(tensor, end)
+    tensor, is_detach, end, does = tensor[order], is_detach[order], end[order], does[order]
+    last_end = facts.running_max(tensor, end, earlier.used_ns)
+    np.maximum.at(earlier.used_ns, used, facts.times(facts.end[by_compute]))
     n = len(tensor)
     following = np.where(is_detach, n, np.arange(n))
-    following = np.append(np.minimum.accumulate(following[::-1])[::-1] if n else following, n)[1:]
-    same = np.append(tensor, NONE)[following] == tensor
-    next_reads = same & np.append(reads, False)[following]
+    following = np.append(np.minimum.accumulate(following[::-1])[::-1] if n else following, n)
+    same = np.append(tensor, NONE)[following[1:]] == tensor
+    next_does = np.where(same, np.append(does, _UNKNOWN)[following[1:]], _UNKNOWN)
+    first = np.flatnonzero(np.append(True, tensor[1:] != tensor[:-1])) if n else np.empty(0, np.int64)
+    first_use = following[first]
+    is_used = np.append(tensor, NONE)[first_use] == tensor[first]
+    _decide(facts, tensor[first[is_used]], does[first_use[is_used]] == _READS)
     back = np.empty(len(held.detaches), np.int64)
     back[order[is_detach] - len(by_compute)] = np.flatnonzero(is_detach)
-    return next_reads[back], last_end[back]
+    return next_does[back], last_end[back]
+
+
+def _decide(facts: Facts, tensor: Ints, reads: Bools) -> None:
+    """Note whether what was detached in earlier parts was dead: unless the tensor's next compute reads it."""
+    places = tensor[:, None] * facts.tiers + np.arange(facts.tiers)
+    earlier = facts.earlier
+    earlier.dead_ns[places[~reads]] += earlier.undecided_ns[places[~reads]]
+    earlier.undecided_ns[places] = 0
 
 
 def _taken_before(facts: Facts, held: Held, place: Ints, freed: Ints) -> Ints:
@@ -138,19 +175,22 @@ def _worst(facts: Facts, total_ns: Ints) -> tuple[tuple[str, str, int, int], ...
 
 
 def _unread_copies(facts: Facts) -> Ints:
-    """Copies whose target was detached before a compute or another copy used it."""
+    """Tensors of copies whose target was detached before a compute or another copy used it, each as often as it was."""
     by_compute, which = facts.compute_uses()
-    copies, detaches = facts.ran(COPY), facts.steps(DETACH)
-    tiers = facts.tiers
+    copies, detaches, unread = facts.ran(COPY), facts.steps(DETACH), facts.earlier.unread
+    tiers, known = facts.tiers, np.flatnonzero(facts.earlier.unread)
     used = (facts.uses.tensor[which] * tiers + facts.compute_tier, facts.a[copies] * tiers + facts.b[copies])
     made, gone = facts.a[copies] * tiers + facts.c[copies], facts.a[detaches] * tiers + facts.b[detaches]
     homes = np.array(facts.plan.home, np.int64)
-    place = np.concatenate((*used, made, gone))
-    issue = np.concatenate((by_compute, copies, copies, detaches))
-    what = np.repeat([COMPUTE, COMPUTE, COPY, DETACH], [len(used[0]), len(copies), len(copies), len(detaches)])
+    place = np.concatenate((known, *used, made, gone))
+    issue = np.concatenate((np.full(len(known), NONE), by_compute, copies, copies, detaches))
+    counts = [len(known), len(used[0]), len(copies), len(copies), len(detaches)]
+    what = np.repeat([COPY, COMPUTE, COMPUTE, COPY, DETACH], counts)
     order = np.lexsort((issue, place))
-    place, issue, what = place[order], issue[order], what[order]
+    place, what = place[order], what[order]
     wasted = (what[:-1] == COPY) & (what[1:] == DETACH) & (place[1:] == place[:-1])
     at_home = homes[place[:-1] // tiers] == place[:-1] % tiers
     kept = np.isin(place[:-1] // tiers, facts.graph.outputs)
-    return np.sort(issue[:-1][wasted & ~at_home & ~kept])
+    last = np.append(place[1:] != place[:-1], True)[: len(place)]
+    unread[place[last]] = what[last] == COPY
+    return np.asarray(place[:-1][wasted & ~at_home & ~kept] // tiers)

@@ -10,7 +10,8 @@ from simulator.cost import chosen_op, duration_ns
 from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.referee.facts import Ints, Uses
+from simulator.referee.earlier import Ints
+from simulator.referee.uses import Uses
 
 
 class LateUses:
@@ -43,20 +44,23 @@ class LateUses:
             np.concatenate((known.writes, ~reads)),
         )
 
-    def chosen(self, computes: Ints, ops: Ints) -> tuple[Ints, Ints]:
-        """For computes in issue order, with their ops: issue and place in `uses` of each use of what was chosen."""
+    def chosen(self, computes: Ints, ops: Ints, runs: Ints) -> tuple[Ints, Ints]:
+        """For computes in issue order, with their ops: issue and place in `uses` of each use of what was chosen.
+
+        By op, `runs` counts the computes before.
+        """
         found = [
             (issues[step], self._first[number] + position)
             for number, op, issues in self._issues(computes, ops)
-            for step, position in [np.nonzero(self._draws.flags(op)[: len(issues)])]
+            for step, position in [np.nonzero(self._draws.flags(op, int(runs[op]), len(issues)))]
         ]
         issue, which = (np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*found, strict=True))
         return issue, which
 
-    def set_times(self, alone_ns: Ints, computes: Ints, ops: Ints) -> None:
+    def set_times(self, alone_ns: Ints, computes: Ints, ops: Ints, runs: Ints) -> None:
         """Give each compute with late reads the time of what it read [ns]; `alone_ns` is beside `computes`."""
         for _, op, issues in self._issues(computes, ops):
-            read = self._draws.chosen_bytes(op)[: len(issues)].tolist()
+            read = self._draws.chosen_bytes(op, int(runs[op]), len(issues)).tolist()
             what = self._graph.ops[op]
             times = {size: duration_ns(chosen_op(what, size), self._hardware) for size in set(read)}
             alone_ns[np.searchsorted(computes, issues)] = [times[size] for size in read]

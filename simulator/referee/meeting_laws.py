@@ -13,7 +13,8 @@ from simulator.errors import InvariantError
 from simulator.graph import Collective, CollectiveKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
-from simulator.referee.facts import Facts, Intervals, Ints
+from simulator.referee.earlier import Ints
+from simulator.referee.facts import Facts, Intervals
 from simulator.referee.meetings import Meetings
 from simulator.referee.roles import Members
 from simulator.trace import CAUSES

@@ -9,7 +9,8 @@ import numpy as np
 
 from simulator.graph import Collective, Job
 from simulator.plan import COMPUTE
-from simulator.referee.facts import Facts, Ints
+from simulator.referee.earlier import Ints
+from simulator.referee.facts import Facts
 from simulator.referee.roles import Call, Members, Roles
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from simulator.errors import InvariantError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
-from simulator.referee.facts import NONE, Facts, Intervals, Ints
-from simulator.trace import Trace
+from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.facts import Facts, Intervals
+from simulator.trace import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Held:
         From and to (positions of the clock); `Facts.never` if it was not freed.
     taken_row
         Row of the residencies.
+    is_new
+        Whether it was taken in the part.
     detaches, detached
         Detaches that were issued, and when each acted, or `Facts.never`.
     """
@@ -35,47 +38,78 @@ class Held:
     taken: Ints
     freed: Ints
     taken_row: Ints
+    is_new: Bools
     detaches: Ints
     detached: Ints
 
 
-def check_capacity(
-    hardware: Hardware, trace: Trace, budget_bytes: int | float, once: Mapping[str, Mapping[int, int]]
-) -> None:
-    """Check that time moves forward and that each tier instance holds between nothing and its capacity, at each row.
+class Room:
+    """Checks, as places are taken and freed, that each tier instance holds between nothing and its capacity.
 
     A rank that stands for others counts on its instance of a shared tier for as many of them as are there.
 
     Parameters
     ----------
-    hardware, trace, budget_bytes
-        The machine, what happened there, and what may be used of the compute tier [B].
+    hardware, stands_in, budget_bytes
+        The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
     once
         For each tier, by instance, what rows count but the tier stores once for several ranks [B].
     """
-    rows = trace.residencies.whole()
-    time, where = rows["time_ns"], "trace, residencies row"
-    back = np.flatnonzero(np.diff(time) < 0)
-    if len(back):
-        i = int(back[0]) + 1
-        found = f"{int(time[i]):,} ns after {int(time[i - 1]):,} ns"
-        raise _broken(f"{where} {i:,}", "places are taken and freed in the order of time", found)
-    for number, (name, tier) in enumerate(hardware.tiers.items()):
-        capacity = budget_bytes if name == hardware.compute_tier else tier.usable_bytes
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        stands_in: Sequence[int],
+        budget_bytes: int | float,
+        once: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        self._hardware, ranks = hardware, len(stands_in)
+        capacity = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
+        self._capacity = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
+        self._sharers = [sharers(hardware, stands_in, tier.scope) for tier in hardware.tiers.values()]
+        spare = [[once[name].get(instance, 0) for instance in range(ranks)] for name in hardware.tiers]
+        self._spare = np.array(spare, np.int64)
+        self._used = np.zeros((len(hardware.tiers), ranks), np.int64)
+        self._rows = self._now_ns = 0
+
+    def take(self, rows: Block) -> None:
+        """Check that time moves forward and what each tier instance holds, at each row; rows come in order.
+
+        Parameters
+        ----------
+        rows
+            Rows of the residencies.
+        """
+        time = rows["time_ns"]
+        back = np.flatnonzero(np.diff(time, prepend=self._now_ns) < 0)
+        if len(back):
+            i = int(back[0])
+            found = f"{int(time[i]):,} ns after {int(time[i - 1]) if i else self._now_ns:,} ns"
+            raise _broken(self._where(i), "places are taken and freed in the order of time", found)
+        for number in range(len(self._capacity)):
+            self._take_of(number, rows)
+        self._rows += len(time)
+        self._now_ns = int(time[-1]) if len(time) else self._now_ns
+
+    def _take_of(self, number: int, rows: Block) -> None:
+        """Check the rows of one tier."""
+        (instance, counts), known = self._sharers[number], self._used[number]
         at = np.flatnonzero(rows["tier"] == number)
-        instance, counts = sharers(hardware, trace.stands_in, tier.scope)
-        rank = rows["rank"][at]
-        at = at[np.argsort(instance[rank], kind="stable")]
+        at = at[np.argsort(instance[rows["rank"][at]], kind="stable")]
         rank, delta = rows["rank"][at], rows["delta_bytes"][at]
-        used = np.cumsum(delta * counts[rank])
-        before = np.append(0, used[:-1])[_firsts(instance[rank])]
-        used -= before
-        spare = np.array([once[name].get(int(i), 0) for i in range(len(trace.stands_in))], np.int64)
-        wrong = np.flatnonzero((used < 0) | (used - spare[instance[rank]] > capacity))
+        where = instance[rank]
+        sums = np.cumsum(delta * counts[rank])
+        used = sums - np.append(0, sums[:-1])[_firsts(where)] + known[where]
+        wrong = np.flatnonzero((used < 0) | (used - self._spare[number][where] > self._capacity[number]))
         if len(wrong):
-            must = f"a tier holds at least 0 B and at most its capacity ({_bytes(capacity)} in {name})"
-            found = f"{int(used[wrong[0]]):,} B at {int(time[at[wrong[0]]]):,} ns"
-            raise _broken(f"{where} {int(at[wrong[0]]):,}", must, found)
+            first, name = int(wrong[0]), self._hardware.tier_names[number]
+            must = f"a tier holds at least 0 B and at most its capacity ({_bytes(self._capacity[number])} in {name})"
+            found = f"{int(used[first]):,} B at {int(rows['time_ns'][at[first]]):,} ns"
+            raise _broken(self._where(int(at[first])), must, found)
+        known[where] = used
+
+    def _where(self, row: int) -> str:
+        return f"trace, residencies row {self._rows + row:,}"
 
 
 def sharers(hardware: Hardware, stands_in: Sequence[int], scope: str) -> tuple[Ints, Ints]:
@@ -112,30 +146,31 @@ def _broken(where: str, law: str, found: str) -> InvariantError:
 
 def check_held(facts: Facts) -> Held:
     """Check that a place is taken once before it is freed once, each time with the tensor's size, and pair the two."""
-    rows = facts.residencies
-    shown = ("time_ns", "tier", "tensor", "delta_bytes")
-    mine = np.flatnonzero(rows["tensor"] >= 0)
-    place = rows["tensor"][mine] * facts.tiers + rows["tier"][mine]
+    rows, shown, earlier = facts.residencies, ("time_ns", "tier", "tensor", "delta_bytes"), facts.earlier
+    known, mine = np.flatnonzero(earlier.taken_ns != NONE), np.flatnonzero(rows["tensor"] >= 0)
+    place = np.concatenate((known, rows["tensor"][mine] * facts.tiers + rows["tier"][mine]))
+    row = np.concatenate((earlier.taken_row[known], facts.residency_row[mine]))
+    at = np.concatenate((facts.at(earlier.taken_ns[known]), facts.residency_time[mine]))
+    delta = np.concatenate((facts.sizes[known // facts.tiers], rows["delta_bytes"][mine]))
     order = np.argsort(place, kind="stable")
-    mine, place = mine[order], place[order]
-    number = _number_in_group(place)
-    delta, size = rows["delta_bytes"][mine], facts.sizes[place // facts.tiers]
+    place, row, at, delta, is_new = place[order], row[order], at[order], delta[order], order >= len(known)
+    number, size = _number_in_group(place), facts.sizes[place // facts.tiers]
+    values = (facts.times(at), place % facts.tiers, place // facts.tiers, delta)
     facts.check(
         delta == np.where(number % 2, -size, size),
         "a place is taken, then freed, with its tensor's size, in turn",
         "residencies",
-        facts.residency_row[mine],
-        {name: rows[name][mine] for name in shown},
+        row,
+        dict(zip(shown, values, strict=True)),
         *shown,
     )
-    takes = np.flatnonzero(number % 2 == 0)
-    has_end = np.zeros(len(mine) + 1, bool)
-    has_end[:-1] = number % 2 == 1
-    time = np.append(facts.residency_time[mine], facts.never)
-    freed = np.where(has_end[takes + 1], time[takes + 1], facts.never)
-    detaches, detached = _pair_detaches(facts, place[number % 2 == 1], time[:-1][number % 2 == 1])
-    row = facts.residency_row[mine][takes]
-    return Held(place[takes], time[takes], freed, row, detaches, detached)
+    takes, is_free = np.flatnonzero(number % 2 == 0), np.append(number % 2 == 1, False)
+    freed = np.where(is_free[takes + 1], np.append(at, facts.never)[takes + 1], facts.never)
+    detaches, detached = _pair_detaches(facts, place[is_free[:-1]], at[is_free[:-1]])
+    left = takes[freed == facts.never]
+    earlier.taken_ns[:], earlier.taken_row[:] = NONE, NONE
+    earlier.taken_ns[place[left]], earlier.taken_row[place[left]] = facts.times(at[left]), row[left]
+    return Held(place[takes], at[takes], freed, row[takes], is_new[takes], detaches, detached)
 
 
 def _number_in_group(group: Ints) -> Ints:
@@ -173,15 +208,15 @@ def check_ends_as_it_began(facts: Facts, held: Held) -> None:
     homes = np.array(facts.plan.home, np.int64)
     housed = np.flatnonzero((homes != NOWHERE) & (facts.sizes > 0))
     place = housed * facts.tiers + homes[housed]
-    first = facts.residency_row[: len(place)]
-    in_first = np.isin(held.taken_row, first)
-    if not np.array_equal(held.place[in_first], place) or facts.times(held.taken[in_first]).any():
+    in_first = np.isin(held.taken_row, facts.residency_row[: len(place)])
+    right = np.array_equal(held.place[in_first], place) and not facts.times(held.taken[in_first]).any()
+    if not facts.first and not right:
         raise facts.broken(
             "a run begins with all tensors at home", "residencies", f"{int(in_first.sum()):,} of {len(place):,} held"
         )
     persistent = np.array([t.persistent for t in facts.graph.tensors], bool)
     last = held.place[held.freed == facts.never]
-    if facts.complete and not np.array_equal(last, place[persistent[housed]]):
+    if facts.is_last and facts.complete and not np.array_equal(last, place[persistent[housed]]):
         odd = np.setxor1d(last, place[persistent[housed]])
         tensor, tier = divmod(int(odd[0]), facts.tiers) if len(odd) else (NONE, 0)
         found = f"{facts.graph.tensors[tensor].name!r} in {facts.plan.tiers[tier]} ({len(odd):,} places in all)"
@@ -192,13 +227,11 @@ def check_outputs(facts: Facts, held: Held) -> None:
     """Check that the only valid copy of an output stays until the last compute issued before its detach has ended."""
     issued = {at: i for i, at in enumerate(held.detaches.tolist())}
     parting = np.array([issued[at] for at in _parting(facts) if at in issued], np.int64)
-    at = np.arange(len(facts.kind))
-    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, at, NONE)) if len(at) else at
     detaches, gone = held.detaches[parting], held.detached[parting]
-    last = facts.end[before[detaches]]
+    last = facts.last_computes(facts.end, ended=True)[detaches]
     facts.check_steps(
         detaches,
-        (before[detaches] == NONE) | (gone >= last),
+        gone >= last,
         "an output stays until the last compute issued before its last detach has ended",
         ("detached at ns", facts.times(gone)),
         ("that compute ends at ns", facts.times(last)),
@@ -207,7 +240,7 @@ def check_outputs(facts: Facts, held: Held) -> None:
 
 def _parting(facts: Facts) -> list[int]:
     """Detaches that leave no valid copy of an output."""
-    valid = {t: {facts.plan.home[t]} - {NOWHERE} for t in facts.graph.outputs if not facts.graph.tensors[t].persistent}
+    valid = facts.earlier.parted
     found: list[int] = []
     if not valid:
         return found
@@ -273,12 +306,12 @@ def check_taken_at_start(facts: Facts, held: Held) -> None:
     early = np.flatnonzero(arrived < start)
     waiting = Intervals(place[early], arrived[early], start[early], facts.stride, joined=True)
     homes = int(np.count_nonzero((np.array(facts.plan.home) != NOWHERE) & (facts.sizes > 0)))
-    first = facts.residency_row[:homes]
+    first = facts.residency_row[: 0 if facts.first else homes]
     taken = held.place * facts.stride + held.taken
     shown = {"tensor": held.place // facts.tiers, "tier": held.place % facts.tiers, "time_ns": facts.times(held.taken)}
     law = "room is taken when a compute that writes, or a copy into the place, starts"
     holds = np.isin(taken, begun) | np.isin(held.taken_row, first) | waiting.cover(held.place, held.taken, held.taken)
-    facts.check(holds, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
+    facts.check(holds | ~held.is_new, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
 
 
 def check_workspace(facts: Facts) -> None:

@@ -13,13 +13,13 @@ fused group are issued in a row (`fused`), the collectives of a group of ranks i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from simulator.draws import Draws
 from simulator.errors import PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
 from simulator.referee.fused import FusedGroups
 from simulator.referee.naming import describe
 from simulator.referee.turns import Turns
@@ -28,6 +28,9 @@ from simulator.referee.values import INITIAL, Values
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
+
+Place = tuple[int, Code]
+"""Where a walk is: the number of a step, and the step."""
 
 
 def check_plan(
@@ -66,9 +69,9 @@ def check_plan(
             f"{plan.repeats} repeats",
             "make a plan of one training step and repeat it for each",
         )
-    walk = _Walk(graph, hardware, plan, steps, frozenset(pinned))
-    walk.draws = draws if plan.repeats == 1 else None
-    walk.run(graph.steps // plan.repeats)
+    walk = Walk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
+    walk.take(steps.codes())
+    walk.finish(graph.steps // plan.repeats)
 
 
 def _check_tiers(hardware: Hardware, plan: Plan) -> None:
@@ -113,21 +116,24 @@ def _check_home(graph: Graph, plan: Plan, tensor: int, exists: bool) -> None:
         raise PlanError(where, must, plan.tiers[home], "leave it out: it appears at its first write")
 
 
-class _Walk:
+class Walk:
     """One walk over the steps of a plan.
 
     Parameters
     ----------
-    graph, hardware, plan, steps
-        What is checked.
-    pinned
-        Tensors that stay in the compute tier.
+    graph, hardware, plan, pinned, draws
+        As for `check_plan`; of the plan only its name and homes.
     """
 
     def __init__(
-        self, graph: Graph, hardware: Hardware, plan: Plan, steps: Steps, pinned: frozenset[int] = frozenset()
+        self,
+        graph: Graph,
+        hardware: Hardware,
+        plan: Plan,
+        pinned: Collection[int] = (),
+        draws: Draws | None = None,
     ) -> None:
-        self._graph, self._plan, self._steps, self._pinned = graph, plan, steps, pinned
+        self._graph, self._plan, self._pinned, self._draws = graph, plan, frozenset(pinned), draws
         self._tiers = len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         self._scopes = [hardware.tiers[name].scope for name in plan.tiers]
@@ -141,21 +147,21 @@ class _Walk:
                 self._between[t * self._tiers + home] = VALID if graph.tensors[t].persistent else ABSENT
         self._unlike = sum(a != b for a, b in zip(self._state, self._between, strict=True))
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, Place] = {}
         self._detached: dict[int, int] = {}
-        self._given_up: dict[int, int] = {}
+        self._given_up: dict[int, Place] = {}
         self._ran: set[int] = set()
         self._values, self._groups, self._turns = Values(graph), FusedGroups(graph), Turns(graph)
-        self._last_move = NOWHERE
-        self._at = self._done = 0
-        self.draws: Draws | None = None
+        self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
+        self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
 
-    def run(self, training_steps: int) -> None:
-        """Walk all steps; they must hold so many training steps."""
+    def take(self, codes: Iterable[Code]) -> None:
+        """Walk the next steps."""
         act = {COMPUTE: self._compute, COPY: self._copy, DETACH: self._detach, SYNC: self._sync}
-        for at, (kind, a, b, c) in enumerate(self._steps.codes()):
-            self._at = at
+        for at, code in enumerate(codes, self._here[0] + 1):
+            self._here = at, code
+            kind, a, b, c = code
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
@@ -165,6 +171,9 @@ class _Walk:
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
                 self._done += 1
+
+    def finish(self, training_steps: int) -> None:
+        """Look at the end; the steps must hold so many training steps."""
         breach = self._groups.end()
         if breach is not None:
             raise self._end_error(*breach)
@@ -197,14 +206,14 @@ class _Walk:
             self._lost.pop(t, None)
             self._given_up.pop(t, None)
         self._ran.add(op)
-        self._last_move = self._at
+        self._last_move = self._here
 
     def _needed(self, op: int, late: Late) -> tuple[int, ...]:
         """What an op with late reads needs in this step: all candidates if nothing is known of the draws."""
         reads = self._graph.ops[op].reads
-        if self.draws is None:
+        if self._draws is None:
             return reads
-        left_out = frozenset(late.candidates).difference(self.draws.chosen(op, self._done))
+        left_out = frozenset(late.candidates).difference(self._draws.chosen(op, self._done))
         return tuple([t for t in reads if t not in left_out])
 
     def _check_values(self, op: int) -> None:
@@ -235,12 +244,13 @@ class _Walk:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
             raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
         if self._state[tensor * self._tiers + source] != VALID:
-            self._refuse_read(tensor, source, f"a copy (step {self._at:,})", "what is copied is valid at its source")
+            must = "what is copied is valid at its source"
+            self._refuse_read(tensor, source, f"a copy (step {self._here[0]:,})", must)
         if self._state[tensor * self._tiers + target] == VALID:
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
             raise self._error("a copy has work to do: its target is absent or stale", found, "drop this copy")
         self._put(tensor * self._tiers + target, VALID)
-        self._last_move = self._at
+        self._last_move = self._here
 
     def _detach(self, tensor: int, tier: int, _: int) -> None:
         self._check_range("a tensor id", tensor, len(self._graph.tensors))
@@ -258,11 +268,11 @@ class _Walk:
             must = f"what several ranks read in {self._plan.tiers[tier]} stays there (shared: node or supernode)"
             raise self._error(must, f"that it detaches {self._name(tensor)}", "keep it, or do not share the tensor")
         self._put(place, ABSENT)
-        self._detached[place] = self._at
+        self._detached[place] = self._here[0]
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
-            self._lost[tensor] = self._at
+            self._lost[tensor] = self._here
             if tensor in self._outputs:
-                self._given_up[tensor] = self._at
+                self._given_up[tensor] = self._here
 
     def _stays_for_others(self, tensor: int, tier: int) -> bool:
         what = self._graph.tensors[tensor]
@@ -304,7 +314,7 @@ class _Walk:
     def _check_outputs(self) -> None:
         """An output stays valid until all that a training step runs or moves has been issued."""
         for t, at in self._given_up.items():
-            if at < self._last_move:
+            if at[0] < self._last_move[0]:
                 raise self._error(
                     "an output keeps a valid copy until the training step ends",
                     f"that it detaches the only valid copy of {self._name(t)} before {self._step(self._last_move)}",
@@ -354,13 +364,12 @@ class _Walk:
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
-    def _step(self, at: int) -> str:
-        s = self._steps
-        code: Code = (s.kind[at], s.a[at], s.b[at], s.c[at])
+    def _step(self, place: Place) -> str:
+        at, code = place
         return f"step {at:,} ({describe(self._graph, self._plan.tiers, code)})"
 
-    def _error(self, must: str, found: str, do: str, at: int | None = None) -> PlanError:
-        where = self._step(self._at if at is None else at)
+    def _error(self, must: str, found: str, do: str, place: Place | None = None) -> PlanError:
+        where = self._step(self._here if place is None else place)
         return PlanError(f"plan {self._plan.name!r}, {where}", must, found, do)
 
     def _end_error(self, must: str, found: str, do: str) -> PlanError:

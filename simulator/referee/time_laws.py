@@ -9,7 +9,8 @@ import numpy as np
 from simulator.cost import Stretch, transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
 from simulator.referee.bandwidth_laws import factors_of
-from simulator.referee.facts import NONE, Bools, Facts, Intervals, Ints
+from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.facts import Facts, Intervals
 from simulator.trace import CAUSES
 
 
@@ -31,22 +32,27 @@ class Switches(Protocol):
 
 def check_issued(facts: Facts) -> None:
     """Check that the host issued what the plan says, in order; all of it if the run is complete."""
-    if facts.program.planned is not None:
-        n = len(facts.kind)
-        for planned, issued in zip(facts.program.planned, (facts.kind, facts.a, facts.b, facts.c), strict=True):
-            same = len(planned) >= n and np.array_equal(planned[:n], issued)
-            if not same or (facts.complete and len(planned) != n):
-                found = f"{n:,} steps for {len(planned):,}, or others"
-                raise facts.broken("the host issues the steps of the plan, in order", "issued", found)
+    planned_steps = facts.program.planned_steps
+    if planned_steps is not None:
+        n, law = facts.first + len(facts.kind), "the host issues the steps of the plan, in order"
+        planned = facts.program.planned(facts.first, min(n, planned_steps))
+        issued = facts.kind, facts.a, facts.b, facts.c
+        same = all(np.array_equal(one, other) for one, other in zip(planned, issued, strict=True))
+        if not same or (facts.is_last and facts.complete and planned_steps != n):
+            raise facts.broken(law, "issued", f"{n:,} steps for {planned_steps:,}, or others")
     asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
-    ran = facts.row[asked] != NONE
     if facts.complete:
+        ran = facts.row[asked] != NONE
         facts.check_steps(asked, ran, "when a run completes, every step has run", ("span", facts.row[asked]))
-        counts = np.bincount(facts.a[facts.steps(COMPUTE)], minlength=len(facts.graph.ops))
-        if counts.min() < facts.graph.steps:
-            op = facts.graph.ops[int(counts.argmin())].name
-            found = f"op {op!r} {int(counts.min())} times in {facts.graph.steps} steps"
-            raise facts.broken("when a run completes, every op has run in each step", "spans", found)
+
+
+def check_all_ran(facts: Facts) -> None:
+    """Check, behind the last part, that each op has run in each training step if the run is complete."""
+    counts = facts.earlier.runs
+    if facts.is_last and facts.complete and counts.min() < facts.graph.steps:
+        op = facts.graph.ops[int(counts.argmin())].name
+        found = f"op {op!r} {int(counts.min())} times in {facts.graph.steps} steps"
+        raise facts.broken("when a run completes, every op has run in each step", "spans", found)
 
 
 def check_tracks(facts: Facts) -> None:
@@ -58,9 +64,12 @@ def check_tracks(facts: Facts) -> None:
     channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
     queue = _queues(facts)[facts.track[copies]]
     channel = queue * channels + facts.channel[copies]
-    _check_sequence(facts, computes, stream, facts.end, "a stream runs one op at a time, in issue order")
-    _check_sequence(facts, copies, channel, facts.end, "a channel runs one transfer at a time, in issue order")
-    _check_sequence(facts, copies, queue, facts.start, "a link starts its transfers in issue order")
+    for what, issues, track, last, law in (
+        ("stream", computes, stream, facts.end, "a stream runs one op at a time, in issue order"),
+        ("channel", copies, channel, facts.end, "a channel runs one transfer at a time, in issue order"),
+        ("queue", copies, queue, facts.start, "a link starts its transfers in issue order"),
+    ):
+        _check_sequence(facts, (what, track), issues, last, law)
 
 
 def _queues(facts: Facts) -> Ints:
@@ -86,29 +95,30 @@ def _check_links(facts: Facts, copies: Ints) -> None:
     facts.check_steps(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
-def _check_sequence(facts: Facts, issues: Ints, track: Ints, last: Ints, law: str) -> None:
+def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: Ints, law: str) -> None:
     """Check that on each track no step starts before `last` (start or end) of the one issued before it."""
+    if not len(issues):
+        return
+    (what, track), known = tracks, facts.earlier.track_ns
     order = np.argsort(track, kind="stable")
     issues, track = issues[order], track[order]
-    follows = track[1:] == track[:-1]
-    before, after = issues[:-1][follows], issues[1:][follows]
-    facts.check_steps(
-        after,
-        facts.start[after] >= last[before],
-        law,
-        ("starts at ns", facts.start_ns[after]),
-        ("the one issued before it has", facts.times(last[before])),
-    )
+    is_first = np.append(True, track[1:] != track[:-1])
+    before = np.append(NONE, last[issues[:-1]])
+    first = track[is_first].tolist()
+    before[is_first] = facts.at(np.array([known.get((what, one), NONE) for one in first], np.int64))
+    shown = ("the one issued before it has", facts.times(before))
+    facts.check_steps(issues, facts.start[issues] >= before, law, ("starts at ns", facts.start_ns[issues]), shown)
+    ends = facts.times(last[issues[np.append(is_first[1:], True)]])
+    known |= {(what, one): ns for one, ns in zip(first, ends.tolist(), strict=True)}
 
 
 def check_program_point(facts: Facts, switches: Switches | None) -> None:
     """Check that a copy starts after the last compute issued before it started (or ended)."""
     ended = switches is not None and switches.copies_wait_for == "end"
-    at = np.arange(len(facts.kind))
-    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, at, NONE)) if len(at) else at
+    moments = facts.last_computes(facts.end if ended else facts.arrived, ended=ended)
     copies = facts.ran(COPY)
-    copies = copies[before[copies] != NONE]
-    moment = (facts.end if ended else facts.arrived)[before[copies]]
+    copies = copies[moments[copies] != NONE]
+    moment = moments[copies]
     facts.check_steps(
         copies,
         facts.start[copies] >= moment,
@@ -120,30 +130,33 @@ def check_program_point(facts: Facts, switches: Switches | None) -> None:
 
 def check_host(facts: Facts) -> None:
     """Check that the host pays for each step, and runs at most its queue depth ahead of the device."""
-    costs = _issue_costs(facts)
+    costs, host = _issue_costs(facts), facts.earlier.host
     steps = np.flatnonzero(facts.row != NONE)
     spare = facts.issued_ns[steps] - costs[steps]
-    floor = np.concatenate(([0], np.maximum.accumulate(spare)[:-1])) if len(spare) else spare
+    floor = np.maximum.accumulate(np.append(host.spare_ns, spare))
     law = "the host issues in order and pays for each step"
-    facts.check_steps(steps, spare >= floor, law, ("issued at ns", facts.issued_ns[steps]))
-    depth = facts.hardware.host.queue_depth
-    computes = facts.ran(COMPUTE)
-    started = np.sort(facts.arrived_ns[computes])[: max(len(computes) - depth, 0)]
-    behind = computes[depth:]
+    facts.check_steps(steps, spare >= floor[:-1], law, ("issued at ns", facts.issued_ns[steps]))
+    depth, computes = facts.hardware.host.queue_depth, facts.ran(COMPUTE)
+    numbers = host.computes + np.arange(len(computes))
+    started = np.sort(np.append(host.started_ns, facts.arrived_ns[computes]))
+    behind = numbers >= depth
+    past = numbers[behind] - depth - (host.computes - len(host.started_ns))
     facts.check_steps(
-        behind,
-        facts.issued_ns[behind] >= started,
+        computes[behind],
+        facts.issued_ns[computes[behind]] >= started[past],
         f"at most {depth:,} computes are issued and not yet started",
-        ("issued at ns", facts.issued_ns[behind]),
-        ("too many wait until ns", started),
+        ("issued at ns", facts.issued_ns[computes[behind]]),
+        ("too many wait until ns", started[past]),
     )
+    host.spare_ns, host.paid_ns = int(floor[-1]), int(costs[-1]) if len(costs) else host.paid_ns
+    host.computes, host.started_ns = host.computes + len(computes), started[-depth:]
 
 
 def _issue_costs(facts: Facts) -> Ints:
     """What the host has paid when it issues each step, at least [ns]; when it selected, nobody noted."""
-    host = facts.hardware.host
+    host, paid_ns = facts.hardware.host, facts.earlier.host.paid_ns
     if isinstance(facts.plan.steps, Steps):
-        return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
+        return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
     paid = host.reactive
     by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
     prices = np.array(by_kind, np.int64)[facts.kind]
@@ -155,8 +168,9 @@ def _issue_costs(facts: Facts) -> Ints:
         for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
             mine = facts.steps(kind)
             decided[mine] = flags[facts.a[mine]]
-        return host.fixed.launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns) + updates)
-    return np.cumsum(prices + updates)
+        launch_ns = 0 if facts.first else host.fixed.launch_ns
+        return paid_ns + launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns) + updates)
+    return paid_ns + np.cumsum(prices + updates)
 
 
 def _goes_home_changed(facts: Facts) -> Bools:
@@ -191,7 +205,9 @@ def check_waits(facts: Facts) -> None:
     is_wait = is_wait[order]
     first = np.ones(len(stream), bool)
     first[1:] = stream[1:] != stream[:-1]
-    before = np.where(first, 0, np.concatenate(([0], end[:-1])) if len(end) else end)
+    before = np.append(0, end[:-1]) if len(end) else end
+    filled = facts.earlier.track_ns
+    before[first] = [filled.get(("filled", one), 0) for one in stream[first].tolist()]
     facts.check_steps(
         issue,
         start == before,
@@ -201,6 +217,9 @@ def check_waits(facts: Facts) -> None:
     )
     _check_wait_is_for_next(facts, stream, issue, is_wait)
     _check_transfer_waits(facts)
+    last = np.append(first[1:], True) if len(first) else first
+    filled |= {("filled", one): ns for one, ns in zip(stream[last].tolist(), end[last].tolist(), strict=True)}
+    _keep_copies(facts)
 
 
 def _check_wait_is_for_next(facts: Facts, stream: Ints, issue: Ints, is_wait: np.ndarray) -> None:
@@ -220,14 +239,29 @@ def _check_transfer_waits(facts: Facts) -> None:
     waits, clock = facts.waits, facts.clock
     mine = np.flatnonzero(waits["cause"] == CAUSES.index("transfer"))
     start, end, on, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "on", "blocker"))
-    copies, many = facts.ran(COPY), len(facts.sizes) + 2
-    key = facts.track[copies] * many + facts.a[copies]
-    running = Intervals(key, facts.start[copies], facts.end[copies], facts.stride, joined=True)
+    known, many = _copies(facts), len(facts.sizes) + 2
+    key = known[0] * many + known[1]
+    running = Intervals(key, facts.at(known[2]), facts.at(known[3]), facts.stride, joined=True)
     from_ = np.searchsorted(clock, start, "right") - 1
     covered = running.cover(on * many + blocker, from_, np.searchsorted(clock, end))
     shown = {"start_ns": start, "end_ns": end, "on": on, "blocker": blocker}
     law = "a wait for a transfer lasts while that transfer is under way"
     facts.check(covered, law, "waits", facts.wait_row[mine], shown, *shown)
+
+
+def _copies(facts: Facts) -> Ints:
+    """Link, tensor, start and end of all transfers that a wait of the part may be for."""
+    copies = facts.ran(COPY)
+    mine = (facts.track[copies], facts.a[copies], facts.start_ns[copies], facts.end_ns[copies])
+    return np.concatenate((facts.earlier.copies, np.stack(mine)), axis=1)
+
+
+def _keep_copies(facts: Facts) -> None:
+    """Keep those transfers that a wait to come may be for: a stream's next wait begins where it has come to."""
+    filled = facts.earlier.track_ns
+    since = min((filled.get(("filled", stream), 0) for stream in facts.program.streams), default=0)
+    found = _copies(facts)
+    facts.earlier.copies = found[:, found[3] > since]
 
 
 def check_durations(facts: Facts, switches: Switches | None) -> None:
@@ -242,7 +276,8 @@ def check_durations(facts: Facts, switches: Switches | None) -> None:
     facts.check_steps(computes, right, law, ("takes ns", took), ("alone ns", alone))
     copies = facts.ran(COPY)
     size, took = facts.sizes[facts.a[copies]], facts.end_ns[copies] - facts.start_ns[copies]
-    alone, factors = np.zeros(len(copies), np.int64), factors_of(copies, None if switches is None else switches.stretch)
+    alone = np.zeros(len(copies), np.int64)
+    factors = factors_of(facts, copies, None if switches is None else switches.stretch)
     for number, link in enumerate(facts.hardware.links.values()):
         mine = np.flatnonzero(facts.track[copies] == number)
         pairs = list(zip(size[mine].tolist(), factors[mine].tolist(), strict=True))

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.draws import Draws
-from simulator.errors import InvariantError
+from simulator.errors import InvariantError, PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.plan import Plan, Steps
+from simulator.plan import Plan
 from simulator.referee import address_laws, bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
-from simulator.referee.facts import Facts, Program, RankRows
-from simulator.referee.findings import Findings, look
-from simulator.referee.late import LateUses
+from simulator.referee.earlier import Earlier
+from simulator.referee.facts import Facts, Part, RankRows
+from simulator.referee.findings import Findings, Look
 from simulator.referee.meetings import meetings
-from simulator.referee.plan import check_plan
+from simulator.referee.parts import LEAST_STEPS, Parts
+from simulator.referee.plan import Walk
+from simulator.referee.program import Program
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Trace
+from simulator.trace import CAUSES, Block, Trace
 
 _ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "peer"))
 
 
 class Drawn(NamedTuple):
-    """A plan with what late reads choose on the rank that ran it, and how places get addresses there."""
+    """A plan with what late reads choose on the rank that ran it, how places get addresses there, and what stays."""
 
     plan: Plan
     draws: Draws | None
     allocator: AllocatorKind = "ideal"
+    pinned: Collection[int] = ()
 
 
 def check_trace(
@@ -72,33 +74,27 @@ def check_trace(
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
-    draws = [one.draws if isinstance(one, Drawn) else None for one in plans]
     decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
     _check_status(decided, trace)
     _check_folded(job, hardware, decided, trace)
     once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
     stored_once.check(hardware, trace, once)
-    place_laws.check_capacity(hardware, trace, budget_bytes, once)
-    rows, ranks = RankRows(trace), []
+    room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
+    room.take(trace.residencies.whole())
+    rows, ranks = RankRows(trace), list[Facts]()
+    found: dict[int, Findings] = {}
     programs: dict[tuple[int, int], Program] = {}
     for rank, plan in enumerate(decided):
         if trace.stands_in[rank] == rank:
             key = job.graph_of[rank], id(plan)
             if key not in programs:
                 programs[key] = Program(job.graph(rank), hardware, plan)
-            program = programs[key]
-            drawn = draws[rank]
-            if drawn is not None:
-                program = Program(program.graph, hardware, plan, LateUses(program.graph, hardware, drawn))
-            ranks.append(Facts(program, rows, rank))
-    found = {}
-    for facts in ranks:
-        if facts.plan.fixed is None and facts.complete:
-            check_plan(facts.graph, hardware, _record(facts), draws=draws[facts.rank])
-        found[facts.rank] = _check_rank(facts, switches)
-        one = plans[facts.rank]
-        kind: AllocatorKind = one.allocator if isinstance(one, Drawn) else "ideal"
-        address_laws.check_addresses(facts, trace, kind, budget_bytes, hardware)
+            given = plans[rank]
+            drawn = given if isinstance(given, Drawn) else Drawn(given, None)
+            one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
+            ranks.append(one.take(rows.part(one.program, rank)))
+            found[rank] = one.finish(ranks[-1])
+            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
     _check_together(job, hardware, trace, ranks, switches)
     return _merge([found[rank] for rank in trace.stands_in])
 
@@ -141,13 +137,56 @@ def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
         raise InvariantError("trace", must, found, "report this: it is a bug of hosim")
 
 
-def _record(facts: Facts) -> Plan:
-    """What a reactive plan issued, as a fixed plan."""
-    steps = Steps.from_columns(*(column.tolist() for column in (facts.kind, facts.a, facts.b, facts.c)))
-    return replace(facts.plan, steps=steps, repeats=1)
+class RankWatch:
+    """Holds one rank against the laws that concern it alone, part by part.
+
+    Parameters
+    ----------
+    program, drawn, rank
+        What it ran, as decided and drawn; which rank.
+    switches
+        Readings of the machine.
+    """
+
+    def __init__(self, program: Program, drawn: Drawn, rank: int, switches: time_laws.Switches | None) -> None:
+        self.program, self._rank, self._switches = program, rank, switches
+        graph, plan = program.graph, program.plan
+        self._earlier, self._look = Earlier(graph, plan), Look()
+        self._walk = None
+        if plan.fixed is None:
+            self._walk = Walk(graph, program.hardware, plan, drawn.pinned, drawn.draws)
+        self._refused: PlanError | None = None
+
+    def take(self, part: Part) -> Facts:
+        """Check a part."""
+        facts = Facts(self.program, part, self._earlier, self._rank)
+        self._check_issued(facts)
+        self._look.take(facts, _check_part(facts, self._switches))
+        facts.close()
+        time_laws.check_all_ran(facts)
+        return facts
+
+    def finish(self, facts: Facts) -> Findings:
+        """Say what was noticed, behind the last part."""
+        return self._look.found(facts)
+
+    def _check_issued(self, facts: Facts) -> None:
+        """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
+        if self._walk is None:
+            return
+        try:
+            if self._refused is None:
+                columns = (column.tolist() for column in (facts.kind, facts.a, facts.b, facts.c))
+                self._walk.take(zip(*columns, strict=True))
+            if facts.is_last and self._refused is None and facts.complete:
+                self._walk.finish(facts.graph.steps)
+        except PlanError as error:
+            self._refused = error
+        if self._refused is not None and facts.is_last and facts.complete:
+            raise self._refused
 
 
-def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
+def _check_part(facts: Facts, switches: time_laws.Switches | None) -> place_laws.Held:
     time_laws.check_issued(facts)
     time_laws.check_tracks(facts)
     time_laws.check_program_point(facts, switches)
@@ -165,7 +204,69 @@ def _check_rank(facts: Facts, switches: time_laws.Switches | None) -> Findings:
     time_laws.check_waits(facts)
     data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
     meeting_laws.check_waits_of_others(facts)
-    return look(facts, held)
+    return held
+
+
+class Watch:
+    """Holds a run of one rank against the laws while it goes on: what happened is forgotten when it was checked.
+
+    It checks what `check_trace` checks, and raises the same. Nothing meets in such a run, and its places have no
+    addresses.
+
+    Parameters
+    ----------
+    graph, hardware, drawn
+        What runs, where; as decided, with what late reads choose.
+    budget_bytes, switches
+        As for `check_trace`.
+    least_steps
+        So many steps are checked at a time, or more.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        hardware: Hardware,
+        drawn: Drawn,
+        budget_bytes: int | float,
+        switches: time_laws.Switches | None = None,
+        *,
+        least_steps: int = LEAST_STEPS,
+    ) -> None:
+        program = Program(graph, hardware, drawn.plan).with_draws(drawn.draws)
+        self._switches, self._parts = switches, Parts(program, least_steps)
+        self._one = RankWatch(program, drawn, 0, switches)
+        once: dict[str, dict[int, int]] = {tier: {} for tier in hardware.tiers}
+        self._room = place_laws.Room(hardware, (0,), budget_bytes, once)
+
+    def take(self, happened: Mapping[str, Block]) -> None:
+        """Take what happened since the last time.
+
+        Parameters
+        ----------
+        happened
+            Rows by table of the trace; ``issued`` for what a reactive plan issued.
+        """
+        self._room.take(happened["residencies"])
+        part = self._parts.take(happened)
+        if part is not None:
+            self._check(part)
+
+    def finish(self, trace: Trace) -> Findings:
+        """Check what is left, and say what was noticed.
+
+        Parameters
+        ----------
+        trace
+            How the run ended; its tables do not count.
+        """
+        _check_status([self._one.program.plan], trace)
+        return _merge([self._one.finish(self._check(self._parts.rest(complete=trace.status == "ok")))])
+
+    def _check(self, part: Part) -> Facts:
+        facts = self._one.take(part)
+        bandwidth_laws.check_bandwidth([facts], None, (0,), self._switches)
+        return facts
 
 
 def _merge(found: Sequence[Findings]) -> Findings:

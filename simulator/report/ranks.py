@@ -10,7 +10,7 @@ from typing import Any
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import by_rank
+from simulator.metrics import Ran, by_rank
 from simulator.plan import Plan
 from simulator.report.rows import Row, present
 from simulator.trace import Trace
@@ -49,6 +49,11 @@ class OfRank:
     trace: Trace | None
     shortfall: Shortfall | None = field(default=None)
     blocked: tuple[str, ...] = field(default=())
+
+    @property
+    def ran(self) -> Ran | None:
+        """What its row is counted from."""
+        return None if self.trace is None else Ran.of(self.graph, self.hardware, self.trace)
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
+from simulator.metrics import Ran
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
 from simulator.units import human
@@ -32,6 +33,8 @@ class Row(Protocol):
         What was decided for each graph of the job, and what happened; nothing where no plan can fit.
     graph, plan
         What rank 0 ran, and what was decided for it.
+    ran
+        Of one rank, what its row was counted from.
     shortfall
         Why no plan can fit; None where one ran.
     blocked
@@ -58,6 +61,8 @@ class Row(Protocol):
     def plan(self) -> Plan | None: ...  # noqa: D102
     @property
     def trace(self) -> Trace | None: ...  # noqa: D102
+    @property
+    def ran(self) -> Ran | None: ...  # noqa: D102
     @property
     def shortfall(self) -> Shortfall | None: ...  # noqa: D102
     @property

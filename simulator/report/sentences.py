@@ -288,8 +288,9 @@ def places(row: Row, cause: str) -> list[str]:
         One of `simulator.trace.CAUSES`.
     """
     lost: dict[int, int] = {}
-    for block in row.trace.waits.blocks() if row.trace else ():
-        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0)
+    trace, first_ns = (row.ran.trace, row.summary["warmup_ns"]) if row.ran else (row.trace, 0)
+    for block in trace.waits.blocks() if trace else ():
+        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0) & (block["start_ns"] >= first_ns)
         took = block["end_ns"][mine] - block["start_ns"][mine]
         for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
             lost[on] = lost.get(on, 0) + ns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.metrics import waits_by_place
+from simulator.metrics import Ran, waits_by_place
 from simulator.report.rows import Row, is_ok, percent, quantity
 from simulator.trace import CAUSES, Block
 
@@ -114,10 +114,13 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
         ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
         row's ``wait_<cause>_ns``, what is left being without a place. Nothing if the row did not run to its end.
     """
-    if row.trace is None or not is_ok(row):
+    if not is_ok(row):
         return []
-    rank = row.summary.get("slowest_rank") or 0
-    sums = waits_by_place(row.job.graph(rank), row.hardware, row.trace.by_rank()[rank])
+    rank, ran = row.summary.get("slowest_rank") or 0, row.ran
+    graph = row.job.graph(rank)
+    if ran is None and row.trace is not None:
+        ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank])
+    sums = waits_by_place(graph, ran) if ran is not None else {}
     for cause, name in enumerate(CAUSES):
         placed = sum(ns for (other, _), ns in sums.items() if other == cause)
         sums[cause, -1] = sums.get((cause, -1), 0) + row.summary[f"wait_{name}_ns"] - placed

@@ -16,7 +16,7 @@ from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.largest import Largest, searched
 from simulator.run.one import Progress, row_of
 from simulator.run.results import Result, Results
-from simulator.scenario import BoundKind, Scenario
+from simulator.scenario import BoundKind, Keep, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
 
@@ -69,6 +69,7 @@ def read(
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002
     bound: BoundKind | None = None,
+    trace: Keep | None = None,
     job: Job | None = None,
     scale: Mapping[str, float] | None = None,
 ) -> Case:
@@ -78,6 +79,8 @@ def read(
     ----------
     scenario, set, bound, job
         As for `run`.
+    trace
+        Whether the trace is kept; default: as the scenario says.
     scale
         Dotted path of figures of the machine -> what they are multiplied by, after all other changes.
     """
@@ -86,8 +89,8 @@ def read(
             "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
         )
     loaded = catalog.resolve(scenario, set, scale=scale)
-    if bound is not None:
-        loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"bound": bound}))
+    asked = {key: value for key, value in (("bound", bound), ("trace", trace)) if value is not None}
+    loaded = replace(loaded, scenario=loaded.scenario.model_copy(update=asked))
     prepared = prepare if job is None else partial(prepare_job, job=job)
     return prepared(loaded, is_changed=bool(set or scale))
 

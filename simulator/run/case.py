@@ -23,6 +23,7 @@ from simulator.policies.problem import Problem, streams_of
 from simulator.policies.turns import staggered
 from simulator.report.names import folder_names
 from simulator.run.execute import Trier
+from simulator.run.following import check_keeps
 from simulator.run.granted import granted
 from simulator.run.lots import Lots
 from simulator.run.shares import sharers, shares, turns
@@ -279,6 +280,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     """
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
+    check_keeps(loaded.scenario, job, loaded.place("trace"))
     homes = home_ids(loaded, job.graphs)
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
     lots = Lots.of(loaded)
@@ -286,7 +288,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     team = _team(loaded, job, times, lots)
     tasks = []
     for number, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
-        trier = Trier(lots, Tries())
+        trier = Trier(lots, Tries(), keeps=loaded.scenario.trace == "kept")
         problem = _problem(loaded, graph, home, times[number], trier)
         if job.ranks > 1:
             problem = _among(problem, job, room[number], trier)

@@ -15,7 +15,7 @@ from simulator.policies.problem import Problem, Replay
 from simulator.run.lots import Lots
 from simulator.run.tries import Tries
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Trace
+from simulator.trace import CAUSES, Happened, Trace
 
 if TYPE_CHECKING:
     from simulator.run.case import Case
@@ -60,6 +60,26 @@ def _with_draws(task: Task, of_ranks: Mapping[int, engine.Program]) -> dict[int,
     return found
 
 
+def follow(
+    case: Case, plan: Plan, forward: Callable[[Happened], None], progress: Callable[[int, int], None] | None = None
+) -> Trace:
+    """Replay the plan of a case of one rank, and hand on what happens instead of keeping it.
+
+    Parameters
+    ----------
+    case, plan
+        What runs, and what was decided.
+    forward
+        Takes what happened since the last time.
+    progress
+        Called now and then.
+    """
+    task, problem = case.tasks[0], case.problem
+    program = _programs(task.graph, plan, problem.durations_ns, task.draws(0))[0]
+    budget, switches = problem.budget_bytes, problem.switches
+    return engine.follow(program, case.hardware, forward, budget_bytes=budget, switches=switches, progress=progress)
+
+
 def _programs(
     graph: Graph,
     plan: Plan,
@@ -91,10 +111,13 @@ class Trier:
         What late reads choose.
     tries
         What was replayed for the row at hand.
+    keeps
+        Whether runs are kept; if not, a policy sees the last step of what it tries.
     """
 
     lots: Lots
     tries: Tries
+    keeps: bool = True
 
     def trial(self, problem: Problem, plan: Plan, ranks: int = 1) -> Replay:
         """What a policy learns by trying a plan: on one rank that stands for so many, if it can, which all do the same.
@@ -109,17 +132,24 @@ class Trier:
         if engine.obstacle(programs, problem.hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
-        whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
-        traces = list({id(trace): trace for trace in whole.by_rank()}.values())
-        rows = [metrics.summarise(graph, problem.hardware, trace) for trace in traces]
-        trace, found = max(zip(traces, rows, strict=True), key=lambda one: one[1]["step_ns"] or 0)
+        if self.keeps:
+            whole = engine.run(programs, problem.hardware, budget_bytes=budget, switches=switches, fold="always")
+            traces = list({id(trace): trace for trace in whole.by_rank()}.values())
+            every = [(trace, metrics.Ran.of(graph, problem.hardware, trace)) for trace in traces]
+        else:
+            following = metrics.Following.plan(graph, problem.hardware, plan)
+            forward = following.take
+            whole = engine.follow(programs[0], problem.hardware, forward, budget_bytes=budget, switches=switches)
+            every = [(ran.trace, ran) for ran in (following.ran(whole),)]
+        rows = [(*one, metrics.counted(graph, problem.hardware, one[1])) for one in every]
+        trace, ran, found = max(rows, key=lambda one: one[2]["step_ns"] or 0)
         peaks = {tier: found[f"peak_{tier}_bytes"] for tier in problem.tiers}
         waits = {cause: found[f"wait_{cause}_ns"] for cause in CAUSES}
-        if ranks == 1 and trace.status == "ok" and not graph.has_late:
+        if self.keeps and ranks == 1 and trace.status == "ok" and not graph.has_late:
             self.tries.note(problem, plan, whole, found["step_ns"])
         crowds = metrics.crowds(problem.hardware, whole).items() if ranks > 1 else ()
         demand = {name: one.demand for name, one in crowds}
-        return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, demand)
+        return Replay(trace.status, found["makespan_ns"], found["step_ns"], peaks, waits, trace, ran.begun_ns, demand)
 
     def under(self, problem: Problem, allocator: AllocatorKind, ranks: int = 1) -> Problem:
         """The problem where plans are tried under another allocator, on one rank that stands for so many."""

@@ -18,13 +18,14 @@ _REFERENCES: dict[str, Any] = {
         "hardware": True,
         "workload": True,
         "draws": {"file"},
+        "trace": True,
         "policies": True,
         "expect": True,
         "claim": True,
     },
     "workload": {"graph": True, "requests": {"file"}},
 }
-"""Where documents name other files, which are inputs of their own; and of a scenario its rows and what it expects."""
+"""Where documents name other files, inputs of their own; of a scenario its rows, what it expects, and what it keeps."""
 
 
 def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequence[str] = ()) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from simulator.run.results import Result, Results
 
 
+_FORGOTTEN = "No trace was kept (trace: none), so that there are no pictures, tables, plans and traces of the rows."
+"""What the report then says."""
 _DRAWS = "draws.csv"
 """Name of the file from which draws were read."""
 
@@ -59,7 +61,8 @@ class Output:
             (folder / _DRAWS).write_bytes(paths["draws"].read_bytes())
         scenario, verdicts = results.case.loaded.scenario, [asdict(v) for v in results.expectations]
         claim = scenario.claim.model_dump() if scenario.claim else None
-        told = (tuple(results.sentences), results.provenance, tuple(verdicts), claim)
+        forgotten = (_FORGOTTEN,) if scenario.trace == "none" else ()
+        told = ((*results.sentences, *forgotten), results.provenance, tuple(verdicts), claim)
         self._pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
         files.write_summary(folder, [row.summary for row in results.values()], results.more)
 

@@ -37,7 +37,10 @@ class Result:
     summary
         The columns of ``summary.json``.
     plans, trace
-        What was decided for each graph of the job, and what happened; nothing if no such plan fits.
+        What was decided for each graph of the job, and what happened; nothing if no such plan fits. No trace if the
+        scenario says that none is kept.
+    ran
+        Of one rank, what its row is counted from.
     shortfall
         Why no such plan fits, and what would help.
     remarks
@@ -49,6 +52,7 @@ class Result:
     summary: dict[str, Any] = field(repr=False)
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     trace: Trace | None = field(default=None, repr=False)
+    ran: metrics.Ran | None = field(default=None, repr=False)
     shortfall: Shortfall | None = field(default=None, repr=False)
     remarks: tuple[str, ...] = field(default=(), repr=False)
 
@@ -139,6 +143,8 @@ class Result:
         """
         from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
 
+        if self.trace is None and self.ran is not None:
+            raise self._nothing_ran()
         return figures.timeline(self, window_ns=window_ns)
 
     @property
@@ -153,6 +159,9 @@ class Result:
         return self.trace
 
     def _nothing_ran(self) -> CapacityError | ConfigError:
+        if self.ran is not None:
+            must = "a table, a picture or a recorded plan is made from the trace of a row"
+            return ConfigError(self.label, must, "a run that kept none", "write trace: kept")
         if self.shortfall is not None:
             return CapacityError(self.shortfall)
         return ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")

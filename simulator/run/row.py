@@ -8,9 +8,11 @@ from typing import Any
 
 from simulator import metrics, referee
 from simulator.plan import Plan
+from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
 from simulator.run.case import LEAST_PEAK, Case
-from simulator.run.execute import execute
+from simulator.run.execute import execute, follow
+from simulator.run.following import Follower
 from simulator.run.results import Result
 from simulator.run.task import Task
 from simulator.trace import Trace
@@ -39,17 +41,21 @@ def replayed(
     draws = [case.tasks[number].draws(rank) for rank, number in enumerate(case.job.graph_of)]
     for task, plan in zip(case.tasks, plans, strict=True):
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
-    of_ranks = [plans[number] for number in case.job.graph_of]
-    referee.check_order(case.job, of_ranks)
-    trace = execute(case, plans, progress, case.choice(label).allocator)
-    budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
-    allocator = case.choice(label).allocator
-    ran = [referee.Drawn(plan, drawn, allocator) for plan, drawn in zip(of_ranks, draws, strict=True)]
-    findings = referee.check_trace(case.job, case.hardware, ran, trace, budget, switches)
-    kind = {"may_repeat": metrics.recomputes(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
-    is_bounded = all(_is_bounded(task, plan, trace) for task, plan in zip(case.tasks, plans, strict=True))
+    referee.check_order(case.job, [plans[number] for number in case.job.graph_of])
+    if case.loaded.scenario.trace == "kept":
+        trace, findings, ran = _kept(case, label, plans, progress)
+    else:
+        with beside(Follower(case, label, plans[0])) as follower:
+            trace = follow(case, plans[0], follower.take, progress)
+            findings, ran = follower.finish(trace)
+    kind = {
+        "may_repeat": ran.repeats if ran else metrics.recomputes(case.job, trace),
+        "in_turn": any(any(plan.starts_ns) for plan in plans),
+    }
+    is_bounded = trace.status != "ok" or _keep_program(case, plans, trace, ran)
     bound = case.bound(**kind) if is_bounded else None
-    summary = {"policy": label, **metrics.summarise(case.job, case.hardware, trace, bound)}
+    counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
+    summary = {"policy": label, **counts}
     if not is_bounded:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
     elif trace.status == "ok":
@@ -57,19 +63,37 @@ def replayed(
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
-    result = Result(case, label, summary, plans=named, trace=trace, remarks=findings.remarks)
-    if trace.status == "ok":
-        for task, plan, recorded in zip(case.tasks, plans, result.recordings, strict=True):
-            if plan.fixed is None:
-                referee.check_plan(task.graph, case.hardware, recorded, task.pinned, draws[task.ranks[0]])
-    return result
+    kept = trace if case.loaded.scenario.trace == "kept" else None
+    return Result(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
 
 
-def _is_bounded(task: Task, plan: Plan, trace: Trace) -> bool:
-    """Whether the bounds hold of a plan: of a run that did not end, as of any; else if it keeps the program."""
-    if trace.status != "ok":
-        return True
-    return metrics.keeps_program(task.graph, plan, task.problem.streams, trace, task.ranks[0])
+def _kept(
+    case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None
+) -> tuple[Trace, referee.Findings, metrics.Ran | None]:
+    """Replay, and check the trace; of one rank also what its row is counted from."""
+    allocator, switches = case.choice(label).allocator, case.loaded.scenario.switches
+    trace = execute(case, plans, progress, allocator)
+    tasks = [case.tasks[number] for number in case.job.graph_of]
+    pinned = {task.number: task.pinned for task in case.tasks}
+    ran = [
+        referee.Drawn(plans[task.number], task.draws(rank), allocator, pinned[task.number])
+        for rank, task in enumerate(tasks)
+    ]
+    findings = referee.check_trace(case.job, case.hardware, ran, trace, case.problem.budget_bytes, switches)
+    return trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if case.job.ranks == 1 else None
+
+
+def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
+    """Whether all ranks keep the program, of which the bounds hold."""
+    tier = case.hardware.tier_names.index(case.hardware.compute_tier)
+    for task, plan in zip(case.tasks, plans, strict=True):
+        issued = ran.issued if ran else None
+        if plan.fixed is None and issued is None:
+            issued = metrics.IssuedSteps(task.graph, plan.home, tier)
+            issued.take(trace.issued[task.ranks[0]].whole())
+        if not metrics.keeps_program(task.graph, plan, task.problem.streams, issued):
+            return False
+    return True
 
 
 def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[str, Any]:

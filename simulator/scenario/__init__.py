@@ -23,6 +23,7 @@ __all__ = [
     "DrawsOrigin",
     "Expectation",
     "Fold",
+    "Keep",
     "Kind",
     "Label",
     "Largest",
@@ -38,6 +39,9 @@ BoundKind = Literal["combinatorial", "relaxation"]
 
 Fold = Literal["auto", "never", "always"]
 """Whether ranks that run the same stand for one another."""
+
+Keep = Literal["kept", "none"]
+"""Whether a run keeps its trace."""
 
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
@@ -228,6 +232,10 @@ class Scenario(Document):
     fold
         Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
         apart, ``never``, or ``always``, which is an error if something does.
+    trace
+        ``kept``, or ``none``: what happens is checked and counted as it happens, and then forgotten, so that memory
+        does not grow with the steps of a run. The numbers are the same; pictures, tables and the plans of runtimes
+        need a trace.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
@@ -255,6 +263,7 @@ class Scenario(Document):
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
     bound: BoundKind = "combinatorial"
     fold: Fold = "auto"
+    trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     draws: DrawsOrigin = DrawsOrigin()

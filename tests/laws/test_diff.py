@@ -22,7 +22,7 @@ from simulator.trace import CAUSES
 def _said(case: Case, hardware: Hardware) -> dict[str, Any]:
     trace = run(case, hardware)
     summary = summarise(case.graph, hardware, trace)
-    row = SimpleNamespace(job=Job.of(case.graph), hardware=hardware, trace=trace, summary=summary)
+    row = SimpleNamespace(job=Job.of(case.graph), hardware=hardware, trace=trace, ran=None, summary=summary)
     stalls = {"mine": by_place(row)}
     rest = {"expectations": [], "provenance": {"inputs": [], "set": {}}}
     return {"rows": [{"policy": "mine", **summary}], "stalls": stalls, **rest}

@@ -8,52 +8,19 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from late_cases import chosen_bits, machine, moe, on_demand, plan_of, play
+from late_cases import chosen_bits, machine, on_demand, plan_of, play
+from late_strategies import graphs, machines, origins, seeds
 from replays import rows
 
 from simulator.bounds import Before, Limits, Order, of_laps
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn
 from simulator.graph import Graph
-from simulator.hardware import Hardware, ReactiveHost
+from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.plan import COMPUTE, Plan, Steps
 from simulator.referee import Drawn, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
-
-graphs = st.builds(
-    moe,
-    st.integers(1, 3),
-    st.integers(2, 5),
-    size=st.integers(0, 30),
-    samples=st.integers(1, 3),
-    each=st.integers(1, 2),
-    steps=st.integers(1, 4),
-)
-origins = st.builds(
-    DrawsOrigin,
-    distribution=st.sampled_from(["uniform", "zipf"]),
-    skew=st.sampled_from([0.5, 1.1, 3.0]),
-    stickiness=st.sampled_from([0.0, 0.7, 1.0]),
-)
-seeds = st.integers(0, 99)
-
-
-@st.composite
-def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
-    """Hosts that pay, or not; links that are slow, or not."""
-    names = ("inspect", "compute", "copy", "detach", "sync", "select", "update")
-    costs = [draw(st.integers(0, 4)) for _ in names]
-    found = machine(
-        h2d={"bandwidth": draw(st.sampled_from(["0.3 GB/s", "2 GB/s"])), "channels": draw(st.integers(1, 2))}
-    )
-    host = found.host.model_copy(
-        update={
-            "reactive": ReactiveHost.model_validate({n: f"{c} ns" for n, c in zip(names, costs, strict=True)}),
-            "queue_depth": draw(st.integers(1, 9)),
-        }
-    )
-    return found.model_copy(update={"host": host})
 
 
 def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]

@@ -10,9 +10,9 @@ import pytest
 from stories import graph
 
 import simulator as hosim
-from simulator.metrics import keeps_program
+from simulator.metrics import IssuedSteps, keeps_program
 from simulator.plan import COMPUTE, Plan, Steps
-from simulator.trace import ISSUED, Table, Trace
+from simulator.trace import ISSUED
 
 GRAPH = graph("a 1 persistent", "f: a ->", "g: a ->", "h: a ->")
 
@@ -22,13 +22,6 @@ def fixed(*computes):
     for op, stream in computes:
         steps.compute(op, stream)
     return Plan("p", ("hbm",), (0,), steps)
-
-
-def issued(computes):
-    table = Table(ISSUED)
-    table.append(np.array([(COMPUTE, op, stream, 0) for op, stream in computes], np.int64).tobytes())
-    empty = Table(ISSUED)
-    return Trace("ok", empty, empty, empty, (table,), (), (0,))
 
 
 IN_ORDER = [(0, 0), (1, 0), (2, 0)]
@@ -44,7 +37,7 @@ IN_ORDER = [(0, 0), (1, 0), (2, 0)]
     ],
 )
 def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, keeps):
-    assert keeps_program(GRAPH, fixed(*computes), (0, 0, 0), issued([]), 0) is keeps
+    assert keeps_program(GRAPH, fixed(*computes), (0, 0, 0), None) is keeps
 
 
 @pytest.mark.parametrize(
@@ -58,7 +51,9 @@ def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, kee
 def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     plan = Plan("p", ("hbm",), (0,), partial(iter, ()))
     two_steps = GRAPH.repeated(2)
-    assert keeps_program(two_steps, plan, (0, 0, 0), issued(computes), 0) is keeps
+    issued = IssuedSteps(two_steps, plan.home, 0)
+    issued.take(dict(zip(ISSUED, np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T, strict=True)))
+    assert keeps_program(two_steps, plan, (0, 0, 0), issued) is keeps
 
 
 def test_of_a_plan_on_other_streams_no_bound_is_told(tmp_path):

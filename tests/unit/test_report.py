@@ -204,7 +204,7 @@ def _row(label, step=None, shortfall=None, **more):
     about = {"moved_d2h_bytes": 1, **summary}
     return SimpleNamespace(
         label=label, policy=label, summary=about, shortfall=shortfall, blocked=(), trace=None, hardware=hardware,
-        budget_bytes=2000, plan=None,
+        budget_bytes=2000, plan=None, ran=None,
     )  # fmt: skip
 
 

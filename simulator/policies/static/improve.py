@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-import numpy as np
-
 from simulator.errors import CapacityError
-from simulator.plan import COMPUTE, Plan
+from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
@@ -186,7 +184,7 @@ class Improver:
             return None
         if replay.status != "ok":
             return None
-        found = self._seen[key] = Found(state, augmented, plan, replay, (replay.step_ns, _starts_ns(replay)))
+        found = self._seen[key] = Found(state, augmented, plan, replay, (replay.step_ns, replay.begun_ns))
         return found
 
 
@@ -222,10 +220,3 @@ def _points(one: CacheOp) -> list[int]:
     window = [p for p in range(one.first, one.last + 1) if p != one.position]
     window.sort(key=lambda p: abs(p - one.position))
     return window
-
-
-def _starts_ns(replay: Replay) -> int:
-    """Sum of the starts of all computes [ns]."""
-    if replay.trace is None:
-        return 0
-    return sum(int(np.sum(b["start_ns"][b["kind"] == COMPUTE])) for b in replay.trace.spans.blocks())

@@ -1,0 +1,73 @@
+"""A run that keeps no trace: the same numbers, from the documents to the files."""
+
+from __future__ import annotations
+
+import json
+
+import chain
+import pytest
+
+import simulator as hosim
+from simulator import engine
+from simulator.errors import ConfigError, InvariantError
+from simulator.run import read, run_case
+
+SHIPPED = {
+    "tiny_train_910c": None,
+    "moe_experts_on_demand": ["resident", "on demand, lru", "hybrid, guess 80 %"],
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_all_that_a_summary_says_is_the_same(name: str) -> None:
+    """Columns, sentences, expectations, and stalls by place."""
+    followed, kept = (run_case(read(name, trace=trace), SHIPPED[name]) for trace in ("none", "kept"))
+    assert followed.json() == kept.json()
+    assert [row.trace is None for row in followed.values()] == [True] * len(followed)
+    assert any(row.trace is not None for row in kept.values())
+
+
+def test_the_folder_has_no_files_that_need_a_trace(tmp_path) -> None:
+    scenario = chain.write(tmp_path)
+    run_case(read(scenario, trace="none")).write(tmp_path / "out")
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == {
+        *("hardware.yaml", "scenario.yaml", "workload.yaml", "graph.jsonl"),
+        *("summary.csv", "summary.json", "report.html"),
+    }
+    assert "No trace was kept" in (tmp_path / "out" / "report.html").read_text()
+    assert "trace: none" in (tmp_path / "out" / "scenario.yaml").read_text()
+    again = json.loads(hosim.run(tmp_path / "out" / "scenario.yaml").json())
+    assert again["rows"] == json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+
+
+def test_what_needs_a_trace_says_so(tmp_path) -> None:
+    row = run_case(read(chain.write(tmp_path), trace="none"), ["static"])["static"]
+    assert row.status == "ok"
+    for ask in (lambda: row.spans, lambda: row.memory, lambda: row.recorded, row.timeline):
+        with pytest.raises(ConfigError, match="is made from the trace of a row, found a run that kept none"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("llama3_8b_8x1x1", "8 ranks"), ("llama3_8b_fragmentation_910c", "allocator: best_fit")]
+)
+def test_ranks_and_addresses_keep_their_trace(name: str, found: str) -> None:
+    with pytest.raises(ConfigError, match=f"a run keeps its trace if ranks may meet.*found {found}; write trace: kept"):
+        read(name, trace="none")
+
+
+def test_the_referee_is_there_as_well(tmp_path, monkeypatch) -> None:
+    """An engine that forgets a wait is told so, also by a referee that follows it."""
+    follow = engine.follow
+
+    def forgetful(program, hardware, forward, **more):
+        def spoilt(happened):
+            forward({**happened, "waits": {name: column[1:] for name, column in happened["waits"].items()}})
+
+        return follow(program, hardware, spoilt, **more)
+
+    monkeypatch.setattr(engine, "follow", forgetful)
+    case = read(chain.write(tmp_path), trace="none")
+    with pytest.raises(InvariantError, match="every nanosecond of a stream"):
+        run_case(case, ["reactive"])

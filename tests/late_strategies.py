@@ -1,0 +1,43 @@
+"""Random graphs with late reads, where their draws come from, and machines for them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from late_cases import machine, moe
+
+from simulator.hardware import Hardware, ReactiveHost
+from simulator.scenario import DrawsOrigin
+
+graphs = st.builds(
+    moe,
+    st.integers(1, 3),
+    st.integers(2, 5),
+    size=st.integers(0, 30),
+    samples=st.integers(1, 3),
+    each=st.integers(1, 2),
+    steps=st.integers(1, 4),
+)
+origins = st.builds(
+    DrawsOrigin,
+    distribution=st.sampled_from(["uniform", "zipf"]),
+    skew=st.sampled_from([0.5, 1.1, 3.0]),
+    stickiness=st.sampled_from([0.0, 0.7, 1.0]),
+)
+seeds = st.integers(0, 99)
+
+
+@st.composite
+def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
+    """Hosts that pay, or not; links that are slow, or not."""
+    names = ("inspect", "compute", "copy", "detach", "sync", "select", "update")
+    costs = [draw(st.integers(0, 4)) for _ in names]
+    found = machine(
+        h2d={"bandwidth": draw(st.sampled_from(["0.3 GB/s", "2 GB/s"])), "channels": draw(st.integers(1, 2))}
+    )
+    host = found.host.model_copy(
+        update={
+            "reactive": ReactiveHost.model_validate({n: f"{c} ns" for n, c in zip(names, costs, strict=True)}),
+            "queue_depth": draw(st.integers(1, 9)),
+        }
+    )
+    return found.model_copy(update={"host": host})
