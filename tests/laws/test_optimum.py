@@ -1,7 +1,8 @@
 """The optimum between the bounds and everybody else: no bound is above it, no policy below.
 
 Premises are those of `optimal`: one copy at a time on each link and nobody who slows it down, a host that costs
-nothing. Sizes and times are small, so that the solver tells one nanosecond from the next.
+nothing, and a search that has ended: one that is out of time promises a plan, and no more. Sizes and times are small,
+so that the solver tells one nanosecond from the next.
 
 The program's times and the engine's share no code: one is a longest path over the rows of an integer program, the other
 a clock. That they agree to the nanosecond, in both directions, is what makes the optimum a yardstick: every solution
@@ -141,7 +142,8 @@ def test_of_several_steps_none_is_shorter_than_the_least(p):
     found = replay(p, plan)
     event(f"proved: {search.is_proved}; stalls: {found.step_ns > p.clock[-1]}")
     assert search.least_ns <= found.step_ns == search.step_ns
-    assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
+    if search.is_over or search.is_proved:
+        assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
     if search.is_proved and goes_straight(p):
         assert search.objective_ns == found.step_ns
     if search.objective_ns is None:

@@ -105,8 +105,8 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle
     """Sort the candidates: those that the rules by kind do not mind first, then by score.
 
     All that one op needs must be there at once, so that each of its copies in stands behind those with a better score:
-    where these are blocks of a few caches, some of each leave rather than all of a few. Those with the same score are
-    spread over the step, of which tensors follow the course.
+    where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
+    alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
     queues_ns: dict[tuple[int, int], int] = {}
