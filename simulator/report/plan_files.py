@@ -148,7 +148,8 @@ def _draw_live(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
     problem = explanation.problem
     resident, chosen = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
     unit, size = byte_unit(int(resident.max(initial=1)))
-    ax.step(clock[:-1], resident / size, where="post", color="#bbbbbb", label="nothing moves")
+    still = "nothing moves, some ops run again" if explanation.decided(Decision.RECOMPUTE) else "nothing moves"
+    ax.step(clock[:-1], resident / size, where="post", color="#bbbbbb", label=still)
     ax.step(clock[:-1], chosen / size, where="post", color="#009988", label="as selected")
     if np.isfinite(problem.budget_bytes):
         ax.axhline(problem.budget_bytes / size, color=_TOO_MUCH, linestyle="--", linewidth=1, label="budget")

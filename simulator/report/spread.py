@@ -67,11 +67,14 @@ def crossovers(lines: Sequence[Mapping[str, Any]], policy: str, against: str) ->
         sentences.append(f"{against} is faster than {policy} already under nominal conditions.")
     for perturbation, found in levels.items():
         wins = [at for at, (_, mine, other) in enumerate(found) if _median(other) < _median(mine)]
-        level, mine, other = found[wins[0] if wins else -1]
+        runs = [at for at, (_, mine, _) in enumerate(found) if _median(mine) < _NEVER]
+        level, mine, other = found[wins[0] if wins else runs[-1] if runs else 0]
         if wins:
             text = f"{against} is faster than {policy} from {said(perturbation, level)} {_noun(perturbation)} on"
             held = [later for at, (later, *_) in enumerate(found) if at > wins[0] and at not in wins]
             text += f", but not at {', '.join(said(perturbation, later) for later in held)}" if held else ""
+        elif not runs:
+            text = f"neither {policy} nor {against} runs from {said(perturbation, level)} {_noun(perturbation)} on"
         else:
             text = f"{policy} stays ahead of {against} up to {said(perturbation, level)} {_noun(perturbation)}"
         taken = f"{_says(mine, policy)}, {_says(other, against)} at {said(perturbation, level)}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from policy_problems import DDR, HBM, machine, problem, replay, tell, train
+from pydantic import ValidationError
 from stories import graph
 
 from simulator.errors import CapacityError
@@ -13,6 +14,7 @@ from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
 from simulator.policies.static.analyse import analyse
 from simulator.policies.static.insert import insert
+from simulator.policies.static.options import Options
 from simulator.policies.static.refine import Knobs, refine
 from simulator.policies.static.score import Scorer, Weights
 from simulator.policies.static.select import ranked
@@ -275,3 +277,9 @@ def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
     assert len(back) > 8, "of nearly each op"
     assert max(back.values()) == 2, "50 B for every four ops, and never all of one"
     assert {g.tensors[gap.tensor].name[:2] for gap in chosen if gap.out_ns} <= {"c0"}
+
+
+@pytest.mark.parametrize("options", [{"weights": {"size": 1e308}}, {"alpha": 1e308}, {"alpha": float("inf")}])
+def test_weights_beyond_all_measure_are_refused(options):
+    with pytest.raises(ValidationError, match=r"less than or equal to|finite"):
+        Options.model_validate(options)

@@ -195,6 +195,17 @@ def test_the_crossover_is_the_first_level_at_which_the_other_median_is_less():
     assert [line.split()[-1] for line in told[1:]] == ["p", "p", "r", "r", "r", "p"]
 
 
+def test_who_does_not_run_is_not_ahead():
+    rows = [row("p", 100), row("r", None)]
+    rows += [row(name, None, level, "longer sequence") for level in (0.1, 0.2) for name in ("p", "r")]
+    rows += [row("p", 105, 0.1, "jitter"), row("r", None, 0.1, "jitter")]
+    rows += [row(name, None, 0.2, "jitter") for name in ("p", "r")]
+    assert spread.crossovers(spread.quantiles(rows), "p", "r") == [
+        "neither p nor r runs from 10 % longer sequences on: p is blocked, r is blocked at 10 %.",
+        "p stays ahead of r up to 10 % jitter: p takes 105 ns, r is blocked at 10 %.",
+    ]
+
+
 def test_some_draws_that_do_not_run_are_counted_in_the_table():
     rows = [row("p", 100), row("r", 100)]
     rows += [row("p", step, 0.1, "jitter") for step in (100, 110, None)]

@@ -20,7 +20,7 @@ from simulator.policies.static.analyse import Idle
 
 Alike = TypeVar("Alike")
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Weights(Part):

@@ -225,10 +225,10 @@ class _WhyKept:
 
     def __call__(self, gap: Idle, score: Score) -> str:
         if gap in self._selection.given_back:
-            return "taken at first, then needless"
+            return "taken at first; others that were taken later made it needless"
         if not _exceeds(self._profile, gap, self._ops, self._selection.limit_bytes - gap.size_bytes):
             return "there is room for it while it idles"
-        return score.last_resort or "others with a better score made the room"
+        return score.last_resort or "others, of a better score or alike, made the room while it idles"
 
 
 def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
