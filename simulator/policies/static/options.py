@@ -28,9 +28,7 @@ class Options(Part):
         How much each term of the score counts by which gaps are chosen.
     """
 
-    alpha: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = Field(
-        0.1, description="cost of residency against stall"
-    )
+    alpha: Weight = Field(0.1, description="cost of residency against stall")
     tries: Annotated[int, Field(ge=1)] = Field(6, description="candidates replayed at most")
     improve: Annotated[int, Field(ge=0)] = Field(150, description="replays for single changes on a small graph")
     recompute: bool = Field(False, description="run ops again where that is faster than copies")
