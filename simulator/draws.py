@@ -44,7 +44,7 @@ class Shares:
     Attributes
     ----------
     by_layer
-        Layer -> expert -> its share; what is not named has none.
+        Layer -> expert -> its share, which may be 0.
     source
         What messages call the file.
     """
@@ -313,6 +313,9 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
         if max(named) >= count:
             must, do = f"experts of layer {layer} are 0 to {count - 1}", "take the file of this model"
             raise ConfigError(origin.source, must, str(max(named)), do)
+        if len(named) < count:
+            must = f"each of {count:,} experts of layer {layer} has a share"
+            raise ConfigError(origin.source, must, f"{len(named):,}", "add those left out, with 0 if never chosen")
         shares = np.zeros(count)
         shares[list(named)] = list(named.values())
         if np.count_nonzero(shares) < late.each:

@@ -152,15 +152,21 @@ class _Given(Generic[Outcome]):
         self._there = there
 
     def take(self, value: Any) -> None:
-        self._there.send((False, value))
+        self._send(False, value)
 
     def finish(self, value: Any) -> Outcome:
-        self._there.send((True, value))
+        self._send(True, value)
         outcome: Outcome
         outcome, error = _told(self._there)
         if error is not None:
             raise error
         return outcome
+
+    def _send(self, is_last: bool, value: Any) -> None:
+        try:
+            self._there.send((is_last, value))
+        except ConnectionError:
+            raise _ended_early() from None
 
 
 def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
@@ -223,8 +229,12 @@ def _ended(running: Connection) -> None:
 def _told(running: Connection) -> Any:
     try:
         return running.recv()
-    except EOFError:
-        raise BrokenProcessPool("a process ended before it had told how its call went") from None
+    except (EOFError, ConnectionError):
+        raise _ended_early() from None
+
+
+def _ended_early() -> BrokenProcessPool:
+    return BrokenProcessPool("a process ended before it had told how its call went")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simulator.metrics import Ran, waits_by_place
 from simulator.report.rows import Row, is_ok, percent, quantity
-from simulator.trace import CAUSES, Block
+from simulator.trace import CAUSES, Block, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,18 @@ def measured_ns(row: Row) -> tuple[int, int]:
     return first, row.summary["makespan_ns"] if step is None else first + step
 
 
+def _ended(row: Row) -> Trace | None:
+    """The trace of a row, or of its last step if no more was kept."""
+    return row.ran.trace if row.trace is None and row.ran else row.trace
+
+
 def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
     """Waits of the measured window, and how long each lies within it [ns]; of a rank that meets others, of stream 0."""
-    if row.trace is None:
-        raise ValueError("a row without a trace has no waits")
+    trace = _ended(row)
+    if trace is None:
+        raise ValueError("a row that did not run has no waits")
     first, last = measured_ns(row)
-    waits = row.trace.waits.whole()
+    waits = trace.waits.whole()
     lasted = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
     inside = (lasted > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
     return {name: column[inside] for name, column in waits.items()}, lasted[inside]
@@ -141,7 +147,7 @@ def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
     list of (cause, place, count, time, share of the step)
         The longest first.
     """
-    if row.trace is None:
+    if _ended(row) is None:
         return []
     waits, lasted = _measured_waits(row)
     first, last = measured_ns(row)
@@ -183,7 +189,7 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
     most
         How many.
     """
-    if row.trace is None:
+    if _ended(row) is None:
         return []
     waits, lasted = _measured_waits(row)
     tensors, ops = row.graph.tensors, row.graph.ops

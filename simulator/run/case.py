@@ -283,7 +283,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     check_keeps(loaded.scenario, job, loaded.place("trace"))
     homes = home_ids(loaded, job.graphs)
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
-    lots = Lots.of(loaded)
+    lots = Lots.of(loaded, job)
     times = _times(loaded, job)
     team = _team(loaded, job, times, lots)
     tasks = []

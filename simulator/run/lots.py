@@ -9,7 +9,8 @@ from simulator import formats
 from simulator.catalog import Loaded
 from simulator.cost import chosen_op, duration_ns, durations_ns
 from simulator.draws import Draws, Origin, Routing, drawn, popularity
-from simulator.graph import Graph
+from simulator.errors import ConfigError
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 
 
@@ -31,17 +32,23 @@ class Lots:
     _known: dict[tuple[int, int], Draws] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, loaded: Loaded) -> Lots:
+    def of(cls, loaded: Loaded, job: Job) -> Lots:
         """Read where draws come from.
 
         Raises
         ------
         ConfigError
-            If a file of draws is wrong.
+            If a file of draws is wrong, or for a job in which nothing is drawn.
         """
         scenario = loaded.scenario
         origin: Origin = scenario.draws
         if scenario.draws.file is not None:
+            if not any(graph.has_late for graph in job.graphs):
+                must, do = (
+                    "a file of draws is for ops with late reads",
+                    "remove it, or say experts: each in the workload",
+                )
+                raise ConfigError(loaded.place("draws", "file"), must, "none in what runs", do)
             origin = formats.read_routing(loaded.paths["draws"])
         return cls(origin, scenario.seed, loaded.hardware)
 

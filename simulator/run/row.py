@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any
 
 from simulator import metrics, referee
+from simulator.errors import HosimError
 from simulator.plan import Plan
 from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
@@ -45,9 +47,7 @@ def replayed(
     if case.loaded.scenario.trace == "kept":
         trace, findings, ran = _kept(case, label, plans, progress)
     else:
-        with beside(Follower(case, label, plans[0])) as follower:
-            trace = follow(case, plans[0], follower.take, progress)
-            findings, ran = follower.finish(trace)
+        trace, findings, ran = _followed(case, label, plans[0], progress)
     kind = {
         "may_repeat": ran.repeats if ran else metrics.recomputes(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
@@ -65,6 +65,19 @@ def replayed(
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     kept = trace if case.loaded.scenario.trace == "kept" else None
     return Result(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
+
+
+def _followed(
+    case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None
+) -> tuple[Trace, referee.Findings, metrics.Ran]:
+    """Replay, and check and count what happens beside it."""
+    try:
+        with beside(Follower(case, label, plan)) as follower:
+            trace = follow(case, plan, follower.take, progress)
+            return trace, *follower.finish(trace)
+    except BrokenProcessPool:
+        must, found = "the process that checks and counts the run ends with it", "that it was ended"
+        raise HosimError(label, must, found, "see whether memory is short, and run again") from None
 
 
 def _kept(

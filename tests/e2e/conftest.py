@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ import chain
 import pytest
 
 from simulator.cli import main
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a script; processes that the tests start and interrupt would ignore it as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,15 @@ GRAPH_OF_BOTH = """
 """
 
 
+def test_a_file_of_draws_for_what_draws_nothing_is_refused(tmp_path: Path) -> None:
+    story = folder(tmp_path, "draws: {file: r.csv}\n", r_csv="layer,expert,share\n0,0,1\n")
+    (tmp_path / "job.yaml").write_text(JOB.replace("experts: each\n", ""))
+    with pytest.raises(
+        ConfigError, match=r"story.yaml:8, draws.file: a file of draws is for ops with late reads, found"
+    ):
+        hosim.run(story)
+
+
 def test_what_one_op_reads_late_and_another_for_certain_is_refused_by_hybrid_alone(tmp_path):
     (tmp_path / "g.jsonl").write_text(GRAPH_OF_BOTH.lstrip())
     (tmp_path / "w.yaml").write_text("schema: hosim/workload/1\nname: g\ngraph: g.jsonl\n")

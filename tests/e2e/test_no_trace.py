@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import chain
 import pytest
 
 import simulator as hosim
-from simulator import engine
-from simulator.errors import ConfigError, InvariantError
+from simulator import engine, processes
+from simulator.errors import ConfigError, HosimError, InvariantError
 from simulator.run import read, run_case
+from simulator.run.following import Follower
 
 SHIPPED = {
     "tiny_train_910c": None,
@@ -35,7 +38,11 @@ def test_the_folder_has_no_files_that_need_a_trace(tmp_path) -> None:
         *("hardware.yaml", "scenario.yaml", "workload.yaml", "graph.jsonl"),
         *("summary.csv", "summary.json", "report.html"),
     }
-    assert "No trace was kept" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "No trace was kept" in page
+    assert "What a step waits for" in page
+    assert "compute never waits" not in page
+    assert "perfetto" not in page
     assert "trace: none" in (tmp_path / "out" / "scenario.yaml").read_text()
     again = json.loads(hosim.run(tmp_path / "out" / "scenario.yaml").json())
     assert again["rows"] == json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
@@ -55,6 +62,19 @@ def test_what_needs_a_trace_says_so(tmp_path) -> None:
 def test_ranks_and_addresses_keep_their_trace(name: str, found: str) -> None:
     with pytest.raises(ConfigError, match=f"a run keeps its trace if ranks may meet.*found {found}; write trace: kept"):
         read(name, trace="none")
+
+
+def test_a_process_that_is_ended_from_outside_is_one_message(tmp_path, monkeypatch) -> None:
+    here = os.getpid()
+
+    def ended(self, happened):
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Follower, "take", ended)
+    monkeypatch.setattr(processes, "_can_fork", lambda: True)
+    with pytest.raises(HosimError, match="static: the process that checks and counts the run ends with it, found that"):
+        run_case(read(chain.write(tmp_path), trace="none"), ["static"])
 
 
 def test_the_referee_is_there_as_well(tmp_path, monkeypatch) -> None:

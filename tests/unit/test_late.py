@@ -202,7 +202,7 @@ def test_a_choice_sticks() -> None:
 
 def test_shares_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "shares.csv"
-    path.write_text("layer,expert,share\n3,0,0.25\n3,2,0.75\n\n")
+    path.write_text("layer,expert,share\n3,0,0.25\n3,1,0\n3,2,0.75\n\n")
     origin = read_routing(path)
     assert popularity(GRAPH, origin) == {EXPERTS: (0.25, 0.0, 0.75)}
 
@@ -252,8 +252,12 @@ MISFITS = {
         "s.csv: there is a layer for each op that chooses, in program order, found 2 layers for 1; take the file of",
     ),
     "too many experts": (shares({0: {3: 1.0}}), "s.csv: experts of layer 0 are 0 to 2, found 3; take the file of this"),
+    "too few experts": (
+        shares({0: {0: 1.0, 1: 1.0}}),
+        "s.csv: each of 3 experts of layer 0 has a share, found 2; add those left out, with 0 if never chosen",
+    ),
     "no share": (
-        shares({0: {0: 0.0}}),
+        shares({0: {0: 0.0, 1: 0.0, 2: 0.0}}),
         "s.csv: at least 1 experts of layer 0 have a share above 0, as so many are chosen, found 0; correct the shares",
     ),
     "no such op": (
