@@ -1,8 +1,7 @@
 """The optimum between the bounds and everybody else: no bound is above it, no policy below.
 
 Premises are those of `optimal`: one copy at a time on each link and nobody who slows it down, a host that costs
-nothing, and a search that has ended: one that is out of time promises a plan, and no more. Sizes and times are small,
-so that the solver tells one nanosecond from the next.
+nothing. Sizes and times are small, so that the solver tells one nanosecond from the next.
 
 The program's times and the engine's share no code: one is a longest path over the rows of an integer program, the other
 a clock. That they agree to the nanosecond, in both directions, is what makes the optimum a yardstick: every solution
@@ -29,6 +28,9 @@ from simulator.policies.optimal.space import find_space
 from simulator.policies.optimal.window import window
 from simulator.policies.optimal.write import write
 from simulator.referee import check_plan
+
+ENOUGH_S = 300
+"""A search that is out of time promises a plan, and no more: moments are enough, if the machine is not busy [s]."""
 
 OTHERS = ("resident", "reactive", "lookahead", "offload_saved", "static")
 
@@ -74,7 +76,7 @@ def most_ns(p: Problem) -> int:
 @given(problems())
 def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     others = {name: replay(p, plan) for name, plan in plans(p).items()}
-    search = Search(p, 20)
+    search = Search(p, ENOUGH_S)
     try:
         plan = search.run()
     except CapacityError:
@@ -131,7 +133,7 @@ def test_a_run_is_a_solution(p):
 def test_of_several_steps_none_is_shorter_than_the_least(p):
     """Nor is a bound above; if the best plan is proved, its objective is its step."""
     others = {name: replay(p, plan) for name, plan in plans(p).items()}
-    search = Search(p, 20)
+    search = Search(p, ENOUGH_S)
     try:
         plan = search.run()
     except CapacityError:
@@ -142,8 +144,7 @@ def test_of_several_steps_none_is_shorter_than_the_least(p):
     found = replay(p, plan)
     event(f"proved: {search.is_proved}; stalls: {found.step_ns > p.clock[-1]}")
     assert search.least_ns <= found.step_ns == search.step_ns
-    if search.is_over or search.is_proved:
-        assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
+    assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
     if search.is_proved and goes_straight(p):
         assert search.objective_ns == found.step_ns
     if search.objective_ns is None:

@@ -104,15 +104,15 @@ class Selection:
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
     """Sort the candidates: those that the rules by kind do not mind first, then by score.
 
-    All that one op needs must be there at once, so that each of its copies in stands behind those with a better score:
+    All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
     alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
-    queues_ns: dict[tuple[int, int], int] = {}
+    queues_ns: dict[tuple[int, int, int], int] = {}
     alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
     for gap, alone in found:
-        queue = gap.before, gap.away
+        queue = gap.before, gap.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + gap.in_ns
         queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
