@@ -23,7 +23,7 @@ from simulator.offsets.resting import spread
 from simulator.offsets.tenancy import Tenancy, live_bytes, span
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
 
-__all__ = ["Offsets", "Tenancy", "offsets", "without_stream", "workspace"]
+__all__ = ["Offsets", "Tenancy", "issued_bytes", "offsets", "without_stream", "workspace"]
 
 _STREAM_SHIFT = 40
 
@@ -94,6 +94,17 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
             of_item[tenancies[number].item] += (number,)
     before = _before(tenancies, found)
     return Offsets(tenancies, tuple(found), span(tenancies, found), live, dict(of_item), at_home, before)
+
+
+def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
+    """Say how much a fixed plan holds in a tier in issue order, before its first step and at each one [B].
+
+    Parameters
+    ----------
+    graph, plan, tier
+        As for `offsets`; any tier.
+    """
+    return live_bytes(tuple(_tenancies(graph, plan, tier)), 0 if plan.fixed is None else len(plan.fixed.kind))
 
 
 def _tenancies(graph: Graph, plan: Plan, tier: int) -> Iterator[Tenancy]:

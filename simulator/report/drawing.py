@@ -1,4 +1,4 @@
-"""What pictures are made of: a canvas, axes below each other, bars in lanes, and a legend at the side.
+"""What pictures are made of: a canvas, axes below each other, and a legend at the side.
 
 Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
 import time. A picture shows itself in a notebook.
@@ -15,26 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from simulator.plan import COMPUTE
 from simulator.report.rows import Row
 from simulator.trace import Block
 
-Times = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
 _WIDTH_IN, _DPI = 13.0, 110
 _TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
 """Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
 INK, FAINT = "#222222", "#8a8a8a"
 TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
-_FEW = 120
-"""Spans of a lane that can still be told apart."""
-_LEAST_PIXELS = 1.25
-"""Width of the narrowest bar: edges are drawn at whole pixels, where less may come to nothing."""
 _FEW_STEPS = 40
 """Steps whose ends can still be told apart."""
 
@@ -101,45 +93,6 @@ def byte_unit(most: float) -> tuple[str, int]:
     return "B", 1
 
 
-def bars(
-    ax: Axes,
-    band: tuple[float, float],
-    ends: tuple[Times, Times],
-    group: Times,
-    colour_of: dict[int, str],
-    size: int,
-) -> None:
-    """Draw one lane, no bar too narrow to be seen; where there are many, those of one colour that touch become one."""
-    few, shown = len(group) <= _FEW, ax.get_xlim()
-    hair = (shown[1] - shown[0]) / 300
-    least = (shown[1] - shown[0]) * _LEAST_PIXELS / ax.bbox.width
-    for key, colour in colour_of.items():
-        mine = group == key
-        start, end = ends[0][mine], ends[1][mine]
-        if not start.size:
-            continue
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-        apart = np.concatenate([[True], (start[1:] > end[:-1]) | few])
-        left = start[apart] / size
-        right = end[np.concatenate([apart[1:], [True]])] / size
-        wide = (right - left > hair) & few
-        lacking = np.maximum(least - (right - left), 0) / 2
-        left, right = left - lacking, right + lacking
-        for chosen, edge in ((wide, 0.6), (~wide, 0.0)):
-            if chosen.any():
-                path = _rectangles(left[chosen], right[chosen], *band)
-                ax.add_artist(PathPatch(path, facecolor=colour, edgecolor="white", linewidth=edge))
-
-
-def _rectangles(left: Floats, right: Floats, low: float, high: float) -> Path:
-    """One path of many rectangles: far quicker to make and to draw than a patch for each."""
-    bottom, top = np.full_like(left, low), np.full_like(left, high)
-    corners = np.stack([left, bottom, left, top, right, top, right, bottom, left, bottom], axis=1)
-    codes = np.tile(np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=Path.code_type), len(left))
-    return Path(corners.reshape(-1, 2), codes)
-
-
 def plain(ax: Axes) -> None:
     """Draw two of the four sides, faintly, and small numbers."""
     for side in ("top", "right"):
@@ -169,7 +122,11 @@ def side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
 
 def within(block: Block, first: int, last: int) -> Block:
     """Rows of some spans, or waits, that lie in a window [ns] at least in part."""
-    chosen = (block["end_ns"] >= first) & (block["start_ns"] <= last)
+    return only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last))
+
+
+def only(block: Block, chosen: NDArray[np.bool_]) -> Block:
+    """The chosen rows of some spans or waits."""
     return {name: column[chosen] for name, column in block.items()}
 
 

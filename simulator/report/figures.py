@@ -18,9 +18,9 @@ from simulator.report.drawing import (
     INK,
     TEXT,
     Picture,
-    bars,
     byte_unit,
     draw_boundaries,
+    only,
     plain,
     side_legend,
     stacked,
@@ -28,6 +28,7 @@ from simulator.report.drawing import (
     units,
     within,
 )
+from simulator.report.lanes import bars, stream
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, causes, is_ok, present, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
@@ -110,30 +111,16 @@ def _lanes(row: Row, spans: Block) -> list[Lane]:
 
 def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lane], size: int) -> None:
     spans, waits = blocks
-    phases = [op.phase for op in row.graph.ops]
+    tints = [colours.KIND[kind] for kind in KINDS]
     for y, (_, kind, track, channel) in enumerate(lanes):
-        here = (spans["kind"] == kind) & (spans["track"] == track)
+        band, here = (y - 0.4, y + 0.4), (spans["kind"] == kind) & (spans["track"] == track)
         if kind == COPY:
             here &= spans["channel"] == channel
-            group = tensor_kinds(row.graph, spans["item"][here])
-            colour_of = {k: colours.KIND[KINDS[k]] for k in range(len(KINDS))}
+            ends, moved = (spans["start_ns"][here], spans["end_ns"][here]), tensor_kinds(row.graph, spans["item"][here])
+            bars(ax, band, ends, moved, tints, size)
         else:
-            names = sorted(set(phases))
-            number = np.array([names.index(p) for p in phases] or [0])
-            group = np.where(spans["run"][here] > 1, len(names), number[spans["item"][here]])
-            colour_of = {i: colours.PHASE.get(p, colours.COMPUTE) for i, p in enumerate(names)}
-            colour_of[len(names)] = colours.RECOMPUTE
             stalled = waits["stream"] == track
-            cause = {i: colours.CAUSE[c] for i, c in enumerate(CAUSES)}
-            bars(
-                ax,
-                (y - 0.4, y + 0.4),
-                (waits["start_ns"][stalled], waits["end_ns"][stalled]),
-                waits["cause"][stalled],
-                cause,
-                size,
-            )
-        bars(ax, (y - 0.4, y + 0.4), (spans["start_ns"][here], spans["end_ns"][here]), group, colour_of, size)
+            stream(ax, band, row.graph, (only(spans, here), only(waits, stalled)), size)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_yticks(range(len(lanes)), [lane[0] for lane in lanes], **TEXT)
     ax.tick_params(axis="y", length=0)

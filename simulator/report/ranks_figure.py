@@ -16,8 +16,8 @@ from simulator.report.drawing import (
     INK,
     TEXT,
     Picture,
-    bars,
     draw_boundaries,
+    only,
     plain,
     side_legend,
     stacked,
@@ -25,6 +25,7 @@ from simulator.report.drawing import (
     units,
     within,
 )
+from simulator.report.lanes import bars, stream
 from simulator.report.ranks import OfRank, chosen, of_ranks, omitted
 from simulator.report.rows import Row, is_ok, percent, present, quantity
 from simulator.report.usage import KINDS, tensor_kinds
@@ -88,25 +89,13 @@ def _blocks(view: OfRank) -> tuple[Block, Block]:
 def _draw_rank(ax: Axes, y: int, view: OfRank, blocks: tuple[Block, Block], groups: dict[str, int], size: int) -> None:
     """Draw compute and stalls above, collectives and copies in two thin lanes below."""
     spans, waits = blocks
-    phases = sorted({op.phase for op in view.graph.ops})
-    number = np.array([phases.index(op.phase) for op in view.graph.ops] or [0])
     met, ran = spans["group"] >= 0, spans["kind"] == COMPUTE
-    here = ran & ~met
-    phase = np.where(spans["run"][here] > 1, len(phases), number[spans["item"][here]])
-    colour_of = {i: colours.PHASE.get(name, colours.COMPUTE) for i, name in enumerate(phases)}
-    colour_of[len(phases)] = colours.RECOMPUTE
-    main = waits["stream"] == 0
-    cause = {i: colours.CAUSE[name] for i, name in enumerate(CAUSES)}
-    band = (y - 0.42, y + 0.08)
-    bars(ax, band, (waits["start_ns"][main], waits["end_ns"][main]), waits["cause"][main], cause, size)
-    bars(ax, band, (spans["start_ns"][here], spans["end_ns"][here]), phase, colour_of, size)
-    of_group = {i: _colour(i) for i in groups.values()}
-    ends = spans["start_ns"][met], spans["end_ns"][met]
-    bars(ax, (y + 0.1, y + 0.28), ends, spans["group"][met], of_group, size)
-    moved = spans["moved"] >= 0
-    of_kind = {k: colours.KIND[name] for k, name in enumerate(KINDS)}
-    ends = spans["start_ns"][moved], spans["end_ns"][moved]
-    bars(ax, (y + 0.3, y + 0.42), ends, spans["moved"][moved], of_kind, size)
+    stream(ax, (y - 0.42, y + 0.08), view.graph, (only(spans, ran & ~met), only(waits, waits["stream"] == 0)), size)
+    collectives, copies = only(spans, met), only(spans, spans["moved"] >= 0)
+    ends = collectives["start_ns"], collectives["end_ns"]
+    bars(ax, (y + 0.1, y + 0.28), ends, collectives["group"], [_colour(i) for i in range(len(groups))], size)
+    ends = copies["start_ns"], copies["end_ns"]
+    bars(ax, (y + 0.3, y + 0.42), ends, copies["moved"], [colours.KIND[name] for name in KINDS], size)
 
 
 def _colour(group: int) -> str:

@@ -31,6 +31,9 @@ _TIE = 1.005
 _BLOCKED = 3
 """Of so many blocked ranks it is told what they wait for."""
 
+_WAYS_OUT = 2
+"""So many ways to make something fit are told in a sentence; the report has all."""
+
 _WIDE = 0.1
 """A gap from which on it is said what the bound leaves out."""
 
@@ -107,10 +110,11 @@ def _blocked(row: Row) -> str:
 
 
 def _way_out(unfit: Sequence[Row], *, is_common: bool) -> list[str]:
-    """What would help where nothing fits: the first lever of the row that lacks least."""
+    """What would help where nothing fits: the first levers of the row that lacks least."""
     found = [(row.shortfall, row.label) for row in unfit if row.shortfall is not None]
     least, label = min(found, key=lambda item: item[0].gap_bytes)
-    return [lever if is_common else f"for {label}, {lever}" for lever in least.levers[:1]]
+    said = ", or ".join(least.levers[:_WAYS_OUT])
+    return [said if is_common else f"for {label}, {said}"] if said else []
 
 
 def _fastest(rows: Sequence[Row]) -> str:

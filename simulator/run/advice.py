@@ -39,6 +39,8 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
         witness, who = partial(entry.plan, options=options), f", with which static{' with recompute' * again} runs"
     asked = report.rooms or ({report.tier: _wanted(case, report)},)
     found = [room for room in (_enough(case, witness, room, allocator) for room in asked) if room]
+    if not report.rooms and found and found != list(asked):
+        who = ", as with what it lacks here its plan would be another one, which needs more"
     said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
     return replace(report, levers=(*said, *report.levers), rooms=tuple(found))
 

@@ -9,13 +9,14 @@ from simulator import catalog, formats, referee
 from simulator.builders import layouts
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
+from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.names import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.serving import read_served
 from simulator.run.task import Task
 from simulator.scenario import Scenario
-from simulator.units import counted
+from simulator.units import counted, human
 from simulator.workload import Workload
 
 
@@ -84,7 +85,16 @@ def _steps_or_graph(path: Path, scenario: str | None) -> str:
     task = _whose(path, case)
     plan = formats.read_plan(path, task.graph, task.problem.tiers)
     _check_plan(case, task, replace(plan, file=path.name))
-    return f"{formats.check(path)}: ok for {case.loaded.scenario.name}"
+    return f"{formats.check(path)}: ok for {case.loaded.scenario.name}; {_held(task, plan)}"
+
+
+def _held(task: Task, plan: Plan) -> str:
+    """How much a plan holds in the compute tier, as issued, against the budget."""
+    problem = task.problem
+    tier, budget = problem.tiers[problem.compute_tier], problem.budget_bytes
+    most = max(issued_bytes(task.graph, plan, problem.compute_tier))
+    said = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
+    return f"{said}: it must wait for room, and may block itself" if most > budget else said
 
 
 def _check_plan(case: Case, task: Task, plan: Plan) -> None:

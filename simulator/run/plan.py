@@ -70,7 +70,8 @@ class Planned:
         row, case = self.result.summary, self.result.case
         tier = case.hardware.compute_tier
         if row["status"] != "ok":
-            return f"{self.result.label} on {case.loaded.scenario.name}: {row['status']}"
+            why = "".join(f"\n{line}" for line in self.result.blocked)
+            return f"{self.result.label} on {case.loaded.scenario.name}: {row['status']}{why}"
         step, peak = human(row["step_ns"], "ns"), human(row[f"peak_{tier}_bytes"], "B")
         is_bounded = row.get("bound_ns") is not None
         above = (

@@ -133,7 +133,7 @@ def main() -> None:
             if not args.json:
                 told = "{setting:<8} {ops:>8,} ops {seconds:8.2f} s {us_per_op:7.1f} us/op {replays} replays"
                 print(told.format(**rows[-1]) + f", {rows[-1]['ratio']:.1f} times one replay", flush=True)
-        fitted, steepest = exponents(rows) if len(rows) > 1 else (0.0, 0.0)
+        fitted, steepest = exponents(rows) if len(rows) > 1 else (None, None)
         large = default["seconds"]
         result[setting] = {
             "rows": rows,
@@ -143,14 +143,16 @@ def main() -> None:
             "seconds_at_24579": large,
         }
         if not args.json:
-            print(f"{setting:<8} exponent {fitted:.2f}, at most {steepest:.2f} between sizes (must {must['exponent']})")
+            if fitted is not None:
+                grows = f"exponent {fitted:.2f}, at most {steepest:.2f} between sizes"
+                print(f"{setting:<8} {grows} (must {must['exponent']})")
             print(f"{setting:<8} default options at 24,579 ops: {large:.2f} s (must {must['seconds_at_24579']})")
     if args.json:
         print(json.dumps({"result": result, "must": must}, indent=1))
     missed = [
         one
         for one in result.values()
-        if one["exponent"] > must["exponent"] or one["seconds_at_24579"] > must["seconds_at_24579"]
+        if (one["exponent"] or 0) > must["exponent"] or one["seconds_at_24579"] > must["seconds_at_24579"]
     ]
     sys.exit(bool(missed))
 

@@ -56,7 +56,13 @@ def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
     assert checked.code == 1
     assert "'bwd/0' reads later" in checked.err
     chain.write_lines(plan, chain.plan_lines())
-    assert hosim("check", plan, "--scenario", scenario).out.endswith("ok for chain\n")
+    held = "ok for chain; as issued it holds up to 6.70 MB in hbm, the budget is "
+    much = scenario.with_name("much.yaml")
+    much.write_text(chain.SCENARIO.replace("4.3 MB", "6.7 MB"), encoding="utf-8")
+    assert hosim("check", plan, "--scenario", much).out.endswith(f"{held}6.70 MB\n")
+    done = hosim("check", plan, "--scenario", scenario)
+    assert done.code == 0
+    assert done.out.endswith(f"{held}4.30 MB: it must wait for room, and may block itself\n")
 
 
 def test_check_goes_on_after_a_bad_file(hosim, scenario):

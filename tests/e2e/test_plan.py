@@ -87,6 +87,15 @@ def test_what_does_not_fit_is_told_with_a_way_out(hosim, scenario):
     assert "must fit in hbm" in done.err
 
 
+def test_a_plan_that_blocks_itself_says_who_waits_for_whom(hosim, scenario):
+    chain.write_lines(scenario.with_name("mine.jsonl"), chain.plan_lines())
+    mine = scenario.with_name("mine.yaml")
+    mine.write_text(chain.SCENARIO.replace("- static", "- mine.jsonl"), encoding="utf-8")
+    told = hosim("plan", mine, "--policy", "mine").out.splitlines()
+    assert told[0] == "mine on chain: blocked"
+    assert told[1].startswith("op 'fwd/4' (step 4) waits for 1.00 MB of room in hbm")
+
+
 def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     out = tmp_path / "out"
     done = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--out", out)

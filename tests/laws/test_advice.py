@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strategies import fused, graphs, homes, machines
 
 from simulator import catalog
+from simulator.errors import CapacityError, Shortfall
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
@@ -77,6 +78,24 @@ def check(case: Case, row: Result) -> None:
             assert witness.status == "ok", lever
         else:
             assert run_case(enough, [row.label])[row.label].status == "ok", lever
+
+
+def test_an_amount_above_what_is_lacking_says_why():
+    """A policy whose plan with what it lacked is another one, which lacks more."""
+
+    def decide(problem: Problem) -> Plan:
+        least = {400: 410, 410: 430}.get(problem.budget_bytes // 10**6, 0) * 10**6
+        if problem.budget_bytes < least:
+            raise CapacityError(Shortfall("hbm", least, int(problem.budget_bytes), "op 'a'"))
+        return POLICIES["static"].plan(problem, {})
+
+    loaded = catalog.resolve("tiny_train_t4")
+    for budget, said in ((400, "by 30.0 MB to 430 MB (430,000,000 B), as with"), (410, "by 20.0 MB to 430 MB")):
+        scenario = loaded.scenario.model_copy(update={"budget_bytes": budget * 10**6})
+        row = alone(prepare(replace(loaded, scenario=scenario)), decide)
+        assert row.shortfall is not None
+        assert row.shortfall.levers[0].startswith(f"raise the budget in hbm {said}")
+        assert row.shortfall.levers[0].endswith("which needs more") == (budget == 400)
 
 
 def shortened(name: str) -> catalog.Loaded:
