@@ -130,6 +130,10 @@ class View(Protocol):
     """What a reactive plan may look at: the state at the moment the host asks, read-only."""
 
     @property
+    def steps(self) -> int:
+        """How many times the graph runs: a plan is tried in fewer steps than it runs in if these are many."""
+
+    @property
     def now_ns(self) -> int:
         """The time [ns]."""
 

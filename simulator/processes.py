@@ -16,7 +16,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.connection import Connection
-from threading import active_count, current_thread, main_thread
+from queue import Queue
+from threading import Thread, active_count, current_thread, main_thread
 from typing import Any, Generic, Protocol, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -24,6 +25,9 @@ Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+_MOST_WAITING = 64
+"""So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
 
 
 @contextmanager
@@ -175,12 +179,7 @@ def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
     gc.freeze()
     _begin(lambda: None)
     outcome = error = None
-    is_last = False
-    while not is_last:
-        try:
-            is_last, value = there.recv()
-        except EOFError:
-            return
+    for is_last, value in _received(there):
         try:
             if is_last and error is None:
                 outcome = taker.finish(value)
@@ -189,7 +188,28 @@ def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
         except Exception as raised:
             error = raised
             error.add_note(traceback.format_exc())
-    there.send((outcome, error))
+        if is_last:
+            there.send((outcome, error))
+
+
+def _received(there: Connection) -> Iterator[tuple[bool, Any]]:
+    """What comes, up to the last; some of it waits here, so that who sends it goes on while one thing takes long."""
+    inbox: Queue[tuple[bool, Any] | None] = Queue(_MOST_WAITING)
+    Thread(target=_receive, args=(there, inbox), daemon=True).start()
+    while (received := inbox.get()) is not None:
+        yield received
+
+
+def _receive(there: Connection, inbox: Queue[tuple[bool, Any] | None]) -> None:
+    """Put what comes into the inbox; None behind the last, or when no more can come."""
+    is_last = False
+    while not is_last:
+        try:
+            received = is_last, _ = there.recv()
+        except EOFError:
+            break
+        inbox.put(received)
+    inbox.put(None)
 
 
 def _can_fork() -> bool:

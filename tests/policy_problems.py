@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from simulator import engine, metrics
@@ -122,9 +123,8 @@ def recorded(plan: Plan, trace) -> Plan:
 def tell(given: Problem, plan: Plan) -> list[str]:
     """The steps as text: ``f0``, ``a0 hbm>ddr``, ``a0 -hbm``, ``sync a0``; a reactive plan tells what it yields."""
     tensors, tiers = given.graph.tensors, given.tiers
-    codes: Sequence[tuple[int, ...]] = (
-        list(plan.steps.codes()) if isinstance(plan.steps, Steps) else list(plan.steps(None))  # type: ignore[arg-type]
-    )
+    view: Any = SimpleNamespace(steps=given.graph.steps)
+    codes: Sequence[tuple[int, ...]] = list(plan.steps.codes() if isinstance(plan.steps, Steps) else plan.steps(view))
     told = []
     for kind, a, b, c in codes:
         if kind == COMPUTE:

@@ -103,6 +103,11 @@ class Issued(Book):
         return count(code)
 
     @property
+    def steps(self) -> int:
+        """How many times the graph runs."""
+        return self._graph.steps
+
+    @property
     def now_ns(self) -> int:
         """The time [ns]."""
         self._look("now_ns")

@@ -161,7 +161,7 @@ def _parts(
     cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
     ahead = Ahead(ops, options, view)
     segments = _segments(ops, _steps(backbone))
-    for _ in range(backbone.repeats):
+    for _ in range(view.steps):
         for codes, op in segments:
             yield codes
             cache.read(op)
@@ -209,7 +209,7 @@ class Ahead:
         self._ops, self._options, self._view = ops, options, view
         self._next = dict(following(ops))
         self._last = list(ops.late)[-1]
-        self._steps_left = ops.problem.graph.steps
+        self._steps_left = view.steps
 
     def of(self, op: int) -> tuple[int, ...]:
         """What to fetch for the op that comes after one whose reads were just revealed."""

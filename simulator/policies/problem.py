@@ -92,6 +92,8 @@ class Problem:
         For each op with late reads, the share of each candidate in what is chosen; what is chosen nobody knows before.
     backbone
         Gives the same problem without what late reads choose, in another budget [B]; None if it cannot be had.
+    rehearsal
+        The same problem over fewer steps, given in its place to the policies of `POLICIES`; None if its own are few.
     allocator
         How places of the compute tier get addresses when a plan is tried.
     under
@@ -112,6 +114,7 @@ class Problem:
     lone: Problem | None = field(default=None, repr=False)
     popularity: Mapping[int, tuple[float, ...]] = field(default_factory=dict, repr=False)
     backbone: Callable[[int | float], Problem] | None = field(default=None, repr=False)
+    rehearsal: Problem | None = field(default=None, repr=False)
     allocator: AllocatorKind = "ideal"
     under: Callable[[AllocatorKind], Problem] | None = field(default=None, repr=False)
 

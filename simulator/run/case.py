@@ -20,12 +20,11 @@ from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
-from simulator.policies.turns import staggered
 from simulator.report.names import folder_names
 from simulator.run.execute import Trier
 from simulator.run.following import check_keeps
-from simulator.run.granted import granted
 from simulator.run.lots import Lots
+from simulator.run.rehearsal import decided, rehearsed
 from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
 from simulator.run.tries import Tries
@@ -195,25 +194,6 @@ class Case:
         return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
-def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
-    """Decide as a row does: as if alone, or in turns, if it says so.
-
-    Parameters
-    ----------
-    choice
-        The row.
-    decide
-        What its policy does.
-    problem
-        What is to be solved.
-    """
-    if choice.allocator != "ideal" and problem.under is not None:
-        problem, decide = problem.under(choice.allocator), partial(granted, decide=decide)
-    if choice.staggered:
-        return staggered(problem, decide)
-    return decide(problem.lone or problem if choice.alone else problem)
-
-
 def _chosen(policies: Sequence[str]) -> Sequence[str]:
     names = [policies] if isinstance(policies, str) else policies
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
@@ -313,7 +293,7 @@ def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], lots: Lots) 
 
 def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: list[int], trier: Trier) -> Problem:
     """What a policy has to solve for a graph as if no other rank used what ranks share."""
-    hardware, scenario = loaded.hardware, loaded.scenario
+    hardware, scenario, few = loaded.hardware, loaded.scenario, rehearsed(graph)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
     found = Problem(
@@ -328,6 +308,7 @@ def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: lis
         popularity=trier.lots.popularity(graph),
         backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
         under=lambda allocator: trier.under(found, allocator),
+        rehearsal=_problem(loaded, few, homes, times_ns, trier) if few.steps < graph.steps else None,
     )
     return found
 
@@ -345,6 +326,7 @@ def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier:
         lone=lone,
         backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
         under=lambda allocator: trier.under(found, allocator, together),
+        rehearsal=_among(lone.rehearsal, job, room, trier) if lone.rehearsal else None,
     )
     return found
 

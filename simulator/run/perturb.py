@@ -173,7 +173,7 @@ def _inspecting(hardware: Hardware, inspect_ns: int) -> Hardware:
 
 def _changed(case: Case, graph: Graph, hardware: Hardware) -> Case:
     times, (task,) = durations_ns(graph, hardware), case.tasks
-    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
+    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times, rehearsal=None)
     return replace(case, tasks=(replace(task, problem=problem),))
 
 

@@ -18,7 +18,8 @@ from simulator.report.crowds import crowded
 from simulator.report.names import folder_names
 from simulator.report.rows import percent
 from simulator.run.advice import advised
-from simulator.run.case import Case, Policy, decided, prepare
+from simulator.run.case import Case, Policy, prepare
+from simulator.run.rehearsal import decided
 from simulator.run.results import Result
 from simulator.run.row import notes, replayed
 from simulator.scenario import PolicyChoice

@@ -34,9 +34,8 @@ class OnDemand(Runtime):
         tables, codes, revealed = self._tables, self._codes, self._ops.revealed
         every = list(zip(tables.computes, tables.moves, tables.busy, strict=True))
         cuts = sorted({0, len(every), *(op + 1 for op in revealed), *(op + 1 for op in self._ops.late)})
-        steps = tables.problem.graph.steps
-        for step in range(steps):
-            self._is_last = step == steps - 1
+        for step in range(view.steps):
+            self._is_last = step == view.steps - 1
             for start, stop in pairwise(cuts):
                 self._decide_beside(step * len(every), every[start:stop])
                 self._awaited.pop(stop - 1, None)
@@ -66,7 +65,7 @@ class OnDemand(Runtime):
         Parameters
         ----------
         view
-            Asked for what is chosen, and for nothing else.
+            Asked how many steps there are and what is chosen, and for nothing else.
         """
         return chain.from_iterable(self._parts_looking(view))
 

@@ -76,15 +76,15 @@ class Runtime:
         Parameters
         ----------
         view
-            The state of the machine; this runtime keeps its own books and does not look.
+            Asked how many steps there are; this runtime keeps its own books and does not look at the machine.
         """
-        return chain.from_iterable(self._parts())
+        return chain.from_iterable(self._parts(view.steps))
 
-    def _parts(self) -> Iterator[list[Code]]:
+    def _parts(self, steps: int) -> Iterator[list[Code]]:
         """Decide for some ops at a time: nothing that is decided depends on the machine."""
         tables, codes = self._tables, self._codes
         ops = len(tables.moves)
-        for base in range(0, tables.problem.graph.steps * ops, ops):
+        for base in range(0, steps * ops, ops):
             left = zip(tables.computes, tables.moves, tables.busy, strict=True)
             for _ in range(0, ops, _AT_ONCE):
                 self._decide(base, islice(left, _AT_ONCE))

@@ -1,0 +1,97 @@
+"""Plans are tried over few steps, and run, checked and counted over all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import documents
+import pytest
+
+import simulator as hosim
+from simulator import engine
+from simulator.run import read
+from simulator.run.one import plans_of
+from simulator.run.rehearsal import REHEARSED
+
+STEPS = 3 * REHEARSED
+JOB = f"""\
+schema: hosim/workload/1
+name: job
+model:
+  family: decoder
+  layers: 2
+  hidden: 64
+  vocabulary: 128
+  attention: {{kind: gqa, heads: 4, kv_heads: 2, head_size: 16}}
+  feed_forward: {{kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0}}
+phase: decode
+batch: 1
+sequence: 16
+steps: {STEPS}
+experts: each
+assumed: {{model: a toy, batch: a toy, sequence: a toy, steps: a toy}}
+"""
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {expert: ddr}
+budget: 2 MB
+policies:
+  - {policy: reactive, label: on demand, options: {late: on_demand}}
+  - {policy: reactive, label: all}
+  - {policy: hybrid, options: {prefetch: next_layer_all}}
+  - static
+  - lookahead
+"""
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    for name, text in (("box.yaml", documents.BOX), ("job.yaml", JOB), ("story.yaml", STORY)):
+        (tmp_path / name).write_text(text)
+    return tmp_path / "story.yaml"
+
+
+def test_policies_try_few_steps_and_all_are_run(story, monkeypatch):
+    ran, run = [], engine.run
+    monkeypatch.setattr(engine, "run", lambda programs, *a, **k: ran.append(programs[0]) or run(programs, *a, **k))
+    results = hosim.run(story)
+    assert {row.status for row in results.values()} == {"ok"}
+    steps = [program.graph.steps for program in ran]
+    assert sorted(set(steps)) == [REHEARSED, STEPS]
+    assert steps.count(STEPS) == len(results)
+    for row in results.values():
+        spans = row.spans
+        assert len(spans[spans["kind"] == "compute"]) == STEPS * len(row.graph.ops)
+
+
+def test_a_plan_that_was_tried_takes_what_it_did(story):
+    """A lap of a fixed plan leaves to the next what every lap leaves."""
+    case = read(story)
+    for label in ("static", "lookahead"):
+        few = case.problem.rehearsal
+        assert few is not None
+        assert few.graph.steps == REHEARSED
+        (plan,) = plans_of(case, label, case.rows([label])[label])
+        tried = few.replay(replace(plan, repeats=REHEARSED))
+        assert tried.step_ns == case.problem.replay(plan).step_ns
+
+
+def test_a_function_of_ones_own_has_all_steps_to_try(story):
+    seen = []
+
+    def mine(problem):
+        seen.append(problem.graph.steps)
+        return hosim.policies.POLICIES["static"].plan(problem)
+
+    hosim.run(story, policies={"mine": mine})
+    assert seen == [STEPS]
+
+
+def test_short_runs_are_tried_as_they_are(story):
+    job = story.with_name("job.yaml")
+    job.write_text(JOB.replace(f"steps: {STEPS}", f"steps: {REHEARSED}"))
+    assert read(story).problem.rehearsal is None
