@@ -12,7 +12,7 @@ check:  ## formatting, lint, types, architecture
 	$(PYTHON) -m mypy
 	lint-imports
 
-test:  ## the tests, in three and a half minutes on two cores
+test:  ## the tests, in three minutes on two cores
 	$(PYTHON) -m pytest
 
 slow:  ## the other tests: large scenarios and large families of problems

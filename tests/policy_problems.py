@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from simulator import engine, metrics
 from simulator.cost import durations_ns
 from simulator.draws import Draws
@@ -45,6 +47,12 @@ OPTIONS = [
     ("static", {"alpha": 5.0}),
     ("static", {"recompute": True}),
 ]
+ALPHAS = [("static", {"alpha": 0.0}), ("static", {"alpha": 5.0})]
+
+
+def quick_first(*slow: tuple[str, dict[str, Any]]) -> list[Any]:
+    """All options as parameters of a test, of which some are slow."""
+    return [pytest.param(*one, marks=[pytest.mark.slow] * (one in slow)) for one in OPTIONS]
 
 
 def machine(*, ddr: str = "inf", **links: dict[str, Any]) -> Hardware:

@@ -30,9 +30,22 @@ policies: [resident, reactive, static]
 """
 
 
-@pytest.mark.parametrize("attention", [GQA, MLA], ids=["gqa", "mla"])
-@pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS], ids=["dense", "experts"])
-@pytest.mark.parametrize("phase", ["phase: prefill\nchunk: 24", "phase: decode\nnew_tokens: 3"])
+PREFILL, DECODE = "phase: prefill\nchunk: 24", "phase: decode\nnew_tokens: 3"
+
+
+@pytest.mark.parametrize(
+    ("attention", "feed_forward", "phase"),
+    [
+        (GQA, DENSE, PREFILL),
+        (MLA, EXPERTS, PREFILL),
+        (MLA, DENSE, DECODE),
+        (GQA, EXPERTS, DECODE),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((GQA, EXPERTS, PREFILL), (MLA, DENSE, PREFILL), (GQA, DENSE, DECODE), (MLA, EXPERTS, DECODE))
+        ),
+    ],
+)
 def test_a_model_runs_that_does_not_fit(tmp_path, attention, feed_forward, phase):
     key = phase.split("\n")[1].split(":")[0]
     job = WORK.format(attention=attention, feed_forward=feed_forward, phase=phase, key=key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 
 import chain
 import pytest
@@ -12,19 +13,29 @@ import pytest
 import simulator as hosim
 from simulator import engine, processes
 from simulator.errors import ConfigError, HosimError, InvariantError
-from simulator.run import read, run_case
+from simulator.run import Case, prepare, read, run_case
 from simulator.run.following import Follower
 
-SHIPPED = {
-    "tiny_train_910c": None,
-    "moe_experts_on_demand": ["resident", "on demand, lru", "hybrid, guess 80 %"],
-}
+MOE_ROWS = ["resident", "on demand, lru", "hybrid, guess 80 %"]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_all_that_a_summary_says_is_the_same(name: str) -> None:
+def lasting(steps: int, case: Case) -> Case:
+    """The case with so many steps."""
+    loaded = case.loaded
+    return prepare(replace(loaded, workload=loaded.workload.model_copy(update={"steps": steps})))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rows"),
+    [
+        ("tiny_train_910c", 2, None),
+        ("moe_experts_on_demand", 3, MOE_ROWS),
+        pytest.param("moe_experts_on_demand", 16, MOE_ROWS, marks=pytest.mark.slow),
+    ],
+)
+def test_all_that_a_summary_says_is_the_same(name: str, steps: int, rows: list[str] | None) -> None:
     """Columns, sentences, expectations, and stalls by place."""
-    followed, kept = (run_case(read(name, trace=trace), SHIPPED[name]) for trace in ("none", "kept"))
+    followed, kept = (run_case(lasting(steps, read(name, trace=trace)), rows) for trace in ("none", "kept"))
     assert followed.json() == kept.json()
     assert [row.trace is None for row in followed.values()] == [True] * len(followed)
     assert any(row.trace is not None for row in kept.values())

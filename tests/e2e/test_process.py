@@ -79,6 +79,9 @@ runpy.run_module("simulator", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
 
 
+ROBUST = "robust tiny_train_910c --draws 8 --workers 2"
+
+
 def _children(pid):
     try:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -87,8 +90,15 @@ def _children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-@pytest.mark.parametrize("later_s", [0, pytest.param(0.02, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize("arguments", ["robust tiny_train_910c --draws 8 --workers 2", "run tiny_train_910c"])
+@pytest.mark.parametrize(
+    ("arguments", "later_s"),
+    [
+        (ROBUST, 0),
+        ("run tiny_train_910c", 0.3),
+        *(pytest.param(ROBUST, later_s, marks=pytest.mark.slow) for later_s in (0.02, 0.3)),
+        *(pytest.param("run tiny_train_910c", later_s, marks=pytest.mark.slow) for later_s in (0, 0.02)),
+    ],
+)
 def test_ctrl_c_of_a_terminal_ends_all_processes_with_one_line(arguments, later_s, tmp_path):
     """It goes to the whole group: also to workers that are about to start, and know no better yet."""
     command = [*HOSIM, *arguments.split(), "--out", str(tmp_path / "out")]

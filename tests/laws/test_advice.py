@@ -30,14 +30,19 @@ SHIPPED = (
     ("tiny_train_910c", 0.9),
     ("tiny_train_910c", 0.2),
     ("tiny_train_t4", 0.5),
-    ("residency_acceptance", 0.2),
     ("llama3_8b_train_910c", 0.05),
-    ("llama3_8b_train_h100", 0.05),
-    ("llama3_8b_2x2x2", 0.15),
     ("llama3_8b_8x1x1", 0.2),
     ("llama3_8b_layer_scaling", 0.05),
-    pytest.param("cloudmatrix384_pool", 0.02, marks=pytest.mark.slow),
-    pytest.param("prefill_decode_pools", 0.05, marks=pytest.mark.slow),
+    *(
+        pytest.param(*one, marks=pytest.mark.slow)
+        for one in (
+            ("residency_acceptance", 0.2),
+            ("llama3_8b_train_h100", 0.05),
+            ("llama3_8b_2x2x2", 0.15),
+            ("cloudmatrix384_pool", 0.02),
+            ("prefill_decode_pools", 0.05),
+        )
+    ),
 )
 """Scenarios, and the share of the usable compute tier that is left to them; long models with fewer layers."""
 

@@ -147,6 +147,6 @@ def followed(steps: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_steps_of_a_run() -> None:
-    """Eight times the steps take as much, but for the few numbers that are kept of each."""
-    followed(400)
-    assert followed(3200) < 1.25 * followed(400) + 2800 * 100
+    """Four times the steps take as much, but for the few numbers that are kept of each."""
+    followed(100)
+    assert followed(1600) < 1.1 * followed(400) + 1200 * 100

@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from policy_problems import OPTIONS, needed, recorded, replay
+from policy_problems import ALPHAS, needed, quick_first, recorded, replay
 from strategies import DDR, HBM, allocators, fused, graphs, homes, machines
 
 from simulator import engine, metrics
@@ -24,7 +24,6 @@ from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import Drawn, check_plan, check_trace
 
 LONGEST = ("static", {"recompute": True})
-QUICK_FIRST = [pytest.param(*one, marks=[pytest.mark.slow] * (one == LONGEST)) for one in OPTIONS]
 
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
@@ -79,7 +78,7 @@ def problems(draw) -> Given:
     return Given(make(graph, hardware, home, budget), ample)
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@pytest.mark.parametrize(("name", "options"), quick_first(*ALPHAS))
 @given(case=problems())
 def test_conformance(name, options, case):
     p = case.problem
@@ -143,7 +142,7 @@ def test_resident_needs_the_peak_of_what_is_live(graph, hardware, away):
     assert caught.value.report.gap_bytes == 1
 
 
-@pytest.mark.parametrize(("name", "options"), QUICK_FIRST)
+@pytest.mark.parametrize(("name", "options"), quick_first(*ALPHAS, LONGEST))
 @given(allocator=st.sampled_from(["best_fit", "caching", "fixed"]), case=problems(), found=allocators)
 @settings(max_examples=examples(20))
 def test_every_policy_under_every_allocator(name, options, allocator, case, found):
