@@ -145,6 +145,10 @@ class Before:
         """The last op of the line than which it surely starts no sooner; -1 if there is none."""
         return self.ended[op] if self.streams[op] else op
 
+    def awaited_by(self, op: int) -> int:
+        """The first op of the line that surely starts no sooner than it; else how many ops there are."""
+        return self.follows[op] if self.streams[op] else op
+
     def leads_on(self, op: int) -> bool:
         """Whether the last op of the line surely starts no sooner than this op."""
         return not self.streams[op] or self.follows[op] < len(self.streams)

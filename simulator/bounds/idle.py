@@ -12,12 +12,14 @@ needed. Of what runs beside the line only what it uses itself counts, and what s
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.bounds.before import Before
 from simulator.bounds.rings import rings_of
@@ -25,6 +27,45 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
+
+
+class Spells(NamedTuple):
+    """Values that are needed and may be elsewhere, by column; a spell lies over ops of the line that do not use it.
+
+    Attributes
+    ----------
+    size
+        Of the tensor [B].
+    first, last
+        The ops.
+    due
+        The op of the line that surely starts no sooner than the one that reads the value; the number of ops if no op
+        of the step reads it, or none of the line is known to wait for that.
+    made
+        The last op of the line than which the op that made the value surely starts no sooner; -1 if it was not made in
+        the step, or nothing is known of when.
+    maker
+        The op that made the value; -1 if it was not made in the step.
+    """
+
+    size: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    due: NDArray[np.int64]
+    made: NDArray[np.int64]
+    maker: NDArray[np.int64]
+
+    def over(self, ops: int) -> NDArray[np.int64]:
+        """By op, of so many, what lies over it [B]."""
+        change = np.zeros(ops + 1, np.int64)
+        np.add.at(change, self.first, self.size)
+        np.add.at(change, self.last + 1, -self.size)
+        found: NDArray[np.int64] = np.cumsum(change)[:-1]
+        return found
+
+    def where(self, mask: NDArray[np.bool_]) -> Spells:
+        """Only some of them."""
+        return Spells(*(column[mask] for column in self))
 
 
 class Idle:
@@ -55,10 +96,10 @@ class Idle:
         Of tensors that stay in the compute tier because it is their home.
     all
         Of all tensors.
-    put_out
-        Of outputs that this op or a later one makes, and that the last op of the line does not use.
     work
         What each op uses, and its workspace.
+    spells
+        The values themselves, also those that can be made again, without what stays in the compute tier.
     lifetimes, before, may_repeat
         Of the graph; whether ops may run again.
     """
@@ -80,16 +121,17 @@ class Idle:
         compute_tier, inputs = hardware.tier_names.index(hardware.compute_tier), before.inputs
         self.rings = rings_of(hardware, sum(tensor.size_bytes for tensor in graph.tensors))
         change = np.zeros((3 + 2 * len(self.rings), len(graph.ops) + 1), np.int64)
-        put_out = np.zeros(len(graph.ops) + 1, np.int64)
+        spells = [array("q") for _ in Spells._fields]
         always, stays, everything, first = range(4)
         pinned = {t for t in inputs if homes[t] == compute_tier and graph.tensors[t].persistent}
         for stretch in idle_stretches(graph, found, before, pinned, may_repeat=may_repeat):
             t = stretch.tensor
             size, home = graph.tensors[t].size_bytes, homes[t] if t in inputs else NOWHERE
+            if home != compute_tier and size:
+                for column, value in zip(spells, self._spell(stretch), strict=True):
+                    column.append(value)
             if may_repeat and home != compute_tier and can_be_made_again(graph, found.writes[t], stretch.first):
                 continue
-            if t not in inputs and not stretch.is_read:  # the stretch of an output, after its last use
-                put_out[before.no_sooner(found.first_use[t])] += size
             kinds = [everything]
             is_new = not stretch.from_start and before.no_sooner(found.first_use[t]) >= 0
             is_made = home == compute_tier or (home == NOWHERE and (graph.steps == 1 or is_new))
@@ -108,7 +150,27 @@ class Idle:
         in_line = np.array(before.streams, np.int64) == 0
         self.stays, self.all, *by_ring = sums[stays:] * in_line + sums[always]
         self.made_in, self.read_in = by_ring[::2], by_ring[1::2]
-        self.put_out = np.cumsum(put_out[-2::-1])[::-1]
+        self.spells = Spells(*(np.array(column, np.int64) for column in spells))
+
+    def _spell(self, stretch: Stretch) -> tuple[int, ...]:
+        """The columns of a stretch."""
+        before, graph = self.before, self.before.graph
+        writes = self.lifetimes.writes[stretch.tensor]
+        version = bisect_right(writes, stretch.after) - 1
+        due = before.awaited_by(stretch.before) if stretch.is_read else len(graph.ops)
+        maker = writes[version] if version >= 0 else -1
+        made = before.no_sooner(maker) if version >= 0 else -1
+        return graph.tensors[stretch.tensor].size_bytes, stretch.first, stretch.last, due, made, maker
+
+
+def shortest(ops: NDArray[np.int64], demand: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Of each of so many equally long stretches of these ops, the one at which most is needed."""
+    if len(ops) <= count:
+        return ops
+    stretch = np.arange(len(ops)) * count // len(ops)
+    in_turn = np.lexsort((-demand[ops], stretch))
+    found: NDArray[np.int64] = ops[in_turn[np.flatnonzero(np.diff(stretch, prepend=-1))]]
+    return found
 
 
 def can_be_made_again(graph: Graph, writes: Sequence[int], at: int) -> bool:

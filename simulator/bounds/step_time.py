@@ -39,12 +39,11 @@ What is forced:
   after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
   over all ops is forced.
 
-*Room at an op.* The values that must be out while op ``k`` of the line runs left between the start of the window and
-the start of ``k``, as ops of the step made them; while they are out they hold no room, so that their copies in begin
-after ``k`` has ended, and they end before the last op starts. So a step takes at least ``max(out / w_out, head of k) +
-k + max(in / w_in + the last op, tail of k)``, for every ``k``: a budget that is tight at one op can cost more than each
-of its copies hidden elsewhere would. Where paths over several ranks give head or tail, that of ``k`` on one rank and
-its copies meet the ends of steps of ranks that are alike, each once, so that the mean of their steps is at least this.
+*Room at ops.* What must be out while an op runs, and what must come in between two of them, takes its time there and
+not elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The
+longest path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads
+or tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
+steps is at least this.
 
 *A full tier.* What neither the compute tier nor the tiers next to it have room for while ``k`` runs is further away. So
 both arguments hold of these tiers together as well, with the room of all and the links behind them, and so on outwards;
@@ -57,19 +56,16 @@ it was made in the window for certain, and as what must come in only if the last
 *An exchange.* What is persistent and has no room together takes turns, and each copy in holds room before it can be
 read; `exchange` has the proof.
 
-*What is put out.* Of the outputs that ``k`` or a later op makes, what the last op leaves no room for is copied out
-after ``k`` has ended and before the last op starts, when what must come back comes in: side by side on links of their
-own, in turn on the channels of a copy queue.
-
 *A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
 least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
 
 *Recompute.* A plan may run ops again, if the first runs of a step come in program order. Read "op" as the first run of
 that op in the step, and all of the above holds but one thing: a value that is needed later need not be kept, because
-the op that made it can run again. So *by the budget* and *room at an op* then count only the values that no op can make
+the op that made it can run again. So *by the budget* and *room at ops* then count only the values that no op can make
 again: those that the step began with, those of ops that are not repeatable, and what stays in the compute tier because
-it is at home there. All else stands: every op runs at least once, before ``k`` and after it; what is forced in is read
-by some first run and has ended when the last of them starts; and the step ends no sooner than that last first run.
+it is at home there. All else stands: every op runs at least once, in program order; what is forced in is read by some
+first run and has ended when the last of them starts; and the step ends no sooner than that last first run. What copies
+and repeated runs cost together at an op, of a budget that is tight there, is a bound of its own; `again` has the proof.
 
 *What ranks share.* Ranks that are alike (`ranks`) run the same plan and see the same, so that they do the same at the
 same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is not
@@ -86,16 +82,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from simulator.bounds.again import Again
 from simulator.bounds.before import Before
+from simulator.bounds.carriers import rate_of
 from simulator.bounds.exchange import Exchange
-from simulator.bounds.forced import NS_PER_S, Forced, forced, time_ns
+from simulator.bounds.forced import Forced, forced, time_ns
 from simulator.bounds.idle import Idle
 from simulator.bounds.order import Order
+from simulator.bounds.windows import Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 
@@ -109,8 +104,10 @@ class Bound:
     ns
         The bound [ns].
     kind
-        What sets it: ``compute``, ``critical path``, ``room at OP``, ``link NAME``, ``queue NAME``,
-        ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or ``exchange in TIER``.
+        What sets it: ``compute``, ``critical path``, ``room at OP`` (or at so many ops, perhaps after a ``link NAME
+        before OP`` that brings what comes from home, or before a ``link NAME after OP`` that takes it there), ``room or
+        recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or
+        ``exchange in TIER``.
     terms
         Kind -> what it alone would take [ns].
     """
@@ -147,8 +144,8 @@ def bound(
     Returns
     -------
     Bound
-        ``max(compute, critical path, forced bytes / bandwidth of each link, queue and bus, room at each op)``; see the
-        module's proof and premises.
+        The largest of compute, critical path, forced bytes over each link, queue and bus, the exchange, and the longest
+        path over windows; see the module's proof and premises.
     """
     order = Order.alone(Before.of(graph), durations_ns, may_repeat=may_repeat)
     idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
@@ -175,20 +172,25 @@ def combinatorial(
     timed = zip(graph.ops, order.durations_ns, strict=True)
     compute_ns = sum(0 if op.collective else ns for op, ns in timed)
     exchange = Exchange.of(order, hardware, homes, idle)
+    windows = Windows(order, hardware, homes, idle, sharers or {})
+    again = Again(order, hardware, idle) if idle.may_repeat else None
 
     def at(budget_bytes: int | float) -> Bound:
         found = forced(order, hardware, homes, idle, budget_bytes)
         terms = {"compute": compute_ns}
         if order.path_ns > compute_ns:
             terms["critical path"] = order.path_ns
-        op, room_ns = _room(idle, found, hardware, order, budget_bytes)
-        if room_ns > max(terms.values()):
-            terms[f"room at {graph.ops[op].name}"] = room_ns
         between_starts = copy_terms(found, hardware, sharers or {})
-        exchange_ns = exchange.ns(budget_bytes, _rate(found.into, hardware), _rate(found.out_of, hardware))
+        exchange_ns = exchange.ns(budget_bytes, rate_of(found.into, hardware), rate_of(found.out_of, hardware))
         if exchange_ns:
             between_starts[f"exchange in {hardware.compute_tier}"] = exchange_ns
         terms |= {term: max(0, ns - order.shorter_ns) for term, ns in between_starts.items()}
+        longest = windows.longest(budget_bytes)
+        if longest.ns > max(terms.values()):
+            terms[longest.said(graph)] = longest.ns
+        again_ns, op = again.longest(budget_bytes) if again else (0, -1)
+        if again_ns > max(terms.values()):
+            terms[f"room or recompute at {graph.ops[op].name}"] = again_ns
         kind = max(terms, key=lambda term: terms[term])
         return Bound(terms[kind], kind, terms)
 
@@ -209,92 +211,5 @@ def copy_terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) ->
     for ring in (one.ring for one in found.beyond):
         for what, names in (("into", ring.into), ("out of", ring.out_of)):
             if len(names) > 1:
-                terms[f"links {what} {ring.name}"] = time_ns(found.over(names), _rate(names, hardware))
+                terms[f"links {what} {ring.name}"] = time_ns(found.over(names), rate_of(names, hardware))
     return {term: ns + found.rest_ns if ns else 0 for term, ns in terms.items()}
-
-
-def _rate(names: Sequence[str], hardware: Hardware) -> int | float:
-    """Bandwidth of these links together [B/s]."""
-    return sum(hardware.links[name].bandwidth_bytes_per_s for name in hardware.wires(names))
-
-
-class _Border(NamedTuple):
-    """A ring's room with the budget [B], the bandwidths out of it and into it [B/s], and who asks for room, by op."""
-
-    room_bytes: int | float
-    out_of: int | float
-    into: int | float
-    made_here: NDArray[np.int64]
-    read_later: NDArray[np.int64]
-
-
-def _borders(idle: Idle, hardware: Hardware, budget_bytes: int | float) -> list[_Border]:
-    return [
-        _Border(
-            budget_bytes + ring.room_bytes,
-            _rate(ring.out_of, hardware),
-            _rate(ring.into, hardware),
-            idle.work + made_here,
-            idle.work + read_later,
-        )
-        for ring, made_here, read_later in zip(idle.rings, idle.made_in, idle.read_in, strict=True)
-    ]
-
-
-def _room(idle: Idle, found: Forced, hardware: Hardware, order: Order, budget_bytes: int | float) -> tuple[int, int]:
-    """Find the op whose lack of room costs most, and what a step takes at least because of it [ns]."""
-    borders = _borders(idle, hardware, budget_bytes)
-    best, last = (0, order.path_ns), order.before.last
-    together = _in_turn(found, hardware)
-    for k in _promising(idle, order, borders, together):
-        left_ns = max(time_ns(_beyond(b.made_here[k], b.room_bytes), b.out_of) for b in borders)
-        back_ns, *further_ns = (time_ns(_beyond(b.read_later[k], b.room_bytes), b.into) for b in borders)
-        stored_ns = time_ns(_beyond(idle.work[last] + idle.put_out[k], budget_bytes), borders[0].out_of)
-        in_turn_ns = (back_ns + stored_ns) // together if together else 0
-        copies_ns = max(back_ns, stored_ns, in_turn_ns, *further_ns)
-        behind_ns = max(copies_ns + order.last_ns if copies_ns else 0, order.tails_ns[k])
-        cost_ns = max(left_ns, order.heads_ns[k]) + order.durations_ns[k] + behind_ns
-        if cost_ns > best[1]:
-            best = (k, cost_ns)
-    return best
-
-
-def _in_turn(found: Forced, hardware: Hardware) -> int:
-    """How many channels serve the one link out of the compute tier and the one into it; 0 if they don't share any."""
-    if len(found.into) != 1 or len(found.out_of) != 1:
-        return 0
-    both = {*found.into, *found.out_of}
-    shared = any(both <= set(queue) for queue in hardware.copy_queues.values())
-    return hardware.links[found.into[0]].channels if shared else 0
-
-
-def _promising(idle: Idle, order: Order, borders: Sequence[_Border], together: int) -> list[int]:
-    """Ops of the line that may cost most: floating point is good enough to leave out those that are far from it."""
-    durations, heads, tails = (np.array(x, float) for x in (order.durations_ns, order.heads_ns, order.tails_ns))
-    inner = borders[0]
-    stored = _about_ns(idle.work[order.before.last] + idle.put_out, inner.room_bytes, inner.out_of)
-    back = _about_ns(inner.read_later, inner.room_bytes, inner.into)
-    copies = np.maximum(np.maximum(back, stored), (back + stored) / together if together else 0.0)
-    left = _about_ns(inner.made_here, inner.room_bytes, inner.out_of)
-    for border in borders[1:]:
-        copies = np.maximum(copies, _about_ns(border.read_later, border.room_bytes, border.into))
-        left = np.maximum(left, _about_ns(border.made_here, border.room_bytes, border.out_of))
-    later = np.where(copies > 0, copies + order.last_ns, 0.0)
-    cost = np.maximum(left, heads) + durations + np.maximum(later, tails)
-    is_tight = np.zeros(len(cost), bool)
-    for border in borders:
-        is_tight |= np.maximum(border.made_here, border.read_later) > border.room_bytes
-    is_tight &= np.array(order.before.streams) == 0
-    limit = cost[is_tight].max(initial=0.0) * (1 - 1e-9) - 4
-    found: list[int] = np.flatnonzero(is_tight & (cost >= limit)).tolist()
-    return found
-
-
-def _about_ns(demand: NDArray[np.int64], room_bytes: int | float, rate: int | float) -> NDArray[np.float64]:
-    """Time for what is beyond the room, in floating point [ns]."""
-    found: NDArray[np.float64] = np.maximum(demand - float(room_bytes), 0.0) * (NS_PER_S / rate if rate else 0.0)
-    return found
-
-
-def _beyond(demand: np.int64, room_bytes: int | float) -> int:
-    return int(max(0, demand - room_bytes))

@@ -39,17 +39,15 @@ LINKS = ("link d2h", "link h2d")
 
 def test_two_tight_ops_in_a_row():
     """30 B leave between f and h, and come back between k and m: at k there is no more room than at h."""
-    assert limits(SAVED, relaxed=False).step(90).ns == 62
-    assert limits(SAVED).step(90) == Bound(64, "relaxation", limits(SAVED).step(90).terms)
-    assert 64 == 1 + 30 + 1 + 1 + 30 + 1
+    assert limits(SAVED).step(90).terms["relaxation"] == 1 + 30 + 1 + 1 + 30 + 1
 
 
 def test_weights_that_stream_wait_for_each_other():
     """w is needed at once, and v comes in while f runs, but not before w: 30 + 10 + 20 more, and g."""
     g = graph("w 30 persistent, v 30 persistent", "f: w ->, 10 ns", "g: v ->, 30 ns")
     found = limits(g, {"w": DDR, "v": DDR})
-    assert limits(g, {"w": DDR, "v": DDR}, relaxed=False).step(60).ns == 60
-    assert found.step(60) == Bound(90, "relaxation", {"compute": 40, "link d2h": 0, "link h2d": 60, "relaxation": 90})
+    terms = {"compute": 40, "link d2h": 0, "link h2d": 60, "link h2d before g": 90}
+    assert found.step(60) == Bound(90, "link h2d before g", {**terms, "relaxation": 90})
 
 
 def test_a_version_goes_out_once_however_often_it_leaves():
@@ -91,7 +89,7 @@ def test_the_peak_falls_as_the_step_may_take_longer():
     """In 64 ns 30 B can leave and be back; what a step without end needs is what m uses."""
     found = limits(SAVED)
     assert [found.peak_bytes(ns) for ns in (5, 64, 10**9)] == [120, 90, 80]
-    assert limits(SAVED, relaxed=False).peak_bytes(62) == 90
+    assert [limits(SAVED, relaxed=False).peak_bytes(ns) for ns in (62, 64)] == [91, 90]
 
 
 def test_without_a_link_there_is_a_bound_on_the_peak_too():
@@ -147,13 +145,13 @@ def test_any_dual_values_give_a_bound(monkeypatch):
 
 def test_without_an_answer_of_the_solver_the_bound_is_compute(monkeypatch):
     monkeypatch.setattr(LinearProgram, "_solve", lambda self: None)
-    assert limits(SAVED).step(90).kind == "room at h"
+    assert limits(SAVED).step(90).kind == "room at 2 ops"
     assert limits(SAVED).step(90).terms["relaxation"] == 5
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert limits(SAVED, relaxed=False).step(90).ns == 62
+    assert limits(SAVED, relaxed=False).step(90).ns == 64
     with pytest.raises(ConfigError, match=r'pip install "hosim\[solve\]"'):
         limits(SAVED).step(90)
 

@@ -1,0 +1,349 @@
+"""The longest path through a step on which copies come between ops: what has no room at one op must move by another.
+
+*In.* Let ``a`` and ``c`` be ops of the line, ``a`` before ``c``. What ops behind ``a`` and up to ``c`` read, what was
+there before ``a``, and what ``a`` does not use itself, is needed between them. While ``a`` runs it has its place, its
+workspace has, and so has what stays because it is at home in the compute tier. So of what is needed no more than is
+left of the budget is in place, or under way into its place, when ``a`` ends. The rest, the *lack* of the window, begins
+to come in after the end of ``a``, and has come in when ``c`` starts: ``c`` starts no sooner than the end of ``a`` and
+the time that the lack takes on the links into the compute tier.
+
+*Out.* What ops from ``a`` on have made before ``c``, what is needed after ``c``, and what ``c`` does not use, was made
+in the compute tier and is there alone until it is copied out. What of it has no room beside what ``c`` uses, and what
+stays, is copied out after the end of ``a``, where the first of it can have been made, and before ``c`` starts, which
+takes its room. So ``c`` starts no sooner than the end of ``a`` and the time that this takes on the links out.
+
+*Both.* What comes in existed before ``a``, what goes out did not: no byte counts twice. Over links that share the
+channels of a copy queue, or a bus, both take their time in turn.
+
+*From the start.* What is at home elsewhere and first read up to ``c`` comes in between the start of the last op of the
+step before and the start of ``c`` (see `step_time`); what must be out while ``c`` runs, and was made in the step or in
+a run of one step is at home here, has left since the step began.
+
+*To the end.* In a run of one step, what is at home elsewhere and was written by ``a`` or later goes home after the end
+of ``a``, and before the run ends.
+
+So all of these are edges from the end of an op to the start of another, as is each op between them. The longest path
+is a bound: windows that follow each other on it add up. What is needed once for each of several tokens that are decoded
+in one step counts once in each window; a window as long as a token has the lack of a token. Where the path over several
+ranks begins or ends elsewhere, heads and tails of `order` say how long; of ranks that are alike, each window is a part
+of a path as any other.
+
+*Rings.* The same holds of the tiers around the compute tier together, with the room of all and the links behind them
+(`rings`): what is needed and has no place in the ring comes into it, what was made in the compute tier and has no place
+in the ring leaves it.
+
+*Several streams.* What is needed, and while which ops of the line, is known as `idle` has it. A reader beside the line
+counts for the first op of the line that surely starts after it; what is made there, for windows from the last op of the
+line on than which it surely starts no sooner.
+
+*Recompute.* An op is its first run, and only what no op can make again counts. What comes from the start does not
+count over several steps, as the last op to run is not known then.
+
+*Rates* are those of `carriers`. Alike ranks that meet have the same windows, and share buses in each of them.
+
+*Finding it.* For an end ``c``, what is needed from each start ``a`` differs from that for the end before only by what
+is read between the two: by values that are idle from their last use on, a range of starts. So it is with what is made.
+Both are kept for all starts at once. Starts and ends are at most `MOST_POINTS` ops: of each of equally long stretches
+of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops leave windows out, no
+more. What to take is decided in floating point, what it takes is added in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.bounds.carriers import Carrier, carriers
+from simulator.bounds.idle import Idle, Spells, shortest
+from simulator.bounds.order import Order
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.plan import FREE, NOWHERE
+
+MOST_POINTS = 2_048
+"""Between so many ops windows lie at most."""
+
+Bytes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """The longest path through a step that windows are part of.
+
+    Attributes
+    ----------
+    ns
+        How long it takes at least [ns].
+    short
+        Ops that have no room for what is needed beside them, in order.
+    entered
+        What brings what is at home elsewhere, and the op that waits for it, if the path begins so; else None.
+    left
+        What takes home all that is left, and the op after which it does, if the path ends so; else None.
+    """
+
+    ns: int = 0
+    short: tuple[int, ...] = ()
+    entered: tuple[str, int] | None = None
+    left: tuple[str, int] | None = None
+
+    def said(self, graph: Graph) -> str:
+        """What it is made of, for people."""
+        ops, short = graph.ops, self.short
+        said = [f"{self.entered[0]} before {ops[self.entered[1]].name}"] if self.entered else []
+        if short:
+            said.append(f"room at {ops[short[0]].name}" if len(short) == 1 else f"room at {len(short)} ops")
+        if self.left:
+            said.append(f"{self.left[0]} after {ops[self.left[1]].name}")
+        return ", ".join(said)
+
+
+class Windows:
+    """What is known of the windows of a graph, whatever the budget.
+
+    Parameters
+    ----------
+    order, hardware, homes, idle, sharers
+        As for `simulator.bounds.step_time.combinatorial`.
+    """
+
+    def __init__(
+        self, order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, sharers: Mapping[str, int]
+    ) -> None:
+        before = order.before
+        self.order, self.idle, self.spells = order, idle, _kept(idle)
+        self.held = idle.work + idle.stays
+        self.line = np.flatnonzero(np.array(before.streams, np.int64) == 0)
+        self.from_start = _from_start(order, homes, idle)
+        self.to_end = _to_end(order, homes, idle)
+        sizes = {tensor.size_bytes for tensor in before.graph.tensors} - {0}
+        self.carriers = carriers(idle.rings, hardware, sorted(sizes), sharers if before.graph.meets else {})
+        ops, spells = len(before.streams), self.spells
+        is_needed, is_made = spells.due < ops, spells.made >= 0
+        most = np.maximum(spells.where(is_needed).over(ops), spells.where(is_made).over(ops))
+        self._most = self.held + most
+
+    def longest(self, budget_bytes: int | float) -> Longest:
+        """Find the longest path with a budget [B]."""
+        points = self._points(budget_bytes)
+        return _Sweep(self, points, budget_bytes).run() if len(points) else Longest()
+
+    def _points(self, budget_bytes: int | float) -> Bytes:
+        """Ops between which windows may lie; none if there is no lack of room, and nothing comes from the start."""
+        short = self.line[self._most[self.line] > budget_bytes]
+        if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
+            return self.line[:0]
+        half = MOST_POINTS // 2
+        return np.unique(
+            np.concatenate([*(shortest(ops, self._most, half) for ops in (short, self.line)), self.line[-1:]])
+        )
+
+
+def _kept(idle: Idle) -> Spells:
+    """Values that have to be kept somewhere, as no op can make them again."""
+    if not idle.may_repeat:
+        return idle.spells
+    repeatable = np.array([*(op.repeatable for op in idle.before.graph.ops), False])
+    return idle.spells.where(~repeatable[idle.spells.maker])
+
+
+def _from_start(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
+    """By ring and op, what has come in since the step began when the op starts [B]."""
+    before = order.before
+    graph, ops = before.graph, len(before.streams)
+    found = np.zeros((len(idle.rings), ops + 1), np.int64)
+    several = graph.steps > 1
+    if several and (graph.meets or idle.may_repeat):
+        return found
+    outlasting = order.outlasting | graph.cacheable if several else frozenset[int]()
+    for t in before.inputs - outlasting:
+        uses, size = idle.lifetimes.uses[t], graph.tensors[t].size_bytes
+        if homes[t] in {FREE, NOWHERE} or not uses or not size or t not in graph.ops[uses[0]].reads:
+            continue
+        for number, ring in enumerate(idle.rings):
+            if homes[t] not in ring.tiers:
+                found[number, before.awaited_by(uses[0])] += size
+    return np.cumsum(found[:, :-1], axis=1)
+
+
+def _to_end(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
+    """By ring and op, what goes home after the end of the op, if the run has but one step [B]."""
+    before = order.before
+    graph, ops = before.graph, len(before.streams)
+    found = np.zeros((len(idle.rings), ops + 1), np.int64)
+    for t in before.inputs if graph.steps == 1 else ():
+        writes = idle.lifetimes.writes[t]
+        if writes and graph.tensors[t].persistent and homes[t] not in {FREE, NOWHERE}:
+            for number, ring in enumerate(idle.rings):
+                if homes[t] not in ring.tiers:
+                    found[number, before.no_sooner(writes[-1])] += graph.tensors[t].size_bytes
+    return np.cumsum(found[:, -2::-1], axis=1)[:, ::-1]
+
+
+class _Edge(NamedTuple):
+    """How the longest path comes to the start of an op.
+
+    Attributes
+    ----------
+    ns
+        When, after the window of the step has begun [ns].
+    start
+        Number of the point from which; -1 if from the beginning.
+    short
+        The op that has no room; -1 if none.
+    enters
+        What brings what is at home elsewhere; empty if nothing does.
+    """
+
+    ns: int
+    start: int = -1
+    short: int = -1
+    enters: str = ""
+
+
+class _Sweep:
+    """Goes through the ends of windows, and keeps what each start asks for until then.
+
+    Parameters
+    ----------
+    windows
+        Of the graph.
+    points
+        Ops between which windows lie.
+    budget_bytes
+        What may be used of the compute tier [B].
+    """
+
+    def __init__(self, windows: Windows, points: Bytes, budget_bytes: int | float) -> None:
+        order, idle = windows.order, windows.idle
+        self._order, self._carriers = order, windows.carriers
+        self._points: list[int] = points.tolist()
+        self._rooms = [budget_bytes + ring.room_bytes for ring in idle.rings]
+        self._held = windows.held[points]
+        self._left = [(idle.work + made)[points] for made in idle.made_in]
+        self._entered = windows.from_start[:, points]
+        self._back = windows.to_end[:, points]
+        self._before_ns = order.last_ns + order.shorter_ns if order.before.graph.steps > 1 else 0
+        in_line = np.where(np.array(order.before.streams) == 0, order.durations_ns, 0)
+        self._clock: list[int] = np.cumsum(in_line)[points].tolist()
+        self._come, self._gone = np.zeros((2, len(points)), np.int64)
+        self._reads, self._writes = _events(windows.spells, points, len(in_line))
+        self._edges: list[_Edge] = []
+        self._ends = np.zeros(len(points))
+
+    def run(self) -> Longest:
+        """Find the longest path."""
+        order, best, last = self._order, Longest(), -1
+        for end, op in enumerate(self._points):
+            for first, behind, size in self._reads[end]:
+                self._come[first:behind] += size
+            for behind, size in self._writes[end]:
+                self._gone[:behind] += size
+            edge = max(self._known(end), self._from_start(end), self._window(end))
+            self._edges.append(edge)
+            self._ends[end] = edge.ns + order.durations_ns[op]
+            back_ns, name = max((one.ns(0, int(self._back[one.ring][end])), one.name) for one in self._carriers)
+            ns = edge.ns + order.durations_ns[op] + max(order.tails_ns[op], back_ns)
+            if ns > best.ns:
+                best, last = Longest(ns, left=(name, op) if back_ns > order.tails_ns[op] else None), end
+        return self._told(best, last)
+
+    def _known(self, end: int) -> _Edge:
+        """From the point before, or as `order` has it."""
+        op = self._points[end]
+        head = _Edge(self._order.heads_ns[op])
+        if not end:
+            return head
+        between = self._clock[end] - self._order.durations_ns[op] - self._clock[end - 1]
+        return max(head, _Edge(self._end_ns(end - 1) + between, end - 1))
+
+    def _end_ns(self, start: int) -> int:
+        return self._edges[start].ns + self._order.durations_ns[self._points[start]]
+
+    def _from_start(self, end: int) -> _Edge:
+        """What has come from the start of the step, or has left since."""
+        best = _Edge(-1)
+        for one in self._carriers:
+            entered = int(self._entered[one.ring][end]) if one.into else 0
+            left = _beyond(self._left[one.ring][end], self._rooms[one.ring]) if one.out_of else 0
+            if entered or left:
+                ns = one.ns(entered, left) - (self._before_ns if entered else 0)
+                best = max(best, _Edge(ns, -1, self._points[end] if left else -1, one.name if entered else ""))
+        return best
+
+    def _window(self, end: int) -> _Edge:
+        """The window to this end whose copies last longest."""
+        best = _Edge(-1)
+        if not end:
+            return best
+        about = np.zeros(end)
+        for one in self._carriers:
+            about = np.maximum(about, self._about_ns(one, end))
+        start = int((self._ends[:end] + about).argmax())
+        if not about[start]:
+            return best
+        for one in self._carriers:
+            room = self._rooms[one.ring]
+            come = _beyond(self._held[start] + self._come[start], room) if one.into else 0
+            gone = _beyond(self._held[end] + self._gone[start], room) if one.out_of else 0
+            short = self._points[start if come else end]
+            best = max(best, _Edge(self._end_ns(start) + one.ns(come, gone), start, short))
+        return best
+
+    def _about_ns(self, one: Carrier, end: int) -> NDArray[np.float64]:
+        """For each start, about how long the copies of the window last [ns]."""
+        found, room = np.zeros(end), float(self._rooms[one.ring])
+        if one.into:
+            found += np.maximum(self._held[:end] + self._come[:end] - room, 0.0) * one.about(one.into)
+        if one.out_of:
+            found += np.maximum(self._gone[:end] + (self._held[end] - room), 0.0) * one.about(one.out_of)
+        return found
+
+    def _told(self, best: Longest, last: int) -> Longest:
+        """The path, from its end."""
+        short, entered = set[int](), None
+        while last >= 0:
+            edge = self._edges[last]
+            short.update({edge.short} - {-1})
+            if edge.enters:
+                entered = edge.enters, self._points[last]
+            last = edge.start
+        return replace(best, short=tuple(sorted(short)), entered=entered)
+
+
+def _beyond(demand: np.int64, room_bytes: int | float) -> int:
+    return int(max(0, demand - room_bytes))
+
+
+def _events(
+    spells: Spells, points: Bytes, ops: int
+) -> tuple[list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]]:
+    """By point: the ranges of starts from which more must have come in, and those from which other is to be out."""
+    count = len(points)
+    first, behind = np.searchsorted(points, spells.first), np.searchsorted(points, spells.last, "right")
+    due = np.where(spells.due < ops, np.searchsorted(points, spells.due), count)
+    made = np.searchsorted(points, spells.made, "right")
+    lies = behind > first
+    reads: list[list[tuple[int, int, int]]] = [[] for _ in points]
+    writes: list[list[tuple[int, int]]] = [[] for _ in points]
+    for end, *more in _summed(lies & (due < count), spells.size, due, first, behind):
+        reads[end].append((more[0], more[1], more[2]))
+    is_made = lies & (made > 0)
+    for end, rows, size in _summed(is_made, spells.size, first, made):
+        writes[end].append((rows, size))
+    for end, rows, size in _summed(is_made & (behind < count), spells.size, behind, made):
+        writes[end].append((rows, -size))
+    return reads, writes
+
+
+def _summed(mask: NDArray[np.bool_], sizes: Bytes, *keys: Bytes) -> list[list[int]]:
+    """The different keys, each with the sum of its sizes."""
+    different, which = np.unique(np.stack([key[mask] for key in keys], axis=1), axis=0, return_inverse=True)
+    sums = np.zeros(len(different), np.int64)
+    np.add.at(sums, which.reshape(-1), sizes[mask])
+    found: list[list[int]] = np.column_stack([different, sums]).tolist()
+    return found
