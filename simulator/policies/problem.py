@@ -177,6 +177,12 @@ class Problem:
         return tuple(t in inputs for t in range(len(self.graph.tensors)))
 
     @cached_property
+    def gives_homes(self) -> bool:
+        """Whether some tensor that exists before the first op, and is used, must be in one tier then."""
+        known = zip(self.starts_with, self.lifetimes.uses, self.homes, strict=True)
+        return any(exists and uses and home != FREE for exists, uses, home in known)
+
+    @cached_property
     def visitors(self) -> tuple[int, ...]:
         """Tensors that are used and whose home, from before the first op, is another tier than the compute tier."""
         here = (FREE, self.compute_tier)

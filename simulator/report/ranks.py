@@ -29,7 +29,7 @@ class OfRank:
         What it runs; empty if all ranks run the same.
     stands_for
         How many ranks it stands for, itself among them.
-    label, policy, summary, graph, hardware, budget_bytes, plan, trace, shortfall, blocked
+    label, policy, summary, graph, hardware, budget_bytes, plan, trace, shortfall, blocked, homes_are_given
         As of any row.
     job
         What all ranks run.
@@ -49,6 +49,7 @@ class OfRank:
     trace: Trace | None
     shortfall: Shortfall | None = field(default=None)
     blocked: tuple[str, ...] = field(default=())
+    homes_are_given: bool = field(default=False)
 
     @property
     def ran(self) -> Ran | None:
@@ -114,6 +115,7 @@ def _view(row: Row, rank: int, trace: Trace | None, summary: Mapping[str, Any]) 
         plan=row.plans[number] if row.plans else None,
         trace=trace,
         blocked=row.blocked,
+        homes_are_given=row.homes_are_given,
     )
 
 

@@ -39,6 +39,8 @@ class Row(Protocol):
         Why no plan can fit; None where one ran.
     blocked
         Who waits for whom, where a plan blocked itself.
+    homes_are_given
+        Whether some homes are not free, so that what must be copied holds with these.
     """
 
     @property
@@ -67,6 +69,8 @@ class Row(Protocol):
     def shortfall(self) -> Shortfall | None: ...  # noqa: D102
     @property
     def blocked(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def homes_are_given(self) -> bool: ...  # noqa: D102
 
 
 def is_ok(row: Row) -> bool:

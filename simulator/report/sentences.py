@@ -131,8 +131,8 @@ def _fastest(rows: Sequence[Row]) -> str:
         text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
     gap = row.summary.get("gap_fraction")
     if present(gap):
-        others = any(map(recomputed_ns, rows)) and not recomputed_ns(row)
-        text += _above_bound(float(gap or 0), str(row.summary.get("bound_kind") or "compute"), others=others)
+        kind = str(row.summary.get("bound_kind") or "compute")
+        text += _above_bound(float(gap or 0), kind, _held_to(rows, row, kind.removesuffix(OF_FIXED)))
         text += _unseen(row, float(gap or 0))
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
@@ -227,14 +227,26 @@ def _hides(row: Row) -> str:
     return listed(said)
 
 
-def _above_bound(gap: float, kind: str, *, others: bool) -> str:
-    """Say how far the bound is; where `others` recompute, that it is one for plans that do not."""
+def _held_to(rows: Sequence[Row], row: Row, kind: str) -> str:
+    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either.
+
+    Compute and the longest path are the same whatever the homes.
+    """
+    said = ["with these homes"] if row.homes_are_given and kind not in _WHATEVER_HOMES else []
+    said += ["without recompute"] if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else []
+    return " ".join(["no plan", *said])
+
+
+_WHATEVER_HOMES = ("compute", "critical path")
+
+
+def _above_bound(gap: float, kind: str, plan: str) -> str:
+    """Say how far the bound is, and which plans it holds for."""
     if kind.endswith(OF_FIXED):
         kind = kind.removesuffix(OF_FIXED)
         if gap < 0.0005:
-            return f", and over the run no plan that is fixed before it can be faster ({kind})"
-        return f"; over the run {percent(gap)} above what no plan that is fixed before it can beat ({kind})"
-    plan = "no plan without recompute" if others else "no plan"
+            return f", and over the run {plan} that is fixed before it can be faster ({kind})"
+        return f"; over the run {percent(gap)} above what {plan} that is fixed before it can beat ({kind})"
     if gap < 0.0005:
         return f", and {plan} can be faster ({kind})"
     return f", {percent(gap)} above the bound that {plan} can beat ({kind})"

@@ -92,6 +92,11 @@ class Result:
         return self.case.problem.budget_bytes
 
     @property
+    def homes_are_given(self) -> bool:
+        """Whether the scenario says where a step begins with some tensor, so that bounds hold with these homes."""
+        return any(task.problem.gives_homes for task in self.case.tasks)
+
+    @property
     def blocked(self) -> tuple[str, ...]:
         """Who waits for whom, if the plan blocked itself."""
         return self.trace.blocked if self.trace else ()

@@ -204,7 +204,7 @@ def _row(label, step=None, shortfall=None, **more):
     about = {"moved_d2h_bytes": 1, **summary}
     return SimpleNamespace(
         label=label, policy=label, summary=about, shortfall=shortfall, blocked=(), trace=None, hardware=hardware,
-        budget_bytes=2000, plan=None, ran=None,
+        budget_bytes=2000, plan=None, ran=None, homes_are_given=False,
     )  # fmt: skip
 
 
@@ -271,10 +271,21 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
 
 def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_its_own(again):
     recompute, static = again["recompute"].summary, again["static"].summary
-    assert recompute["bound_kind"] == "compute"
+    assert recompute["bound_kind"] == "room or recompute at fwd/5"
     assert recompute["bound_ns"] < static["bound_ns"]
-    assert "the bound that no plan can beat (compute); it spends" in again.sentences[0]
+    assert (
+        "the bound that no plan with these homes can beat (room or recompute at fwd/5); it spends" in again.sentences[0]
+    )
     assert "on recompute (" in again.sentences[0]
+
+
+def test_a_bound_that_other_homes_can_beat_says_so():
+    rows = [_row("static", 1000, gap_fraction=0.0, bound_kind=kind) for kind in ("link read", "critical path")]
+    for row in rows:
+        row.homes_are_given = True
+    said = [sentences([row])[0] for row in rows]
+    assert "and no plan with these homes can be faster (link read)" in said[0]
+    assert "and no plan can be faster (critical path)" in said[1]
 
 
 def test_a_bound_that_recompute_can_beat_is_not_called_one_that_no_plan_can():

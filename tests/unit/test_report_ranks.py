@@ -155,6 +155,7 @@ def crowd():
     trace = perform(machine, plans, "w ddr")
     job = Job("story", (early, late), (0, 1), ("early", "late"))
     known = {"label": "story", "policy": "story", "plans": (), "blocked": (), "budget_bytes": 1000}
+    known["homes_are_given"] = False
     summary = metrics.summarise(job, machine, trace)
     return SimpleNamespace(job=job, hardware=machine, trace=trace, summary=summary, **known)
 
