@@ -16,13 +16,15 @@ from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario
-from simulator.units import nearest
+from simulator.units import closest, nearest
 from simulator.workload import Workload
 
 D = TypeVar("D", bound=Document)
 
 KINDS: Mapping[str, type[Document]] = {"hardware": Hardware, "workload": Workload, "scenario": Scenario}
 """Kind of document -> its type."""
+_LISTED = {"hardware": "hardware", "workload": "workloads", "scenario": "scenarios"}
+"""Kind of document -> what `hosim list` calls it."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios"}
 _LARGEST_BYTES = 4_000_000
 
@@ -93,9 +95,17 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         return path
     shelf = _shelf(kind)
     if ref not in shelf:
-        do = nearest(ref, tuple(sorted(shelf))) + ", or a path that ends in .yaml"
-        raise ConfigError(kind, f"a {kind} document has a name in the catalogue", repr(ref), do)
+        must = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
+        raise ConfigError(kind, must, repr(ref), _meant(ref, kind))
     return shelf[ref]
+
+
+def _meant(ref: str, kind: str) -> str:
+    """What a name may have meant that is none in the catalogue."""
+    if (Path(ref) / f"{kind}.yaml").is_file():
+        return f"that is a folder: write {str(Path(ref) / f'{kind}.yaml')!r}"
+    close = closest(ref, names(kind))
+    return (f"did you mean {close!r}? " if close else "") + f"`hosim list {_LISTED[kind]}` names them all"
 
 
 def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None) -> Entry[Any]:

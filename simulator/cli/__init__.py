@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from simulator.cli.diff import diff
-from simulator.cli.documents import check, list_, schema
+from simulator.cli.documents import check, graph, list_, schema
 from simulator.cli.largest import largest
 from simulator.cli.run import run
 from simulator.cli.scaling import scaling
@@ -128,7 +128,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (run, largest, scaling, serve, diff, validate, sensitivity, list_, check, schema):
+for command in (run, largest, scaling, serve, diff, validate, sensitivity, list_, check, graph, schema):
     hosim.add_command(command)
 
 

@@ -1,8 +1,9 @@
-"""The commands `hosim list`, `check` and `schema`: what documents there are, and whether they are right."""
+"""The commands `hosim list`, `check`, `schema` and `graph`: what there is, whether it is right, and what it becomes."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -93,3 +94,23 @@ def schema(kind: str) -> None:
     from simulator import catalog
 
     click.echo(json.dumps(catalog.schema(kind), indent=2))
+
+
+@click.command(short_help="Write the operator graph of a workload as a file.")
+@click.argument("workload")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder.")
+def graph(workload: str, out: Path) -> None:
+    """Write the operator graph of WORKLOAD as JSON lines (hosim-graph/1), and a workload that runs the file.
+
+    \b
+    Examples:
+      hosim graph llama3_8b_train --out graphs/llama3_8b
+      hosim graph mine.yaml --out graphs/mine
+
+    WORKLOAD is a name in the catalogue or a .yaml file. Change the file as you like; a scenario runs it with
+    workload: graphs/llama3_8b/workload.yaml. Of several ranks that run different graphs each is a file.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.run.graphs import write_graphs
+
+    for line in write_graphs(workload, out):
+        click.echo(line)

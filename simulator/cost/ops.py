@@ -10,7 +10,7 @@ from fractions import Fraction
 from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
 from simulator.errors import ConfigError
-from simulator.graph import Collective, Graph, Group, Op
+from simulator.graph import OP_CLASSES, Collective, Graph, Group, Op
 from simulator.hardware import Hardware
 from simulator.units import nearest
 
@@ -28,7 +28,7 @@ def arithmetic_ns(op: Op, hardware: Hardware) -> int:
     Raises
     ------
     ConfigError
-        If the machine states no peak for the op's data type.
+        If the machine states no peak for the op's data type, or does not know its class.
     """
     if not op.flops:
         return 0
@@ -44,9 +44,22 @@ def arithmetic_ns(op: Op, hardware: Hardware) -> int:
         )
     if peak == math.inf:
         return 0
-    achieved = compute.achieved_fraction.get(op.op_class, compute.achieved_fraction.get("default", 1.0))
+    achieved = _achieved(op, hardware)
     rate = Fraction(int(peak)) * Fraction(str(achieved))
     return math.ceil(Fraction(op.flops * NS_PER_S) / rate)
+
+
+def _achieved(op: Op, hardware: Hardware) -> float:
+    fractions = hardware.compute.achieved_fraction
+    known = {*OP_CLASSES, *fractions}
+    if op.op_class not in known:
+        raise ConfigError(
+            f"hardware {hardware.name!r}, compute.achieved_fraction",
+            "the class of every op is one of hosim's or has a fraction of its own",
+            f"op {op.name!r} of class {op.op_class!r}",
+            f"{nearest(op.op_class, tuple(sorted(known)))}; or add compute.achieved_fraction.{op.op_class}",
+        )
+    return fractions.get(op.op_class, fractions.get("default", 1.0))
 
 
 def memory_work(op: Op, hardware: Hardware) -> int:

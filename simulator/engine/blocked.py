@@ -125,5 +125,6 @@ class Explainer:
         used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
             f"{what} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
-            f"{instance.in_pieces}, largest {largest or 'nothing'}; no issued detach will free more"
+            f"{instance.in_pieces}, largest {largest or 'nothing'}; no issued detach will free more, so detach "
+            "something before it, or give more room"
         )

@@ -35,7 +35,7 @@ op       `flops`            arithmetic work                                     
 op       `workspace_bytes`  room it needs while it runs                                            0
 op       `duration_ns`      measured time                                                          cost model
 op       `kind`             compute, collective or host                                            compute
-op       `op_class`         key of the machine's achieved fractions                                vector
+op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no cache operator may be moved across it; not in a fused group         false

@@ -9,6 +9,7 @@ from simulator.graph.job import Job
 from simulator.graph.ops import (
     LARGEST,
     LARGEST_RUN,
+    OP_CLASSES,
     PHASES,
     Graph,
     Late,
@@ -24,6 +25,7 @@ __all__ = [
     "ALGORITHMS",
     "LARGEST",
     "LARGEST_RUN",
+    "OP_CLASSES",
     "PAIRED",
     "PHASES",
     "Collective",

@@ -114,6 +114,10 @@ class Late:
         return chosen_number(len(self.candidates), self.samples, self.each)
 
 
+OP_CLASSES = ("matmul", "attention", "vector")
+"""Classes that every machine knows: what it does not list reaches its default fraction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operator, at the granularity of a kernel.
@@ -134,7 +138,7 @@ class Op:
     duration_ns
         Measured time [ns]; the cost model is used if None.
     op_class, dtype
-        Keys of the hardware's achieved fractions and peaks.
+        Keys of the hardware's achieved fractions and peaks; of `OP_CLASSES` the machine need not list all.
     phase
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier

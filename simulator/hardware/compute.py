@@ -18,7 +18,7 @@ class Compute(Part):
         Data type -> peak rate [FLOP/s].
     achieved_fraction
         Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that kernels of the class reach;
-        ``default`` covers classes that are not listed.
+        ``default`` covers these three where they are not listed.
     achieved_bandwidth_fraction
         Share of the compute tier's bandwidth that a memory-bound kernel reaches.
     launch_ns

@@ -259,7 +259,7 @@ class Walk:
         was = self._state[place]
         if was == ABSENT:
             found = f"{self._name(tensor)} absent from {self._plan.tiers[tier]}{self._since(place)}"
-            raise self._error("what is detached is there", found, "drop this detach")
+            raise self._error("what is detached is there", found, self._without(tensor))
         if tensor in self._pinned and tier == self._compute_tier and self._graph.tensors[tensor].persistent:
             here = self._plan.tiers[tier]
             found = f"that it detaches {self._name(tensor)}, whose home the scenario sets to {here}"
@@ -273,6 +273,12 @@ class Walk:
             self._lost[tensor] = self._here
             if tensor in self._outputs:
                 self._given_up[tensor] = self._here
+
+    def _without(self, tensor: int) -> str:
+        """What to do about a detach of what is not there: an op that makes it may be missing."""
+        ahead = (op.name for o, op in enumerate(self._graph.ops) if tensor in op.writes and o not in self._ran)
+        maker = next(ahead, None)
+        return "drop this detach" if maker is None else f"compute {maker!r}, which makes it, before it, or drop it"
 
     def _stays_for_others(self, tensor: int, tier: int) -> bool:
         what = self._graph.tensors[tensor]

@@ -77,6 +77,40 @@ def stacked(heights_in: list[float], labels: list[str], top_in: float = 0) -> tu
     return picture, axes
 
 
+def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
+    """Where the pixels of a time axis begin, and where the last ends [ns]; `size` is how many ns its unit has."""
+    return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
+
+
+def highest(time_ns: NDArray[np.int64], value: NDArray[np.int64], edges: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Choose for each pixel the change after which something that lasts from change to change is highest in it.
+
+    Parameters
+    ----------
+    time_ns, value
+        When it changes, ascending [ns], and to what; of several changes at one instant the last one counts.
+    edges
+        As `pixels` returns them.
+
+    Returns
+    -------
+    array of int
+        The number of a change; -1 for a pixel before the first.
+    """
+    lasting = np.flatnonzero(np.append(time_ns[1:] != time_ns[:-1], True))
+    moments = time_ns[lasting]
+    before = np.searchsorted(moments, edges[:-1], "right") - 1
+    found = np.where(before >= 0, lasting[before], -1)
+    pixel = np.searchsorted(edges, moments, "right") - 1
+    inside = (pixel >= 0) & (pixel < len(found))
+    changes, pixel = lasting[inside], pixel[inside]
+    order = np.lexsort((value[changes], pixel))
+    most = order[np.append(pixel[order][1:] != pixel[order][:-1], True)] if len(order) else order
+    rises = (found[pixel[most]] < 0) | (value[changes[most]] > value[found[pixel[most]]])
+    found[pixel[most][rises]] = changes[most][rises]
+    return found
+
+
 def units(extent_ns: int) -> tuple[str, int]:
     """Choose the unit of a time axis: its name, and how many ns it has."""
     for name, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):

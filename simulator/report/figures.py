@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE as COMPUTE_STEP
@@ -20,7 +19,9 @@ from simulator.report.drawing import (
     Picture,
     byte_unit,
     draw_boundaries,
+    highest,
     only,
+    pixels,
     plain,
     side_legend,
     stacked,
@@ -33,9 +34,6 @@ from simulator.report.ranks import is_job
 from simulator.report.rows import Row, causes, is_ok, present, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
-
-_COLUMNS = 4000
-"""Points of a memory curve: more than a picture has pixels across."""
 
 
 def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
@@ -72,7 +70,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     unit, size = units(last - first)
     axes[0].set_xlim(first / size, last / size)
     _draw_lanes(axes[0], row, (spans, waits), lanes, size)
-    limits = [_draw_memory(ax, row, u, (first, last, size)) for ax, u in zip(axes[1:], tiers, strict=False)]
+    limits = [_draw_memory(ax, row, u, size) for ax, u in zip(axes[1:], tiers, strict=False)]
     if kept is not None:
         space_figure.draw(axes[-1], kept, float(row.budget_bytes), (first, last, size))
     for ax in axes:
@@ -127,19 +125,19 @@ def _draw_lanes(ax: Axes, row: Row, blocks: tuple[Block, Block], lanes: list[Lan
     plain(ax)
 
 
-def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -> bool:
-    """Draw what lies in a tier, and say whether its limit is in the picture."""
-    first, last, size = span
+def _draw_memory(ax: Axes, row: Row, usage: Usage, size: int) -> bool:
+    """Draw the most that lies in a tier within each pixel, and say whether its limit is in the picture."""
     limit, total = usage.limit_bytes, usage.total_bytes
     peak = int(total.max())
     shown = math.isfinite(limit) and limit <= 4 * peak
     unit, scale = byte_unit(max(peak, float(limit) if shown else 0))
-    at = _thin(usage, (first, last))
-    time = np.append(usage.time_ns[at], last) / size
-    tops = np.cumsum(usage.kind_bytes[:, at] / scale, axis=0)
+    edges = pixels(ax, size)
+    at = highest(usage.time_ns, total, edges)
+    tops = np.cumsum(np.where(at >= 0, usage.kind_bytes[:, at], 0) / scale, axis=0)
     for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
         top = np.append(tops[k], tops[k, -1])
-        ax.fill_between(time, 0, top, step="post", color=colours.KIND[KINDS[k]], linewidth=0)
+        ax.fill_between(edges / size, 0, top, step="post", color=colours.KIND[KINDS[k]], linewidth=0)
+    ax.stairs(tops[-1], edges / size, color=FAINT, linewidth=0.6)
     if shown:
         ax.axhline(float(limit) / scale, color=INK, linewidth=1.1, linestyle=(0, (5, 2)))
     ax.set_ylim(0, 1.25 * max(peak, float(limit) if shown else 0) / scale or 1)
@@ -151,22 +149,6 @@ def _draw_memory(ax: Axes, row: Row, usage: Usage, span: tuple[int, int, int]) -
     ax.text(0.004, 0.975, says, transform=ax.transAxes, va="top", fontsize=8, color=INK, bbox=box)
     plain(ax)
     return shown
-
-
-def _thin(usage: Usage, window: tuple[int, int]) -> NDArray[np.int64]:
-    """Choose which changes to draw: in each of many equal stretches of time the one with most memory, and the last."""
-    time, total = usage.time_ns, usage.total_bytes
-    last_of_instant = np.append(time[1:] != time[:-1], True)
-    at = np.flatnonzero(last_of_instant & (time <= window[1]))
-    at = at[max(0, int(np.searchsorted(time[at], window[0], "right")) - 1) :]
-    if at.size <= _COLUMNS:
-        return at
-    column = (time[at] - window[0]) * (_COLUMNS // 2) // max(1, window[1] - window[0])
-    order = np.lexsort((total[at], column))
-    most = order[np.append(column[order][1:] != column[order][:-1], True)]
-    final = np.flatnonzero(np.append(column[1:] != column[:-1], True))
-    chosen: NDArray[np.int64] = at[np.union1d(most, final)]
-    return chosen
 
 
 def _marks(row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> list[tuple[str, str]]:

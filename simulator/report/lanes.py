@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.report import colours
+from simulator.report.drawing import pixels
 from simulator.trace import CAUSES, Block
 
 Times = NDArray[np.int64]
@@ -67,7 +68,7 @@ def bars(
     """
     start, end = ends
     few = len(group) <= _FEW
-    edges = np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
+    edges = pixels(ax, size)
     long = end - start > edges[1] - edges[0]
     hair = (edges[-1] - edges[0]) / 300
     for key, tint in enumerate(tints):

@@ -29,7 +29,7 @@ _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
 
 _BLOCKED = 3
-"""Of so many blocked ranks it is told what they wait for."""
+"""So many waits of what blocks are told, or those of so many blocked ranks."""
 
 _WAYS_OUT = 2
 """So many ways to make something fit are told in a sentence; the report has all."""
@@ -98,9 +98,9 @@ def _not_running(rows: Sequence[Row]) -> str:
 
 
 def _blocked(row: Row) -> str:
-    """What blocks a row; of several ranks, the first wait of each of some, what they lack themselves first."""
+    """The first waits that block a row; of several ranks one each of some, what they lack themselves first."""
     if row.job.ranks == 1:
-        return row.blocked[0]
+        return "; ".join(row.blocked[:_BLOCKED])
     first: dict[str, str] = {}
     for sentence in row.blocked:
         first.setdefault(sentence.split(":")[0], sentence)

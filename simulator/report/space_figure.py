@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from simulator.report import colours
-from simulator.report.drawing import INK, TEXT, byte_unit, plain
+from simulator.report.drawing import INK, TEXT, byte_unit, highest, pixels, plain
 from simulator.report.rows import quantity
 from simulator.report.usage import Space
 from simulator.units import counted
@@ -14,7 +14,6 @@ from simulator.units import counted
 HEIGHT_IN = 1.1
 HOLE, FREE = "#4477aa", "#dddddd"
 """Colours of the largest hole, and of what is free beside it."""
-_COLUMNS = 2000
 
 
 def marks(space: Space) -> list[tuple[str, str]]:
@@ -38,8 +37,10 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
         First and last instant shown [ns], and how many ns the unit of time has.
     """
     first, last, size = span
-    at = _thinned(space, first, last)
-    time = np.append(space.time_ns[at], last) / size
+    edges = pixels(ax, size)
+    at = highest(space.time_ns, -space.hole_bytes, edges)
+    at = at[at >= 0]
+    time = edges[-1 - len(at) :] / size
     free, hole = limit_bytes - space.live_bytes[at], space.hole_bytes[at]
     unused = space.reserved_bytes[at] - space.live_bytes[at]
     unit, scale = byte_unit(float(max(free.max(initial=1), unused.max(initial=1))))
@@ -60,15 +61,3 @@ def draw(ax: Axes, space: Space, limit_bytes: float, span: tuple[int, int, int])
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
     ax.text(0.004, 0.96, says, transform=ax.transAxes, va="top", fontsize=8, color=INK, bbox=box)
     plain(ax)
-
-
-def _thinned(space: Space, first: int, last: int) -> np.ndarray:
-    """Changes to draw: of each of many equal stretches of time the one with the smallest hole."""
-    inside = np.flatnonzero(space.time_ns <= last)
-    inside = inside[max(0, int(np.searchsorted(space.time_ns[inside], first, "right")) - 1) :]
-    if inside.size <= _COLUMNS:
-        return inside
-    column = (space.time_ns[inside] - first) * _COLUMNS // max(1, last - first)
-    order = np.lexsort((space.hole_bytes[inside], column))
-    least = order[np.append(True, column[order][1:] != column[order][:-1])]
-    return np.asarray(inside[np.sort(least)])

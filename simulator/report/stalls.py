@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from simulator.metrics import Ran, waits_by_place
 from simulator.report.rows import Row, is_ok, percent, quantity
 from simulator.trace import CAUSES, Block, Trace
+from simulator.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Stall:
     cause, on
         Why, and the link or tier behind it.
     tensor, blocker
-        What the op lacked, and the tensor whose transfer, or the collective that, was under way; empty if there is
-        none.
+        What the op lacked, and the tensor whose transfer, or the collective that, was under way; of an op that lacked
+        room, what left meanwhile. Empty if there is none.
     start, lasted
         When and how long, for people.
     """
@@ -179,6 +180,29 @@ def waits_for_peers(row: Row) -> dict[int, int]:
     return found
 
 
+class _Leaving:
+    """What left a tier while an op waited for room there."""
+
+    def __init__(self, row: Row) -> None:
+        trace, self._tensors = _ended(row), row.graph.tensors
+        changes = trace.residencies.whole() if trace is not None else {}
+        gone = changes["delta_bytes"] < 0 if changes else slice(0)
+        self._changes = {name: changes[name][gone] for name in ("time_ns", "tier", "tensor") if changes}
+
+    def at(self, waits: Block, wait: int) -> str:
+        """The largest tensor, and how many others; empty if the wait was not for room, or nothing is known."""
+        if CAUSES[waits["cause"][wait]] != "capacity" or not self._changes:
+            return ""
+        time, tier = self._changes["time_ns"], self._changes["tier"]
+        meanwhile = (time > waits["start_ns"][wait]) & (time <= waits["end_ns"][wait]) & (tier == waits["on"][wait])
+        gone = [t for t in np.unique(self._changes["tensor"][meanwhile]).tolist() if t >= 0]
+        if not gone:
+            return ""
+        first = max(gone, key=lambda t: self._tensors[t].size_bytes)
+        more = f" and {counted(len(gone) - 1, 'other')}" if len(gone) > 1 else ""
+        return f"{self._tensors[first].name} {quantity(self._tensors[first].size_bytes, 'B')}{more}"
+
+
 def largest(row: Row, most: int = 10) -> list[Stall]:
     """Name the longest stalls of the measured step.
 
@@ -193,6 +217,7 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
         return []
     waits, lasted = _measured_waits(row)
     tensors, ops = row.graph.tensors, row.graph.ops
+    left = _Leaving(row)
     found = []
     for at in np.argsort(-lasted, kind="stable")[:most].tolist():
         op, cause, on, tensor, blocker = (int(waits[c][at]) for c in ("op", "cause", "on", "tensor", "blocker"))
@@ -202,7 +227,7 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
                 cause=CAUSES[cause],
                 on=place(row, cause, on),
                 tensor=tensors[tensor].name if tensor >= 0 else "",
-                blocker=under_way(row, cause, blocker),
+                blocker=under_way(row, cause, blocker) or left.at(waits, at),
                 start=quantity(int(waits["start_ns"][at]), "ns"),
                 lasted=quantity(int(lasted[at]), "ns"),
             )

@@ -37,12 +37,13 @@ def describe(file: str, scenario: str | None = None) -> str:
     """
     if file.endswith(formats.SUFFIXES):
         return _steps_or_graph(Path(file), scenario)
-    if Path(file).suffix or "/" in file:
+    if not Path(file).is_dir() and (Path(file).suffix or "/" in file):
         return _document(catalog.load(Path(file)).document, Path(file))
     for kind in catalog.KINDS:
         if file in catalog.names(kind):
             return _document(catalog.load(file, kind).document, catalog.path_of(file, kind))
-    raise ConfigError(file, "a file, or a name in the catalogue, is known", "neither", "correct it")
+    found, do = ("a folder", "name the files in it") if Path(file).is_dir() else ("neither", "correct it")
+    raise ConfigError(file, "a file, or a name in the catalogue, is known", found, do)
 
 
 def _document(document: object, path: Path) -> str:

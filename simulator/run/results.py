@@ -18,6 +18,7 @@ from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.origins import provenance
 from simulator.trace import Trace
+from simulator.units import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +149,7 @@ class Result:
         """
         from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
 
-        if self.trace is None and self.ran is not None:
+        if self.trace is None:
             raise self._nothing_ran()
         return figures.timeline(self, window_ns=window_ns)
 
@@ -194,6 +195,8 @@ class Results(Mapping[str, Result]):
         self._rows = {row.label: row for row in rows}
 
     def __getitem__(self, label: str) -> Result:
+        if label not in self._rows:
+            raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self._rows))}")
         return self._rows[label]
 
     def __iter__(self) -> Iterator[str]:

@@ -6,7 +6,8 @@ import pytest
 from simulator.engine.ledger import Waiting
 
 DOCUMENTS = {
-    "a missing scenario": (None, "lama", ["'lama'", "llama3_8b_train_910c"]),
+    "a missing scenario": (None, "llama3_8b_train", ["'llama3_8b_train'", "did you mean 'llama3_8b_train_"]),
+    "a folder": (None, "inputs", ["that is a folder: write 'inputs/scenario.yaml'"]),
     "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
     "broken YAML": (("scenario", "policies:", "policies: ["), None, ["scenario.yaml:", "well-formed YAML"]),
     "a key twice": (("scenario", "budget:", "budget: 1 MB\nbudget:"), None, ["scenario.yaml:7", "'budget' again"]),
@@ -190,3 +191,14 @@ def _refused(done, fragments, tmp_path):
     for fragment in fragments:
         assert fragment in done.err, done.err
     assert {p.name for p in tmp_path.iterdir()} <= {"inputs"}
+
+
+def test_an_op_of_a_class_that_no_one_knows(hosim, scenario, tmp_path, monkeypatch):
+    lines = chain.graph_lines()
+    del lines[-1]["duration_ns"]
+    lines[-1] |= {"flops": 1000, "op_class": "matmull"}
+    chain.write_lines(scenario.with_name("graph.jsonl"), lines)
+    monkeypatch.chdir(tmp_path)
+    _refused(
+        hosim("run", scenario, "--out", "out"), ["op 'update' of class 'matmull'", "did you mean 'matmul'?"], tmp_path
+    )

@@ -14,7 +14,7 @@ def test_version(hosim):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["plan"], ["layout"], ["robust"], ["scaling"], ["list"], ["check"], ["schema"]]
+    "command", [[], ["run"], ["plan"], ["layout"], ["robust"], ["scaling"], ["list"], ["check"], ["schema"], ["graph"]]
 )
 def test_help_has_examples(command, hosim):
     done = hosim(*command, "--help")
@@ -63,6 +63,27 @@ def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
     done = hosim("check", plan, "--scenario", scenario)
     assert done.code == 0
     assert done.out.endswith(f"{held}4.30 MB: it must wait for room, and may block itself\n")
+
+
+def test_a_graph_is_written_and_runs_as_what_it_was_made_from(hosim, tmp_path):
+    out = tmp_path / "graph"
+    done = hosim("graph", "tiny_train", "--out", out)
+    assert done.code == 0
+    assert done.out.splitlines()[0] == f"{out / 'graph.jsonl'}: 216 ops, 261 tensors"
+    scenario = "schema: hosim/scenario/1\nname: same\nhardware: ascend_910c_die\nworkload: {}\npolicies: [resident]\n"
+    steps = []
+    for workload in ("tiny_train", out / "workload.yaml"):
+        file = tmp_path / "same.yaml"
+        file.write_text(scenario.format(workload), encoding="utf-8")
+        steps.append(json.loads(hosim("run", file, "--json").out)["rows"][0]["step_ns"])
+    assert steps[0] == steps[1]
+    (out / "graph.jsonl").write_text("changed", encoding="utf-8")
+    assert hosim("graph", "tiny_train", "--out", out).code == 1
+    assert (out / "graph.jsonl").read_text(encoding="utf-8") == "changed"
+
+
+def test_a_folder_of_results_is_no_file_to_check(hosim, tmp_path):
+    assert "found a folder; name the files in it" in hosim("check", tmp_path).err
 
 
 def test_check_goes_on_after_a_bad_file(hosim, scenario):

@@ -61,7 +61,7 @@ def test_tables_are_tidy_pandas(results):
 def test_tables_of_a_row_that_did_not_run_say_why(results):
     with pytest.raises(hosim.CapacityError, match="short by"):
         _ = results["resident"].spans
-    with pytest.raises(ValueError, match="no timeline"):
+    with pytest.raises(hosim.CapacityError, match="short by"):
         results["resident"].timeline()
 
 

@@ -285,7 +285,7 @@ def test_13_a_plan_that_blocks_itself_is_told_with_who_waits_for_what():
     t = play(h, g, "compute f; compute g; detach a hbm; detach b hbm")
     assert t.status == "blocked"
     told = "op 'g' (step 1) waits for 60 B of room in hbm: 60 B of 100 B are held, largest 'a' 60 B; no issued detach"
-    assert t.blocked == (told + " will free more",)
+    assert t.blocked == (told + " will free more, so detach something before it, or give more room",)
     assert timeline(t, g, h) == ["0-10 f"]
 
 

@@ -86,6 +86,13 @@ WRONG_PLANS = {
             "(detached by step 2); drop this detach"
         ),
     ),
+    "detaches what an op that is missing makes": (
+        "copy w ddr hbm; detach w hbm; detach a hbm; compute g",
+        (
+            "plan 'hand', step 2 (detach a from hbm): what is detached is there, found 'a' absent from hbm; "
+            "compute 'f', which makes it, before it, or drop it"
+        ),
+    ),
     "leaves something": (
         "copy w ddr hbm; compute f; detach w hbm; compute g",
         (

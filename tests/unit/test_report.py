@@ -208,6 +208,41 @@ def _row(label, step=None, shortfall=None, **more):
     )  # fmt: skip
 
 
+def test_a_pixel_of_memory_shows_the_most_that_lies_in_it(tmp_path):
+    """An op of 1 us with a large workspace between two of a second: the curve reaches what the label says."""
+    ops = [
+        {"op": "a", "writes": ["x"], "duration_ns": 10**9},
+        {"op": "b", "reads": ["x"], "writes": ["y"], "duration_ns": 1000, "workspace_bytes": 50_000_000},
+        {"op": "c", "reads": ["y"], "writes": ["z"], "duration_ns": 10**9},
+    ]
+    tensors = [{"tensor": name, "size_bytes": 1000} for name in "xyz"]
+    scenario = chain.write(tmp_path, scenario=chain.SCENARIO.replace("4.3 MB", "60 MB"))
+    chain.write_lines(
+        tmp_path / "graph.jsonl", [{"schema": "hosim-graph/1", "name": "spike", "steps": 2}, *tensors, *ops]
+    )
+    row = hosim.run(scenario, policies=["resident"])["resident"]
+    drawn = figures.timeline(row).axes[1]
+    tops = [path.vertices[:, 1].max() for shapes in drawn.collections for path in shapes.get_paths()]
+    assert max(tops) == pytest.approx(row.summary["peak_hbm_bytes"] / 1e6)
+
+
+def test_what_left_while_an_op_waited_for_room_is_named(results):
+    row = results["reactive"]
+    stalls = [stall for stall in largest(row) if stall.cause == "capacity"]
+    assert stalls
+    assert all(stall.blocker.startswith("a") and " 1.00 MB" in stall.blocker for stall in stalls)
+
+
+def test_an_unknown_row_is_answered_with_the_known_ones(results):
+    with pytest.raises(
+        KeyError, match=r"no row 'statik': use one of resident, reactive, static \(did you mean 'static'"
+    ):
+        results["statik"]
+    assert "statik" not in results
+    with pytest.raises(hosim.HosimError, match="must fit in hbm"):
+        results["resident"].timeline()
+
+
 def test_sentences_of_one_row():
     row = _row("static", 2_000_000, gap_fraction=0.0, bound_kind="compute", slowdown_vs_fastest=1.0)
     assert sentences([row]) == ["static takes 2.00 ms a step, and no plan can be faster (compute); it never waits."]
