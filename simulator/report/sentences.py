@@ -264,14 +264,20 @@ def _unseen(row: Row, gap: float) -> str:
     return f"; the bound does not know that {listed(full)} {verb} full, as it gives each rank all room there"
 
 
+_COMPARED = ("static", "reactive")
+"""Policies of which the fastest row is told where it is not the fastest of all: what hosim is there to compare."""
+
+
 def _losing(rows: Sequence[Row]) -> str:
+    """What slower rows lose: the fastest of the policies that are compared, or else the next one; and the slowest."""
     best = fastest_ns(rows)
     if best is None:
         return ""
     slower = [row for row in rows if is_ok(row) and row.summary["step_ns"] > best * _TIE]
     slower.sort(key=lambda row: row.summary["step_ns"])
-    parts = [_loss(row) for row in ([slower[0], slower[-1]] if len(slower) > 1 else slower)]
-    return "; ".join(parts)
+    compared = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
+    told = {row.label for row in compared if row is not None} or {row.label for row in slower[:1]}
+    return "; ".join(_loss(row) for row in slower if row.label in told or row is slower[-1])
 
 
 def _loss(row: Row) -> str:
