@@ -120,7 +120,7 @@ class CopyStep:
 class DetachStep:
     """A detach; once issued, it acts when all earlier steps that name the tensor have ended.
 
-    As an event it is its time of issue, if it could act before that.
+    As an event it is its time of issue, if it could act before that (see `Clock.detach_at`).
 
     Attributes
     ----------
@@ -130,6 +130,8 @@ class DetachStep:
         Moves of the tensor that must have ended.
     users
         Computes issued before that use the tensor; all, where an output's only valid copy is given up.
+    issued_ns
+        Its time of issue [ns].
     """
 
     callbacks: ClassVar[tuple[Callable[[DetachStep], None], ...]]
@@ -140,14 +142,14 @@ class DetachStep:
     places: Places
     _key: int
     _lap: int
-    _issued_ns: int
-    __slots__ = ("_issued_ns", "_key", "_lap", "moves", "places", "tensor", "tier", "users")
+    issued_ns: int
+    __slots__ = ("_key", "_lap", "issued_ns", "moves", "places", "tensor", "tier", "users")
 
     def issue(self, host: Host) -> bool:
         """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
         issued = self._again() if host.has_laps else self
         issued._key, issued._lap = host.key, host.lap
-        issued._issued_ns, issued.places = host.now, host.places
+        issued.issued_ns, issued.places = host.now, host.places
         issued.look_again()
         return True
 
@@ -171,16 +173,24 @@ class DetachStep:
             moves += lap * places.moves_per_lap[tensor]
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, self._key, self)
-        elif self._issued_ns > places.rounds.clock.now:
-            places.rounds.clock.at(self._issued_ns, self)
+        elif self.issued_ns > places.rounds.clock.now:
+            places.rounds.clock.detach_at(self.issued_ns, self)
         else:
-            places.rounds.frees.append(self)
+            self.join()
+
+    def join(self) -> None:
+        """Act in the present round."""
+        self.places.rounds.frees.append(self)
 
     def join_round(self) -> None:
-        """Act in the present round: the time of issue has come."""
-        rounds = self.places.rounds
-        rounds.frees.append(self)
-        rounds.close()
+        """Act in the present round, and close it: the time of issue has come."""
+        self.join()
+        self.places.rounds.close()
+
+    def is_awaited(self) -> bool:
+        """Whether someone waits for it, or may: for moves of the tensor, or for room."""
+        places = self.places
+        return places.is_awaited(self.tensor) or places.tiers[self.tier].is_awaited
 
 
 DetachStep.callbacks = (DetachStep.join_round,)

@@ -171,7 +171,7 @@ class Stream:
         A compute that this stream itself begins, and before whose end nothing else happens, needs no event: the clock
         leaps to its end.
         """
-        rounds, clock, events, span, queue = self._rounds, self._clock, self._clock.events, self.span, self.queue
+        rounds, clock, span, queue = self._rounds, self._clock, self.span, self.queue
         spans, at_end, track = self._spans, self._at_end, self._track
         yield
         while True:
@@ -195,8 +195,7 @@ class Stream:
                 rounds.restless.append(self)
                 rounds.close()
             due = self._due_ns
-            if due >= 0 and not (events and events[0][0] <= due):
-                clock.leap(due)
+            if due >= 0 and clock.leap(due):
                 continue
             if due >= 0:
                 clock.at(due, span)
@@ -205,13 +204,8 @@ class Stream:
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue as long as each only takes time and nothing else happens before its end."""
-        clock, events, queue, spans, durations_ns = (
-            self._clock,
-            self._clock.events,
-            self.queue,
-            self._spans,
-            self._duration_ns,
-        )
+        clock, queue, spans, durations_ns = self._clock, self.queue, self._spans, self._duration_ns
+        events, detaches = clock.events, clock.detaches
         at_start, at_end, track = self._at_start, self._at_end, self._track
         start, count, until = clock.now, self.started, events[0][0] if events else math.inf
         while queue:
@@ -219,6 +213,8 @@ class Stream:
             end = start + durations_ns[op]
             count += 1
             if not step.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
+                break
+            if detaches and detaches[0].issued_ns <= end and not clock.pass_detaches(end):
                 break
             queue.popleft()
             self.started = count

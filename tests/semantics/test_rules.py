@@ -105,6 +105,28 @@ def test_1_computes_that_need_nothing_wait_for_their_time_of_issue():
     assert waits(t, g) == ["0-20 f host", "30-40 f host", "50-60 f host", "70-80 f host"]
 
 
+def test_1_a_detach_that_is_issued_ahead_acts_at_its_time_whoever_waits_for_it():
+    """The copy waits for the room of b, which is free in the midst of k; nobody waits for that of c."""
+    h = machine("60 B", host={"reactive": {"compute": "10 ns", "copy": "10 ns", "detach": "45 ns"}})
+    g = graph(
+        "b 20 persistent, c 40 persistent, w 20 persistent",
+        *("f: ->, 40 ns", "g: ->, 40 ns", "k: ->, 40 ns", "l: w ->, 40 ns"),
+    )
+    codes = [
+        (COMPUTE, 0, 0, 0),
+        (COPY, 2, 1, 0),
+        *((COMPUTE, op, 0, 0) for op in (1, 2, 3)),
+        (2, 0, 0, 0),
+        (2, 1, 0, 0),
+    ]
+    plan = Plan("story", h.tier_names, (0, 0, 1), lambda view: iter(codes), looks=False)
+    t = engine.run([engine.Program(g, plan, [40] * 4)], h)
+    assert timeline(t, g, h) == ["10-50 f", "50-90 g", "90-130 k", "95-115 h2d w", "130-170 l"]
+    r = t.residencies.whole()
+    assert r["time_ns"].tolist()[3:] == [95, 95, 140]
+    assert r["delta_bytes"].tolist()[3:] == [-20, 20, -40]
+
+
 @pytest.mark.parametrize("look", [lambda v: v.now_ns, lambda v: v.room_bytes(0), lambda v: v.settled(0)])
 def test_1_a_plan_that_says_that_it_does_not_look_is_held_to_it(look):
     h, g = machine(), graph("w 10 persistent", "f: w ->, 5 ns")
@@ -251,6 +273,28 @@ def test_9_at_one_instant_ends_then_frees_then_starts_and_zero_spans_end_in_the_
     assert timeline(t, g, h) == ["0-10 f", "10-10 z", "10-10 y", "10-20 g"]
     assert peak_bytes(t, 0) == 40
     assert len(t.waits) == 0
+
+
+def test_9_all_that_is_detached_at_one_instant_is_free_before_room_is_granted():
+    h = machine("40 B", host={"reactive": {"compute": "10 ns"}})
+    g = graph("b 20 persistent, c 20 persistent, w 20 persistent", "f: ->, 40 ns", "g: ->, 10 ns")
+    codes = [(COMPUTE, 0, 0, 0), (COPY, 2, 1, 0), (COMPUTE, 1, 0, 0), (2, 0, 0, 0), (2, 1, 0, 0)]
+    plan = Plan("story", h.tier_names, (0, 0, 1), lambda view: iter(codes), looks=False)
+    t = engine.run([engine.Program(g, plan, [40, 10])], h)
+    assert timeline(t, g, h) == ["10-50 f", "20-40 h2d w", "50-60 g"]
+    assert t.residencies.whole()["delta_bytes"].tolist()[3:] == [-20, -20, 20]
+
+
+def test_9_both_places_of_a_tensor_are_free_at_the_instant_at_which_both_are_detached():
+    h, g = (
+        machine(host={"reactive": {"compute": "10 ns"}}),
+        graph("b 20 persistent", *(f"{op}: ->, 40 ns" for op in "fgk")),
+    )
+    codes = [(COPY, 0, 0, 1), *((COMPUTE, op, 0, 0) for op in (0, 1, 2)), (2, 0, 0, 0), (2, 0, 1, 0)]
+    t = engine.run(
+        [engine.Program(g, Plan("story", h.tier_names, (0,), lambda view: iter(codes), looks=False), [40] * 3)], h
+    )
+    assert t.residencies.whole()["time_ns"].tolist() == [0, 0, 30, 30]
 
 
 def test_12_a_wait_is_split_where_its_cause_changes_and_the_sum_is_exact():
