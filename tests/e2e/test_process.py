@@ -159,7 +159,7 @@ def test_a_bad_file_gives_no_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("width", [60, 200])
+@pytest.mark.parametrize("width", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_terminal_gets_lines_that_fit_and_progress_that_vanishes(width, scenario):
     master, slave = pty.openpty()
     env = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
