@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
+from typing import Protocol
 
 from simulator.errors import ScopeError
 from simulator.graph import Late
@@ -103,19 +105,53 @@ class LateOps:
             raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
 
 
-class Leaving:
-    """Who leaves a cache first: the one with the least rank.
+class Leaving(Protocol):
+    """Who leaves a cache first."""
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor is used, or has come."""
+
+    def discard(self, tensor: int) -> None:
+        """Leave out one that has left."""
+
+    def first(self, needed: Collection[int]) -> int:
+        """The one to leave first, none of `needed`; -1 if there is none."""
+
+
+class LeastRecent:
+    """Who was used last the longest ago leaves first.
 
     Parameters
     ----------
-    rank
-        From how often a tensor was used, and when it was used last, to its rank.
     stay
         Those that never leave.
     """
 
-    def __init__(self, rank: Callable[[int, int], tuple[int, int]], stay: Collection[int] = ()) -> None:
-        self._rank, self._stay = rank, stay
+    def __init__(self, stay: Collection[int] = ()) -> None:
+        self._stay, self._order = stay, OrderedDict[int, None]()
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor is used, or has come."""
+        if tensor not in self._stay:
+            self._order[tensor] = None
+            self._order.move_to_end(tensor)
+
+    def discard(self, tensor: int) -> None:
+        """Leave out one that has left."""
+        self._order.pop(tensor, None)
+
+    def first(self, needed: Collection[int]) -> int:
+        """The one to leave first, none of `needed`; -1 if there is none."""
+        for tensor in self._order:
+            if tensor not in needed:
+                return tensor
+        return -1
+
+
+class LeastUsed:
+    """Who was used least often leaves first, of these who was used last the longest ago."""
+
+    def __init__(self) -> None:
         self._uses: dict[int, int] = {}
         self._now = 0
         self._current: dict[int, tuple[int, int]] = {}
@@ -125,9 +161,8 @@ class Leaving:
         """Note that a tensor is used, or has come."""
         self._now += 1
         self._uses[tensor] = uses = self._uses.get(tensor, 0) + 1
-        if tensor not in self._stay:
-            self._current[tensor] = rank = self._rank(uses, self._now)
-            heappush(self._heap, (rank, tensor))
+        self._current[tensor] = rank = uses, self._now
+        heappush(self._heap, (rank, tensor))
 
     def discard(self, tensor: int) -> None:
         """Leave out one that has left."""
@@ -149,16 +184,6 @@ class Leaving:
         return found
 
 
-def least_recent(uses: int, now: int) -> tuple[int, int]:
-    """Rank by the last use."""
-    return now, 0
-
-
-def least_used(uses: int, now: int) -> tuple[int, int]:
-    """Rank by how often it was used, then by the last use."""
-    return uses, now
-
-
 CACHES = ("lru", "lfu", "hot")
 """Orders in which a cache may be left: least recent use first; least often used first; the likeliest candidates stay,
 of the others least recent use first."""
@@ -167,8 +192,8 @@ of the others least recent use first."""
 def leaving(order: str, ops: LateOps, room_bytes: int | float) -> Leaving:
     """Make the order of leaving a cache of `room_bytes` beside what one op may choose [B]; see `CACHES`."""
     if order == "hot":
-        return Leaving(least_recent, ops.hottest(room_bytes))
-    return Leaving(least_used if order == "lfu" else least_recent)
+        return LeastRecent(ops.hottest(room_bytes))
+    return LeastUsed() if order == "lfu" else LeastRecent()
 
 
 def following(ops: LateOps) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from simulator.policies.late import Leaving, least_used
+from simulator.policies import late
 from simulator.policies.problem import Problem
 
 
@@ -136,7 +136,7 @@ class LeastUsed:
 
     def __init__(self, problem: Problem) -> None:
         self.now = -1
-        self._order = Leaving(least_used)
+        self._order = late.LeastUsed()
         self.touch = self.add = self._order.touch
         self.discard = self._order.discard
 
