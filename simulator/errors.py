@@ -84,6 +84,9 @@ class Shortfall:
     rooms
         Amounts of room, each alone: tier -> what must be usable of it [B]. In the result of a run each was tried, and
         is told by one of the levers; before, each is what is known to be needed.
+    full
+        From where on the tier is full, and the last to come there of what stays, as a phrase (see `full_from`); empty
+        if that says no more than `at`, or is not known.
     """
 
     tier: str
@@ -93,11 +96,26 @@ class Shortfall:
     largest: tuple[tuple[str, int], ...] = ()
     levers: tuple[str, ...] = ()
     rooms: tuple[dict[str, int], ...] = ()
+    full: str = ""
 
     @property
     def gap_bytes(self) -> int:
         """By how many bytes the demand exceeds the capacity."""
         return self.demand_bytes - self.capacity_bytes
+
+
+def full_from(first: str, worst: str, last: str) -> str:
+    """Say when a tier is full: ``from op 't24/L02/decode/ffn.up' on, once 'L02/kv/s5/b0064' has come``.
+
+    Parameters
+    ----------
+    first, worst
+        The first moment at which there is no room, and that of the largest demand, as phrases.
+    last
+        Name of the last tensor to come there before, of those that stay until the second; empty if there is none.
+    """
+    said = [f"from {first} on"] * (first != worst) + [f"once {last!r} has come"] * bool(last)
+    return ", ".join(said)
 
 
 class CapacityError(HosimError):
@@ -116,7 +134,8 @@ class CapacityError(HosimError):
     def __str__(self) -> str:
         r = self.report
         advice = f"; {r.levers[0]}" if r.levers else ""
+        full = f", and full {r.full}" if r.full else ""
         return (
             f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
-            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{advice}"
+            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{full}{advice}"
         )

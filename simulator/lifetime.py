@@ -26,6 +26,7 @@ Everything here is a pure function, and linear in the number of uses.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -75,8 +76,8 @@ class Lifetimes:
 
     Attributes
     ----------
-    uses, writes
-        Ops that use, and that write, the tensor, ascending.
+    uses, reads, writes
+        Ops that use, that read, and that write, the tensor, ascending.
     first_use, last_use, first_write
         Ops, or `NEVER`.
     born, dies
@@ -86,6 +87,7 @@ class Lifetimes:
     """
 
     uses: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     first_use: tuple[int, ...]
     last_use: tuple[int, ...]
@@ -94,10 +96,16 @@ class Lifetimes:
     dies: tuple[int, ...]
     dead_after: tuple[tuple[int, ...], ...]
 
+    def is_read(self, tensor: int, op: int) -> bool:
+        """Whether an op reads the tensor; to look among all that the op reads would take long where that is much."""
+        reads = self.reads[tensor]
+        at = bisect_left(reads, op)
+        return at < len(reads) and reads[at] == op
+
 
 def lifetimes(graph: Graph) -> Lifetimes:
     """Find when each tensor of `graph` is used, born and dead."""
-    uses, writes = _uses(graph)
+    uses, reads, writes = _uses(graph)
     first_use = tuple(u[0] if u else NEVER for u in uses)
     last_use = tuple(u[-1] if u else NEVER for u in uses)
     from_start, to_end = set(graph.inputs), set(graph.outputs)
@@ -113,6 +121,7 @@ def lifetimes(graph: Graph) -> Lifetimes:
             dead_after[last_use[t]].append(t)
     return Lifetimes(
         uses=tuple(map(tuple, uses)),
+        reads=tuple(map(tuple, reads)),
         writes=tuple(map(tuple, writes)),
         first_use=first_use,
         last_use=last_use,
@@ -123,15 +132,14 @@ def lifetimes(graph: Graph) -> Lifetimes:
     )
 
 
-def _uses(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
-    uses: list[list[int]] = [[] for _ in graph.tensors]
-    writes: list[list[int]] = [[] for _ in graph.tensors]
+def _uses(graph: Graph) -> tuple[list[list[int]], ...]:
+    """Ops that use, that read, and that write, each tensor."""
+    uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
     for i, op in enumerate(graph.ops):
-        for t in dict.fromkeys(op.writes):
-            writes[t].append(i)
-        for t in dict.fromkeys((*op.reads, *op.writes)):
-            uses[t].append(i)
-    return uses, writes
+        for found, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
+            for t in dict.fromkeys(tensors):
+                found[t].append(i)
+    return uses, reads, writes
 
 
 def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from simulator.bounds.levers import levers as other_levers
 from simulator.bounds.levers import rooms as least_rooms
-from simulator.bounds.room import Fit
-from simulator.errors import Shortfall
+from simulator.bounds.room import Fit, Need
+from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import launched
@@ -47,4 +47,17 @@ def infeasible(
     issued = Fit(launched(graph), hardware, homes, budget_bytes, may_repeat=may_repeat)
     lacking = issued.short()
     levers, rooms = other_levers(issued, lacking), least_rooms(issued, lacking)
-    return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, rooms)
+    return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, rooms, _full(fit, worst))
+
+
+def _full(fit: Fit, worst: Need) -> str:
+    """From which op on that is needed for which there is no room, and what was made last of all that stays; empty if nothing was."""
+    if worst.at is None:
+        return ""
+    found, ops = fit.idle.lifetimes, fit.graph.ops
+    first = int((fit.by_op(counts_idle=worst.counts_idle) > worst.capacity_bytes).argmax())
+    made = ((born, t) for t, born in enumerate(found.born) if 0 < born <= first and found.dies[t] >= worst.at)
+    last = max(made, default=None)
+    if last is None:
+        return ""
+    return full_from(f"op {ops[first].name!r}", f"op {ops[worst.at].name!r}", fit.graph.tensors[last[1]].name)

@@ -155,7 +155,7 @@ def _moves(order: Order, here: int, homes: Sequence[int], idle: Idle) -> tuple[t
         if home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue
         first = found.first_use[t]
-        if t in graph.ops[first].reads and (graph.steps == 1 or before.leads_on(first)):
+        if found.is_read(t, first) and (graph.steps == 1 or before.leads_on(first)):
             inward.setdefault(home, []).append(size)
         if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
             back.setdefault(home, []).append(size)

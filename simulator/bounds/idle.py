@@ -224,14 +224,14 @@ def idle_stretches(
     n, inputs, outputs = len(graph.ops), before.inputs, set(graph.outputs)
     for t, tensor in enumerate(graph.tensors):
         uses = found.uses[t]
-        if t in inputs and uses and t in graph.ops[uses[0]].reads:
+        if t in inputs and uses and found.is_read(t, uses[0]):
             uses = (-1, *uses)
         is_pinned = before.in_line or t in always
         if not is_pinned:
             uses = _telling(graph, before, t, uses, may_repeat=may_repeat)
         for after, reader in pairwise(uses):
             first, last = (after + 1, reader - 1) if is_pinned else (before.first_behind(after), before.ended[reader])
-            if first <= last and t in graph.ops[reader].reads:
+            if first <= last and found.is_read(t, reader):
                 yield Stretch(t, after, reader, first, last, is_read=True)
         last_use = uses[-1] if uses else -1
         first = last_use + 1 if is_pinned else before.first_behind(last_use)

@@ -73,7 +73,7 @@ def _of_tensor(
     """The stretches of one tensor; of each version made in the step, the longest takes the copy out."""
     tensor, writes, ops = graph.tensors[t], idle.lifetimes.writes[t], len(graph.ops)
     last_version = len(writes) - 1
-    if is_elsewhere and t in graph.ops[idle.lifetimes.first_use[t]].reads:
+    if is_elsewhere and idle.lifetimes.is_read(t, idle.lifetimes.first_use[t]):
         stretches = [(v, need) for v, need in stretches if need.after >= 0]
         yield Need(tensor.size_bytes, -1, idle.lifetimes.first_use[t], None, is_read=True, always=True)
     if is_elsewhere and tensor.persistent and graph.steps == 1 and writes:

@@ -26,6 +26,10 @@ Queued = tuple[int, int, "ComputeStep", int, int]
 """A compute that was issued: key, op, step, time of issue [ns], lap."""
 
 
+_NOTHING = (0, 0)
+"""Of the turns, and of the reads, of the head: how many it has seen to, when it was tried in vain."""
+
+
 class Span(simpy.Event):
     """The stretch of one compute: an event, the same for all computes of a stream, that happens at the end of each."""
 
@@ -86,6 +90,7 @@ class Stream:
         "_others",
         "_room",
         "_rounds",
+        "_seen",
         "_spans",
         "_track",
         "_valid",
@@ -120,7 +125,7 @@ class Stream:
         self.running: Queued | None = None
         self.start_ns = 0
         self.considered = False
-        self.lacking = -1
+        self.lacking, self._seen = -1, _NOTHING
         self.behind: Stream | None = None
         self.watchers: list[Stream] = []
         self.waiting = Waiting(self, waits)
@@ -224,15 +229,22 @@ class Stream:
         clock.leap(start)
 
     def lacks(self, step: ComputeStep, lap: int) -> int:
-        """The first tensor that the head waits for, or -1: not its turn, or read and not valid."""
-        if step.turns:
+        """The first tensor that the head waits for, or -1: not its turn, or read and not valid.
+
+        What it has seen to stays so until it runs, and is not looked at again.
+        """
+        turns, reads = step.turns, step.reads
+        turn, read = self._seen
+        if turns:
             moves_ended, per_lap = self._moves_ended, self._moves_per_lap
-            for tensor, count in step.turns:
+            for tensor, count in turns[turn:] if turn else turns:
                 if moves_ended[tensor] < count + lap * per_lap[tensor]:
+                    self._seen = turns.index((tensor, count), turn), 0
                     return tensor
         valid = self._valid
-        for tensor in step.reads:
+        for tensor in reads[read:] if read else reads:
             if not valid[tensor]:
+                self._seen = len(turns), reads.index(tensor, read)
                 return tensor
         return -1
 
@@ -291,7 +303,7 @@ class Stream:
             return False
         self.lacking = tensor = self.lacks(step, lap)
         if tensor >= 0:
-            count = dict(step.turns).get(tensor, NEVER)
+            count = next((moves for other, moves in step.turns if other == tensor), NEVER)
             self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], key, self)
             return False
         workspace = self._workspace_bytes[op]
@@ -302,6 +314,7 @@ class Stream:
             if room and not self._room.admit_compute(self, key, room):
                 return False
             self._take_places(op, step, workspace)
+        self._seen = _NOTHING
         if step.duration_ns >= 0:
             self._duration_ns[op] = step.duration_ns
         return True

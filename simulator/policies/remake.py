@@ -64,9 +64,10 @@ class Remaker:
         what, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
         if what.kind is not OpKind.COMPUTE or not what.repeatable or any(tensors[t].persistent for t in what.writes):
             return NEVER
-        for t in {*what.reads, *what.writes}:
+        reads = frozenset(what.reads)
+        for t in reads.union(what.writes):
             at = bisect_right(self._writes[t], op)
-            if t in what.reads and at and self._writes[t][at - 1] == op:
+            if t in reads and at and self._writes[t][at - 1] == op:
                 return NEVER
             if at < len(self._writes[t]):
                 last = min(last, self._writes[t][at])
@@ -154,7 +155,7 @@ def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iter
     found = lifetimes(graph)
     remaker = Remaker(graph, durations_ns, found)
     for gap in idle_gaps(graph, found):
-        if gap.wraps or gap.tensor not in graph.ops[gap.before].reads:
+        if gap.wraps or not found.is_read(gap.tensor, gap.before):
             continue
 
         def is_there(t: int, gap: Gap = gap) -> bool:

@@ -7,10 +7,10 @@ tensor home at the end of the step, refuses nonsense at once, and knows the peak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from simulator.errors import CapacityError, PlanError, Shortfall
+from simulator.errors import CapacityError, PlanError, Shortfall, full_from
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
 from simulator.policies.problem import Problem
 
@@ -263,21 +263,46 @@ class Writer:
             at=self._moment(at),
             largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
             levers=tuple(levers),
+            full=self._full(tier),
         )
+
+    def _full(self, tier: int) -> str:
+        """From which op on the tier is full, and what came last of all that stays."""
+        worst = self._peak_at[tier]
+        stays, held, last = set(self._held(tier, worst)), set[int](), ""
+        left = self.problem.capacities[tier]
+        for position, taken, given, passing in self._changes(tier):
+            new = [t for t in taken if t not in held]
+            held.update(new)
+            held.difference_update(given)
+            left += sum(self._sizes[t] for t in given) - sum(self._sizes[t] for t in new)
+            if position >= 0:
+                last = next((self.problem.graph.tensors[t].name for t in reversed(new) if t in stays), last)
+            if left < passing:
+                return full_from(self._moment(max(position, 0)), self._moment(worst), last)
+        return ""
 
     def _held(self, tier: int, at: int) -> list[int]:
         """Tensors in the tier when the step at position `at` has taken its room."""
-        held = dict.fromkeys(t for t, home in enumerate(self.homes) if home == tier)
-        for position, (kind, a, b, c) in enumerate(self.steps.codes()):
+        held: dict[int, None] = {}
+        for position, taken, given, _ in self._changes(tier):
             if position > at:
                 break
-            if kind == COMPUTE and tier == self._here:
-                held.update(dict.fromkeys(self._writes[a]))
-            elif kind == COPY and c == tier:
-                held[a] = None
-            elif kind == DETACH and b == tier:
-                held.pop(a, None)
+            held.update(dict.fromkeys(taken))
+            for tensor in given:
+                held.pop(tensor, None)
         return list(held)
+
+    def _changes(self, tier: int) -> Iterator[tuple[int, Sequence[int], Sequence[int], int]]:
+        """By step: its position (-1: the homes), what takes and what gives up room there, and its workspace [B]."""
+        yield -1, [t for t, home in enumerate(self.homes) if home == tier], (), 0
+        for position, (kind, a, b, c) in enumerate(self.steps.codes()):
+            if kind == COMPUTE and tier == self._here:
+                yield position, self._writes[a], (), self._workspace[a]
+            elif kind == COPY and c == tier:
+                yield position, (a,), (), 0
+            elif kind == DETACH and b == tier:
+                yield position, (), (a,), 0
 
     def _moment(self, at: int) -> str:
         for kind, a in zip(self.steps.kind[at:], self.steps.a[at:], strict=True):

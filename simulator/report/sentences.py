@@ -79,17 +79,18 @@ def _sentence(text: str) -> str:
 def _not_running(rows: Sequence[Row]) -> str:
     parts = []
     unfit = [row for row in rows if row.shortfall is not None]
-    groups: dict[tuple[str, int, str], list[str]] = {}
+    groups: dict[tuple[str, int, str, str], list[str]] = {}
     for row in unfit:
         if row.shortfall is not None:
-            key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at)
+            key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at, row.shortfall.full)
             groups.setdefault(key, []).append(row.label)
-    for (tier, gap, at), labels in groups.items():
+    for (tier, gap, at, full), labels in groups.items():
         who = "nothing" if len(labels) == len(rows) > 1 else listed(labels)
         verb = "do" if 1 < len(labels) < len(rows) else "does"
         text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
         place = at if " " in at else f"op {at!r}"
-        parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}")
+        since = f", and full {full}" if full else ""
+        parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}{since}")
     if len(unfit) == len(rows):
         parts += _way_out(unfit, is_common=len(groups) == 1)
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]

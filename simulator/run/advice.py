@@ -8,13 +8,17 @@ from functools import partial
 
 from simulator import bounds
 from simulator.errors import CapacityError, ConfigError, Shortfall
-from simulator.policies import POLICIES
+from simulator.policies import POLICIES, static
 from simulator.run.case import Case, Policy, prepare_job
 from simulator.run.execute import execute
-from simulator.scenario import AllocatorKind
+from simulator.run.rehearsal import decided
+from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
 """So often an amount may grow by what it still lacks."""
+
+_FIRST = {"tries": 1, "improve": 0}
+"""Options with which `static` makes the first plan that it would try: it is enough to show that one runs."""
 
 
 def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfall:
@@ -32,17 +36,34 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
     Shortfall
         With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too.
     """
-    witness, who, allocator = decide, "", case.choice(row).allocator
-    if report.rooms and case.choice(row).policy != "static":
-        entry, again = POLICIES["static"], case.may_repeat(row)
-        options = entry.read_options({"recompute": again})
-        witness, who = partial(entry.plan, options=options), f", with which static{' with recompute' * again} runs"
-    asked = report.rooms or ({report.tier: _wanted(case, report)},)
-    found = [room for room in (_enough(case, witness, room, allocator) for room in asked) if room]
-    if not report.rooms and found and found != list(asked):
+    who, allocator = "", case.choice(row).allocator
+    if report.rooms:
+        found, who = _witnessed(case, row, report)
+    else:
+        found = [_enough(case, decide, {report.tier: _wanted(case, report)}, allocator)]
+    found = [room for room in found if room]
+    if not report.rooms and found and found != [{report.tier: _wanted(case, report)}]:
         who = ", as with what it lacks here its plan would be another one, which needs more"
     said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
     return replace(report, levers=(*said, *report.levers), rooms=tuple(found))
+
+
+def _witnessed(case: Case, row: str, report: Shortfall) -> tuple[list[dict[str, int]], str]:
+    """For each room that is needed, what is enough for the first plan of `static`, and the words for whose plan it is.
+
+    Rows for which the same plan would be made have it made once.
+    """
+    own, again, choice = case.static_options(row), case.may_repeat(row), case.choice(row)
+    options = (own or static.Options(recompute=again)).model_copy(update=_FIRST)
+    manner = choice if own else PolicyChoice(policy="static")
+    witness = partial(decided, manner, partial(POLICIES["static"].plan, options=options))
+    found = []
+    for room in report.rooms:
+        key = repr((options, manner.alone, manner.staggered, manner.allocator, choice.allocator, room))
+        if key not in case.enough:
+            case.enough[key] = _enough(case, witness, room, choice.allocator)
+        found.append(case.enough[key])
+    return found, "" if own else f", with which static{' with recompute' * again} runs"
 
 
 def _enough(case: Case, decide: Policy, room: Mapping[str, int], allocator: AllocatorKind) -> dict[str, int]:

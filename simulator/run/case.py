@@ -121,6 +121,11 @@ class Case:
         """Cases of rows with machines of their own, by what these set."""
         return {}
 
+    @cached_property
+    def enough(self) -> dict[str, dict[str, int]]:
+        """Rooms in which a plan was made and ran, by how it was made and what room it was known to need."""
+        return {}
+
     def choice(self, row: str) -> PolicyChoice:
         """The row of the scenario with this name, or else the policy with its default options."""
         known = {choice.row: choice for choice in self.loaded.scenario.policies}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
 from simulator.plan import SYNC, Code, View
@@ -76,7 +76,7 @@ class OnDemand(Runtime):
         self._touch(wanted)
         for tensor in wanted:
             if not self._here[tensor]:
-                self._make_room(self._sizes[tensor], self._tables.moves[op])
+                self._make_room(self._sizes[tensor], self._tables.kept[op])
                 self._copy(tensor, self._copy_at[tensor], self._tier)
                 self._arrive(tensor)
 
@@ -85,11 +85,10 @@ class OnDemand(Runtime):
             if self._here[tensor]:
                 self._victims.touch(tensor)
 
-    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> None:
+    def _make_room(self, needed: int, moves: Collection[int], keep_after: int | None = None) -> None:
         """Evict as ever, but nothing that is awaited."""
         if self._room[self._tier] < needed:
-            kept = [t for chosen in self._awaited.values() for t in chosen]
-            super()._make_room(needed, (*moves, *kept), keep_after)
+            super()._make_room(needed, {*moves, *chain.from_iterable(self._awaited.values())}, keep_after)
 
     def _goes_home(self, tensor: int) -> bool:
         """Whether a tensor leaves when a step ends; candidates do when the run ends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice, pairwise
 
 from simulator.errors import CapacityError, Shortfall
@@ -110,7 +110,7 @@ class Runtime:
             if absent:
                 self._admit(compute[1], absent)
             elif busy and self._room[self._tier] < tables.born_bytes[compute[1]]:
-                self._make_room(tables.born_bytes[compute[1]], moves)
+                self._make_room(tables.born_bytes[compute[1]], tables.kept[compute[1]])
             if ahead:
                 self._look_ahead(compute[1], base)
             append(compute)
@@ -131,13 +131,13 @@ class Runtime:
     def _admit(self, op: int, absent: tuple[int, ...]) -> None:
         """Make room for what the op lacks, and fetch what it reads of it."""
         tables, sizes = self._tables, self._sizes
-        needed, reads = tables.born_bytes[op], tables.reads[op]
+        needed, made = tables.born_bytes[op], tables.made[op]
         for tensor in absent:
             needed += sizes[tensor]
         if self._room[self._tier] < needed:
-            self._make_room(needed, tables.moves[op])
+            self._make_room(needed, tables.kept[op])
         for tensor in absent:
-            if tensor in reads:
+            if tensor not in made:
                 self._copy(tensor, self._copy_at[tensor], self._tier)
             self._arrive(tensor)
 
@@ -158,12 +158,12 @@ class Runtime:
             for tensor in tables.reads[coming]:
                 if not here[tensor] and self._copy_valid[tensor]:
                     needed = self._sizes[tensor] + tables.born_bytes[op]
-                    self._make_room(needed, tables.moves[op], keep_after=base + op)
+                    self._make_room(needed, tables.kept[op], keep_after=base + op)
                     if self._room[self._tier] >= needed:
                         self._copy(tensor, self._copy_at[tensor], self._tier)
                         self._arrive(tensor)
 
-    def _make_room(self, needed: int, moves: tuple[int, ...], keep_after: int | None = None) -> None:
+    def _make_room(self, needed: int, moves: Collection[int], keep_after: int | None = None) -> None:
         """Evict until there is room, never what is in `moves`; stop at what is needed after op `keep_after`."""
         while self._room[self._tier] < needed:
             victim = self._victims.first(moves)
@@ -222,7 +222,8 @@ class Runtime:
         capacity = int(problem.capacities[tier])
         demand = int(capacity - self._room[tier]) + size
         name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tier]
-        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),)))
+        lever = "a smaller batch or a shorter sequence needs less"
+        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), (lever,)))
 
     def _goes_home(self, tensor: int) -> bool:
         """Whether a tensor leaves for its home, which is another tier, when a step ends."""

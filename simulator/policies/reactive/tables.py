@@ -12,6 +12,9 @@ from simulator.plan import COMPUTE, FREE
 from simulator.policies.late import LateOps
 from simulator.policies.problem import Problem
 
+_MANY = 16
+"""From so many tensors on, looking into a set is quicker."""
+
 
 class Tables:
     """Flat lists for the runtime's loop, and the check that it can run at all.
@@ -20,6 +23,10 @@ class Tables:
     ----------
     reads, writes, moves
         By op: tensors that may move and are read, written, or either.
+    kept
+        By op: the last in a form that is quick to look into.
+    made
+        By op: those that are written and not read.
     held_bytes, born_bytes
         By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
     computes
@@ -53,6 +60,8 @@ class Tables:
         self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.moves = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
+        self.kept = [m if len(m) < _MANY else frozenset(m) for m in self.moves]
+        self.made = [m[len({*r}) :] for m, r in zip(self.moves, self.reads, strict=True)]
         self.computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(problem.streams)]
         self.held_bytes = [0] * len(graph.ops)
         for t, first in enumerate(lifetimes.first_write):

@@ -7,9 +7,9 @@ that the running op needs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
 
 from simulator.policies import late
 from simulator.policies.problem import Problem
@@ -38,7 +38,7 @@ class Victims(Protocol):
     def discard(self, tensor: int) -> None:
         """Leave out a tensor that is held: it has left or died."""
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """The tensor to evict first, none of `needed`; -1 if there is none."""
 
 
@@ -74,10 +74,36 @@ class LeastRecent:
         left, right = self._before[tensor], self._after[tensor]
         self._after[left], self._before[right] = right, left
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """Return the least recent; what the op needs has just been touched, so it comes last."""
         tensor = self._after[self._end]
         return -1 if tensor == self._end or tensor in needed else tensor
+
+
+class _Front:
+    """Entries of a heap that the running op needs, taken off its front: they go back when another op asks.
+
+    Parameters
+    ----------
+    heap
+        What they are taken from.
+    """
+
+    def __init__(self, heap: list[Any]) -> None:
+        self._heap, self._entries = heap, list[Any]()
+        self._needed: Collection[int] = ()
+
+    def ask(self, needed: Collection[int]) -> None:
+        """Put entries back, unless it is for the same op that something is to leave."""
+        if needed is not self._needed:
+            self._needed = needed
+            for entry in self._entries:
+                heappush(self._heap, entry)
+            self._entries.clear()
+
+    def take(self) -> None:
+        """Take off the first entry."""
+        self._entries.append(heappop(self._heap))
 
 
 class Oldest:
@@ -96,6 +122,7 @@ class Oldest:
         self._held = bytearray(len(order))
         self._queued = bytearray(len(order))
         self._heap: list[int] = []
+        self._front = _Front(self._heap)
 
     def add(self, tensor: int) -> None:
         """Take in a tensor; its age is that of its producer."""
@@ -111,22 +138,19 @@ class Oldest:
         """Leave it out."""
         self._held[tensor] = 0
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """Return the oldest."""
-        kept, found = [], -1
+        self._front.ask(needed)
         while self._heap:
             tensor = self._tensor[self._heap[0]]
             if not self._held[tensor]:
                 heappop(self._heap)
                 self._queued[tensor] = 0
             elif tensor in needed:
-                kept.append(heappop(self._heap))
+                self._front.take()
             else:
-                found = tensor
-                break
-        for rank in kept:
-            heappush(self._heap, rank)
-        return found
+                return tensor
+        return -1
 
 
 class LeastUsed:
@@ -140,7 +164,7 @@ class LeastUsed:
         self.touch = self.add = self._order.touch
         self.discard = self._order.discard
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """Return the least used."""
         return self._order.first(needed)
 
@@ -175,7 +199,7 @@ class Staying:
         if tensor not in self._stay:
             self._others.discard(tensor)
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """Return the first of the others."""
         return self._others.first(needed)
 
@@ -190,6 +214,7 @@ class Furthest:
         self._uses, self._n = problem.lifetimes.uses, len(problem.graph.ops)
         self._next = [-1] * len(problem.sizes)
         self._heap: list[tuple[int, int]] = []
+        self._front = _Front(self._heap)
 
     def add(self, tensor: int) -> None:
         """Take in a tensor, by its first use after the running op."""
@@ -209,18 +234,15 @@ class Furthest:
         """Leave it out."""
         self._next[tensor] = -1
 
-    def first(self, needed: Sequence[int]) -> int:
+    def first(self, needed: Collection[int]) -> int:
         """Return the one with the furthest next use."""
-        kept, found = [], -1
+        self._front.ask(needed)
         while self._heap:
             key, tensor = self._heap[0]
             if self._next[tensor] != -key:
                 heappop(self._heap)
             elif tensor in needed:
-                kept.append(heappop(self._heap))
+                self._front.take()
             else:
-                found = tensor
-                break
-        for entry in kept:
-            heappush(self._heap, entry)
-        return found
+                return tensor
+        return -1

@@ -145,7 +145,7 @@ def lives_away_if_it_moves(problem: Problem, tensor: int) -> bool:
 
 def _inner(problem: Problem) -> Iterator[Idle]:
     """Gaps between two uses in a step."""
-    clock, lifetimes, ops = problem.clock, problem.lifetimes, problem.graph.ops
+    clock, lifetimes = problem.clock, problem.lifetimes
     for gap in idle_gaps(problem.graph, lifetimes):
         tensor, after, before, wraps = gap
         if wraps or problem.pinned(tensor):
@@ -154,7 +154,7 @@ def _inner(problem: Problem) -> Iterator[Idle]:
         writes = lifetimes.writes[tensor]
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or lives_away_if_it_moves(problem, tensor)
-        is_read = tensor in ops[before].reads
+        is_read = lifetimes.is_read(tensor, before)
         yield _idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
 
 
@@ -178,7 +178,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
         Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
         (clock[first], clock[-1] - clock[last + 1] if stays else 0),
         goes_out=stays and lifetimes.first_write[tensor] != NEVER,
-        returns=tensor in problem.graph.ops[first].reads,
+        returns=lifetimes.is_read(tensor, first),
     )
 
 

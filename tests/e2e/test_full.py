@@ -1,0 +1,66 @@
+"""A tier that fills up in the middle of a decode: told with the token, with whose block came last, and what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import documents
+import pytest
+
+import simulator as hosim
+
+JOB = """\
+schema: hosim/workload/1
+name: job
+model:
+  family: decoder
+  layers: 2
+  hidden: 64
+  vocabulary: 128
+  attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}
+  feed_forward: {kind: dense, width: 64}
+phase: decode
+batch: 3
+sequence: 32
+new_tokens: 16
+kv: {block: 4, sequences: 1, new: as_needed}
+steps: 1
+assumed: {model: a toy, batch: a toy, sequence: a toy, new_tokens: a toy, kv: a toy, steps: a toy}
+"""
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {kv_cache: free}
+budget: 164 kB
+policies: [resident, static]
+"""
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    for name, text in (("box", documents.BOX), ("job", JOB), ("story", STORY)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / "story.yaml"
+
+
+def test_the_token_and_the_last_block_are_named(story):
+    """Blocks of four tokens begin with every fourth: what is too much at the end is so from the ninth token on."""
+    found = hosim.run(story)
+    assert found["static"].status == "ok"
+    short = found["resident"].shortfall
+    assert short is not None
+    assert short.at == "op 't12/L01/decode/attn.core'"
+    assert short.full == "from op 't08/L00/decode/attn.core' on, once 'L00/kv/s2/b0010' has come"
+    assert found.sentences[0] == f"resident does not fit in hbm: short by 6.12 kB at {short.at}, and full {short.full}."
+    assert any("such as 'static'" in lever for lever in short.levers)
+
+
+def test_if_no_tier_has_room_no_plan_is_looked_for(story):
+    box = story.with_name("box.yaml")
+    box.write_text(documents.BOX.replace("capacity: inf", "capacity: 1 kB"))
+    for row in hosim.run(story).values():
+        assert row.shortfall is not None
+        assert row.shortfall.full == "from op 't04/L00/decode/attn.core' on, once 'L00/kv/s2/b0009' has come"
+        assert len(row.shortfall.rooms) == 2
