@@ -51,7 +51,7 @@ def infeasible(
 
 
 def _full(fit: Fit, worst: Need) -> str:
-    """From which op on that is needed for which there is no room, and what was made last of all that stays; empty if nothing was."""
+    """From which op on what is needed has no room, and what was made last of all that stays; empty if nothing was."""
     if worst.at is None:
         return ""
     found, ops = fit.idle.lifetimes, fit.graph.ops

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from simulator.scenario import Scenario
 
 _FAILED = 1
 _KINDS = ("hardware", "workload", "scenario")
@@ -42,8 +46,17 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
         document = catalog.load(name, kind).document
         counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
         devices = [counted(document.topology.devices, "device")] if kind == "hardware" else []
-        found.append((name, *devices, ", ".join(counts) or "no figures", document.title))
+        command = [_command(document)] if kind == "scenario" else []
+        found.append((name, *devices, *command, ", ".join(counts) or "no figures", document.title))
     return found
+
+
+def _command(scenario: Scenario) -> str:
+    """What runs a scenario: `hosim serve` if its workload is requests."""
+    from simulator import catalog
+
+    workload = catalog.load(scenario.workload, "workload").document
+    return "hosim serve" if workload.requests is not None else "hosim run"
 
 
 def _policies() -> list[tuple[str, ...]]:

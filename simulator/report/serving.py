@@ -47,7 +47,8 @@ def _found(rows: Rows) -> list[Column]:
 
 
 def _moved(rows: Rows) -> list[Column]:
-    links = _between(rows, ("moved_", "_bytes"))
+    """What was copied over each link that carried something in some row."""
+    links = [link for link in _between(rows, ("moved_", "_bytes")) if any(row[f"moved_{link}_bytes"] for row in rows)]
     return [Column(f"moved {link}", tuple(quantity(row[f"moved_{link}_bytes"], "B") for row in rows)) for link in links]
 
 
@@ -155,6 +156,14 @@ _NAMES = {
 
 
 def _queue(row: Mapping[str, Any]) -> str:
+    if row["status"] == "ok" and row["outpaced_growth"] is not None:
+        come, admitted = (f"{row[f'outpaced_{name}_per_s']:.3g}" for name in ("come", "admitted"))
+        longer = human(round(row["outpaced_growth"] * 10**9), "ns")
+        return (
+            f"under {row['policy']} requests come faster than they are served: in the second half of the arrivals "
+            f"{come} come in a second and {admitted} are admitted, somebody always waits, and who comes a second later "
+            f"waits {longer} longer, so that the latencies tell how many came."
+        )
     if row["status"] != "ok" or row["waiting_at_last"] < _LONG * row["requests"]:
         return ""
     waited = counted(row["waiting_at_last"], "request")

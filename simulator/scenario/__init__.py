@@ -139,6 +139,9 @@ class DrawsOrigin(Part):
         if self.file is not None and others:
             must, do = "draws come from a file or from a distribution", "leave one of the two out"
             raise FieldError(must, f"file and {min(others)}", do, ("file",))
+        if self.distribution == "uniform" and "skew" in others:
+            must, do = "a skew is of the distribution zipf", "write distribution: zipf, or remove skew"
+            raise FieldError(must, "skew with uniform", do, ("skew",))
         return self
 
 

@@ -39,7 +39,7 @@ class KvBlocks(Part):
 
     def together(self, batch: int) -> int:
         """How many of `batch` sequences have a block in the same tensor."""
-        return batch if self.sequences == "all" else min(self.sequences, batch)
+        return batch if self.sequences == "all" else self.sequences
 
     def check(self, part: Gqa | Mla, tokens: int, chunk: int | None) -> None:
         """Refuse blocks that do not suit the attention, the length of sequences, or the chunks of prompts.
@@ -49,9 +49,6 @@ class KvBlocks(Part):
         FieldError
             If there are such; the message says what does.
         """
-        if self.block > tokens:
-            must, found = "a block is at most a sequence", f"{self.block:,} of {tokens:,} tokens"
-            raise FieldError(must, found, "lower block, or raise sequence", ("kv", "block"))
         if chunk is not None and chunk % self.block:
             must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
             raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
@@ -79,8 +76,11 @@ class KvBlocks(Part):
         Raises
         ------
         FieldError
-            If there are.
+            If there are; or if more sequences were to have a block in a tensor than there are.
         """
+        if self.sequences != "all" and self.sequences > batch:
+            must, do = "no more sequences have a block in a tensor than a batch has", f"write at most {batch:,}, or all"
+            raise FieldError(must, f"{self.sequences:,} of {batch:,}", do, ("kv", "sequences"))
         found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
         if found > MOST:
             must, do = (

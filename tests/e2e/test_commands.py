@@ -30,6 +30,12 @@ def test_list_names_everything_with_its_assumptions(hosim):
     assert "fitted" in lines["llama3_8b_train_910c"]
 
 
+def test_list_says_which_command_runs_a_scenario(hosim):
+    lines = {line.split()[0]: line.split()[2] for line in hosim("list", "scenarios").out.splitlines()}
+    assert {name for name, command in lines.items() if command == "serve"} >= {"chat_kv_tiers_h100", "kv_reuse_h100"}
+    assert lines["tiny_train_910c"] == "run"
+
+
 def test_list_of_one_kind_is_one_line_each(hosim):
     lines = hosim("list", "policies").out.splitlines()
     assert [line.split()[0] for line in lines] == list(POLICIES)

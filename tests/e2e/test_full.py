@@ -62,5 +62,5 @@ def test_if_no_tier_has_room_no_plan_is_looked_for(story):
     box.write_text(documents.BOX.replace("capacity: inf", "capacity: 1 kB"))
     for row in hosim.run(story).values():
         assert row.shortfall is not None
-        assert row.shortfall.full == "from op 't04/L00/decode/attn.core' on, once 'L00/kv/s2/b0009' has come"
+        assert row.shortfall.full == "from op 't08/L00/decode/attn.core' on, once 'L00/kv/s2/b0010' has come"
         assert len(row.shortfall.rooms) == 2

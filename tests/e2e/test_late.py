@@ -97,6 +97,11 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
         hosim.run(story, policies=["recorded"])
 
 
+def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a skew is of the distribution zipf, found skew with uniform; write"):
+        hosim.run(folder(tmp_path, "draws: {skew: 2.0}\n"))
+
+
 def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
     """A plan for nominal times, and a runtime that handles late reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")

@@ -170,6 +170,24 @@ def test_a_scenario_of_requests_is_checked_without_running(hosim, tmp_path):
     assert hosim("check", path).out == f"{path}: scenario, 2 rows, 12 requests: ok\n"
 
 
+def test_a_trace_is_not_left_out_of_what_keeps_none(hosim, tmp_path):
+    path = write(tmp_path)
+    path.write_text(path.read_text() + "trace: none\n")
+    for command in ("serve", "check"):
+        done = hosim(command, path)
+        assert done.code == 1
+        assert "only hosim run knows of trace, found trace: none; remove it" in done.err
+
+
+def test_a_rate_above_what_is_served_is_said_though_all_are_served(hosim, tmp_path):
+    fast = DRAWN.replace("count: 12", "count: 60").replace("mean: 40, spread: 0.5", "mean: 40")
+    fast = fast.replace("40 us", "20 us")
+    done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
+    assert done.code == 0
+    assert "60 of 60" in done.out
+    assert "under static requests come faster than they are served: in the second half of the arrivals " in done.out
+
+
 def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     fast = (
         DRAWN.replace("count: 12", "count: 400").replace("40 us", "2 us").replace("mean: 40, spread: 0.5", "mean: 40")

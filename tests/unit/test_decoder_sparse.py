@@ -311,7 +311,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(changed(compress={"block": 5})).startswith("stride divides block, found 2 and 5")
     assert refusal(changed(compress={"block": 6, "stride": 3})).startswith("compress.stride divides select.block")
     assert refusal(changed(compress={"block": 44})).startswith("what is made into one is at most the sequence")
-    assert refusal(GQA, kv={"block": 42}).startswith("a block is at most a sequence, found 42 of 41 tokens")
+    assert refusal(GQA, kv={"block": 8, "sequences": 99}).startswith("no more sequences have a block in a tensor than")
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
@@ -325,6 +325,14 @@ def test_what_does_not_go_together_is_refused() -> None:
     llama = {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32}
     with pytest.raises(ValidationError, match="kv is for phases prefill and decode, found it with phase train"):
         Workload.model_validate({"name": "w", "model": llama, "kv": {"block": 4}})
+
+
+def test_a_block_may_be_larger_than_a_sequence() -> None:
+    """It takes the room of a block, as the last block of any sequence does: 41 tokens are in one of 64."""
+    found = sizes(graph(GQA, phase="decode", kv={"block": 64}), "L01/kv/")
+    just = sizes(graph(GQA, phase="decode", kv={"block": 41}), "L01/kv/")
+    assert list(found) == list(just) == ["L01/kv/s0/b0000", "L01/kv/s1/b0000"]
+    assert [size * 41 for size in found.values()] == [size * 64 for size in just.values()]
 
 
 def test_a_published_model_in_blocks_has_the_cache_of_its_closed_form() -> None:

@@ -11,6 +11,7 @@ def row(policy="static", **more):
     about |= {f"{name}_{which}_ns": 10**6 for name in ("ttft", "tpot") for which in ("p50", "p95", "mean")}
     about |= {"computed_fraction": 0.5, "hit_hbm_fraction": 0.2, "hit_ddr_fraction": 0.3}
     about |= {f"read_{share}_hit_p50_ns": None for share in (0, 25, 50, 75, 100)}
+    about |= {f"outpaced_{name}": None for name in ("come_per_s", "admitted_per_s", "growth")}
     about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
     about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
     return about | {"most_waiting": 3, "waiting_at_last": 0, "iterations": 7, "replayed": 5} | more
@@ -35,6 +36,13 @@ def test_loading_that_does_not_pay_is_told_too():
     assert "is read 3.00x as slowly as one of which 0 % were" in said[1]
 
 
+def test_links_that_carry_nothing_have_no_column():
+    shown = table([row(moved_d2h_bytes=0), row("other", moved_d2h_bytes=0)])
+    assert "moved h2d" in shown
+    assert "moved d2h" not in shown
+    assert "moved d2h" in table([row(moved_d2h_bytes=0), row("other", moved_d2h_bytes=5)])
+
+
 def test_stores_may_be_what_is_waited_for():
     said = sentences([row(stall_fraction=0.2, wait_transfer_ns=5, drain_ns=6)])
     assert said[2] == "static waits for 20 % of the time of its iterations, most for stores."
@@ -51,6 +59,15 @@ def test_rows_that_cannot_serve_say_why():
     )
     assert sentences([row(waiting_at_last=4)])[-1] == (
         "static falls behind: 4 requests of 10 waited when the last one came."
+    )
+
+
+def test_requests_that_come_faster_than_they_are_served_are_told():
+    pace = {"outpaced_come_per_s": 12.5, "outpaced_admitted_per_s": 10.0, "outpaced_growth": 0.25}
+    assert sentences([row(waiting_at_last=4, **pace)])[-1] == (
+        "under static requests come faster than they are served: in the second half of the arrivals 12.5 come in a "
+        "second and 10 are admitted, somebody always waits, and who comes a second later waits 250 ms longer, "
+        "so that the latencies tell how many came."
     )
 
 

@@ -179,6 +179,9 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
     ConfigError
         As for `serve`.
     """
+    if loaded.scenario.trace == "none":
+        must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
+        raise ConfigError(loaded.place("trace"), must, "trace: none", do)
     come = arriving(loaded)
     room = rooms(loaded, _asked(loaded), come)
     columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names, 0))

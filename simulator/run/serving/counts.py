@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from simulator.run.serving.pace import Pace, outpaced
 from simulator.run.serving.scheduler import Served
 from simulator.run.serving.story import Story
 from simulator.trace import CAUSES
 
+_NOT = (None, None, None)
 _SHARES = 4
 """Prompts are told apart by how many quarters of them were found."""
 
@@ -65,6 +67,10 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
             The most requests that waited after an iteration had begun, and how many when the last one came.
         ``offered_per_s``, ``served_per_s``
             Requests that came, by the time in which they came; and that left, by the busy time.
+        ``outpaced_come_per_s``, ``outpaced_admitted_per_s``, ``outpaced_growth``
+            If requests come faster than they are served (`simulator.run.serving.pace`): how many came, and were
+            admitted, in a second of the second half of the arrivals, and how much longer who comes a second later waits
+            [s]; else None.
     """
     left = [one for one in story.served if one.end_ns is not None]
     ran = [one for one in story.ran if one.about["held_blocks"]]
@@ -95,6 +101,7 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         "waiting_at_last": story.waiting_at_last,
         "offered_per_s": _ratio((len(story.served) - 1) * 10**9, span),
         "served_per_s": _ratio(len(left) * 10**9, busy),
+        **{f"outpaced_{name}": value for name, value in zip(Pace._fields, outpaced(story) or _NOT, strict=True)},
     }
 
 
