@@ -162,7 +162,7 @@ def _from_start(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
     outlasting = order.outlasting | graph.cacheable if several else frozenset[int]()
     for t in before.inputs - outlasting:
         uses, size = idle.lifetimes.uses[t], graph.tensors[t].size_bytes
-        if homes[t] in {FREE, NOWHERE} or not uses or not size or t not in graph.ops[uses[0]].reads:
+        if homes[t] in {FREE, NOWHERE} or not uses or not size or not idle.lifetimes.is_read(t, uses[0]):
             continue
         for number, ring in enumerate(idle.rings):
             if homes[t] not in ring.tiers:
