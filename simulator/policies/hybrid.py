@@ -216,7 +216,7 @@ class Ahead:
         coming, prefetch = self._next[op], self._options.prefetch
         if op == self._last:
             self._steps_left -= 1
-        if prefetch == "none" or not self._steps_left or coming == op:
+        if prefetch == "none" or not self._steps_left or coming == op or self._ops.problem.fences[coming] > op + 1:
             return ()
         if prefetch == "next_layer_all":
             return self._ops.late[coming].candidates

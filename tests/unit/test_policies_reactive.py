@@ -1,6 +1,7 @@
 """The runtime: orders of eviction against plain models, exact steps, several training steps."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -117,6 +118,19 @@ def test_free_homes_fill_the_room_that_the_largest_working_set_leaves():
     g = graph("u 10 persistent, v 10 persistent, w 10 persistent", "a: u ->", "b: v ->", "c: w ->")
     p = problem(g, budget=25, homes=dict.fromkeys("uvw", FREE))
     assert POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}).home == (0, 1, 1)
+
+
+@pytest.mark.parametrize("barred", [False, True])
+def test_it_does_not_look_past_a_barrier(barred):
+    """What ops behind a barrier need is fetched once the barrier was issued: then all that is in view."""
+    names = "abcde"
+    g = graph(", ".join(f"{n} 10 persistent" for n in names), *(f"f{n}: {n} ->, 1 ns" for n in names))
+    g = replace(g, ops=tuple(replace(op, barrier=barred and op.name == "fb") for op in g.ops))
+    p = problem(g, budget=40, homes=dict.fromkeys(names, DDR))
+    told = tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 2}))
+    told = [step.replace(" ddr>hbm", "") for step in told if "-" not in step]
+    assert told == (["a", "b", "fa", "fb", "c", "d", "e", "fc", "fd", "fe"] if barred else
+                    ["a", "b", "c", "fa", "d", "fb", "e", "fc", "fd", "fe"])  # fmt: skip
 
 
 def test_where_all_fits_nothing_moves_and_nothing_is_replayed():

@@ -27,14 +27,14 @@ class Runtime:
     victims
         The order of eviction.
     ahead
-        How many ops it looks ahead.
+        How many ops it looks ahead, as far as there is no barrier between.
     synchronous
         Whether the host waits for each copy.
     """
 
     __slots__ = (
-        "_ahead",
         "_codes",
+        "_coming",
         "_copy_at",
         "_copy_valid",
         "_direct",
@@ -50,7 +50,8 @@ class Runtime:
 
     def __init__(self, tables: Tables, victims: Victims, ahead: int, *, synchronous: bool) -> None:
         problem = tables.problem
-        self._tables, self._victims, self._ahead, self._synchronous = tables, victims, ahead, synchronous
+        self._tables, self._victims, self._synchronous = tables, victims, synchronous
+        self._coming = tables.coming(ahead) if ahead else []
         self._sizes, self._tier = problem.sizes, problem.compute_tier
         self._direct = [[False] * len(problem.capacities) for _ in problem.capacities]
         n = len(self._sizes)
@@ -96,7 +97,7 @@ class Runtime:
 
     def _decide(self, base: int, ops: Iterable[tuple[Code, tuple[int, ...], bool]]) -> None:
         """Issue some ops of the step that begins at op `base` of the run, and what they need."""
-        tables, here, append, ahead = self._tables, self._here, self._codes.append, self._ahead
+        tables, here, append, ahead = self._tables, self._here, self._codes.append, bool(self._coming)
         victims, touch, tells_time = self._victims, self._victims.touch, self._victims.tells_time
         for compute, moves, busy in ops:
             if tells_time:
@@ -147,10 +148,9 @@ class Runtime:
         self._victims.add(tensor)
 
     def _look_ahead(self, op: int, base: int) -> None:
-        """Fetch what the op that comes into view lacks, as far as there is room; at the first op, what all lack."""
+        """Fetch what the ops that come into view lack, as far as there is room: at the first op all that are seen."""
         tables, here = self._tables, self._here
-        first = op + 1 if op == 0 else op + self._ahead
-        for coming in range(first, min(op + self._ahead + 1, len(tables.moves))):
+        for coming in self._coming[op]:
             for tensor in tables.moves[coming]:
                 self._needed_until[tensor] = base + coming
                 if here[tensor]:

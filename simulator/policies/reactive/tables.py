@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 
 import numpy as np
@@ -106,6 +107,17 @@ class Tables:
             homes[tensor] = home = next((tier for tier in left if size <= left[tier]), problem.neighbours[-1])
             left[home] -= size
         return problem.resolved_homes(homes)
+
+    def coming(self, ahead: int) -> list[range]:
+        """By op: the ops that come into view of a runtime that looks so far ahead, but not past a barrier."""
+        ops, fences = len(self.moves), self.problem.fences
+        found, seen = [], 0
+        for op in range(ops):
+            behind = min(op + ahead + 1, bisect_right(fences, op, 0, ops))
+            seen = max(seen, op + 1)
+            found.append(range(seen, behind))
+            seen = max(seen, behind)
+        return found
 
     @cached_property
     def demand_bytes(self) -> int:
