@@ -150,7 +150,7 @@ def _moves(order: Order, here: int, homes: Sequence[int], idle: Idle) -> tuple[t
     graph = before.graph
     inward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
-    for t in sorted(before.inputs):
+    for t in sorted(before.inputs - order.staying):
         size, home = graph.tensors[t].size_bytes, homes[t]
         if home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue

@@ -51,7 +51,8 @@ class Limits:
         relaxed = relaxed and not graph.meets and not order.shorter_ns
         self._idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
         self._combinatorial = combinatorial(order, hardware, homes, self._idle, sharers)
-        self._needs = list(needs(graph, hardware, homes, self._idle, may_repeat=may_repeat)) if relaxed else None
+        facts = (graph, hardware, homes, self._idle)
+        self._needs = list(needs(*facts, may_repeat=may_repeat, staying=order.staying)) if relaxed else None
         here = hardware.tier_names.index(hardware.compute_tier)
         self._at_home = sum(t.size_bytes for t, home in zip(graph.tensors, homes, strict=True) if home == here)
 

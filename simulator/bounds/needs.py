@@ -38,7 +38,13 @@ class Need(NamedTuple):
 
 
 def needs(
-    graph: Graph, hardware: Hardware, homes: Sequence[int], idle: Idle, *, may_repeat: bool = False
+    graph: Graph,
+    hardware: Hardware,
+    homes: Sequence[int],
+    idle: Idle,
+    *,
+    may_repeat: bool = False,
+    staying: frozenset[int] = frozenset(),
 ) -> Iterable[Need]:
     """Yield the stretches of all tensors that may be absent, but for those that cost nothing.
 
@@ -50,6 +56,8 @@ def needs(
         Of that graph.
     may_repeat
         Whether ops may run again; what can be made again costs nothing then.
+    staying
+        Tensors of which a copy may be there from the step before, so that they need not come in.
     """
     here, inputs = hardware.tier_names.index(hardware.compute_tier), set(graph.inputs)
     stretches: dict[int, list[tuple[int, Need]]] = {}
@@ -63,7 +71,7 @@ def needs(
     for t, tensor in enumerate(graph.tensors):
         home = homes[t] if t in inputs else NOWHERE
         if tensor.size_bytes and idle.lifetimes.uses[t] and home != here:
-            is_elsewhere = home not in {FREE, NOWHERE}
+            is_elsewhere = home not in {FREE, NOWHERE} and t not in staying
             yield from _of_tensor(graph, idle, t, stretches.get(t, []), is_elsewhere=is_elsewhere)
 
 

@@ -74,6 +74,12 @@ class Order:
     outlasting: frozenset[int] = frozenset()
 
     @property
+    def staying(self) -> frozenset[int]:
+        """Tensors of which a copy may be there from the step before."""
+        graph = self.before.graph
+        return self.outlasting | graph.cacheable if graph.steps > 1 else frozenset()
+
+    @property
     def last_ns(self) -> int:
         """Time of the last op of the line [ns]."""
         return self.durations_ns[self.before.last] if self.before.last >= 0 else 0

@@ -159,8 +159,7 @@ def _from_start(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
     several = graph.steps > 1
     if several and (graph.meets or idle.may_repeat):
         return found
-    outlasting = order.outlasting | graph.cacheable if several else frozenset[int]()
-    for t in before.inputs - outlasting:
+    for t in before.inputs - order.staying:
         uses, size = idle.lifetimes.uses[t], graph.tensors[t].size_bytes
         if homes[t] in {FREE, NOWHERE} or not uses or not size or not idle.lifetimes.is_read(t, uses[0]):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 from late_cases import DDR, HBM, chosen_bits, machine, moe, on_demand, plan_of, play
 from replays import rows
 
+from simulator.bounds import Before, Limits, Order
+from simulator.cost import durations_ns
 from simulator.draws import Draws, Routing, Shares, drawn, popularity
 from simulator.errors import ConfigError, PlanError
 from simulator.formats import read_routing
 from simulator.hardware import Hardware
+from simulator.metrics import summarise
 from simulator.plan import COMPUTE, COPY, DETACH, Code, View
 from simulator.scenario import DrawsOrigin
 from simulator.trace import CAUSES
@@ -43,6 +47,21 @@ def test_a_late_read_waits_for_its_transfer_alone() -> None:
     ]
     waits = [(w["start_ns"], w["end_ns"], CAUSES[w["cause"]]) for w in rows(trace.waits)]
     assert waits == [(8, 16, "transfer"), (25, 34, "transfer")]
+
+
+def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() -> None:
+    """Expert 0 is chosen in both steps and stays; an op that always reads it waits for no copy in the second."""
+    base = moe(1, 3, size=100, steps=2)
+    use = base.ops[EXPERTS].late.candidates[:1]  # type: ignore[union-attr]
+    last = replace(base.ops[EXPERTS], name="use", reads=use, writes=(), late=None, duration_ns=3)
+    graph = replace(base, ops=(*base.ops, last))
+    draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[0], [0]]}))
+    plan = plan_of(graph, on_demand(graph, keep=3), MACHINE)
+    step_ns = summarise(graph, MACHINE, play(graph, plan, MACHINE, draws))["step_ns"]
+    certain = graph.certain
+    order = replace(Order.alone(Before.of(certain), durations_ns(certain, MACHINE)), outlasting=graph.cacheable)
+    for relaxed in (False, True):
+        assert Limits(order, MACHINE, plan.home, relaxed=relaxed).step(10**6).ns <= step_ns == 5 + 3 + 1 + 3
 
 
 def selecting(price_ns: int) -> Hardware:
