@@ -64,7 +64,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
 
-MOST_POINTS = 2_048
+MOST_POINTS = 512
 """Between so many ops windows lie at most."""
 
 Bytes = NDArray[np.int64]
