@@ -152,7 +152,8 @@ class Trace:
     spans, waits, residencies
         Tables with the columns `SPANS`, `WAITS` and `RESIDENCIES`.
     issued
-        For each rank a table with the columns `ISSUED`: what its host issued, step by step.
+        For each rank a table with the columns `ISSUED`: what its host issued, step by step; nothing of a plan that is
+        repeated for each training step.
     blocked
         If blocked: who waits for what, one sentence a line, as a cycle where there is one; of several ranks first what
         they lack themselves, then for which others they wait.

@@ -17,12 +17,11 @@ graphs = st.builds(
     each=st.integers(1, 2),
     steps=st.integers(1, 4),
 )
-origins = st.builds(
-    DrawsOrigin,
-    distribution=st.sampled_from(["uniform", "zipf"]),
-    skew=st.sampled_from([0.5, 1.1, 3.0]),
-    stickiness=st.sampled_from([0.0, 0.7, 1.0]),
+_stickiness = st.sampled_from([0.0, 0.7, 1.0])
+_zipf = st.builds(
+    DrawsOrigin, distribution=st.just("zipf"), skew=st.sampled_from([0.5, 1.1, 3.0]), stickiness=_stickiness
 )
+origins = st.builds(DrawsOrigin, distribution=st.just("uniform"), stickiness=_stickiness) | _zipf
 seeds = st.integers(0, 99)
 
 

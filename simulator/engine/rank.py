@@ -119,6 +119,8 @@ class Rank:
             book = Book(self.places, columns, routes)
         else:
             book = Issued(self.places, columns, routes, program, recorder.issued(number))
+        if plan.fixed is not None and plan.repeats != program.graph.steps:
+            recorder.issued(number).extend(list(plan.fixed.codes()) * plan.repeats)
         if program.draws is not None:
             book.take_late(LateReads(program.graph, program.draws, columns))
         if isinstance(book, Issued):

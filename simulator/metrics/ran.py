@@ -15,7 +15,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.issued import IssuedSteps
 from simulator.metrics.peaks import Instances, Peaks
-from simulator.metrics.steps import homes, planned_starts, repeats, step_starts
+from simulator.metrics.steps import homes, repeats, step_starts
 from simulator.plan import COMPUTE, Plan
 from simulator.trace import SPANS, WAITS, Block, Happened, Table, Trace
 
@@ -41,7 +41,7 @@ class Ran:
     repeats
         Whether some op ran more than once in a step.
     issued
-        What the host issued, if the plan is reactive.
+        What the host issued, if the plan is reactive or holds several steps.
     """
 
     trace: Trace
@@ -112,11 +112,13 @@ class Following:
         """
         nothing = Trace("ok", Table(SPANS), Table(WAITS), Table(()), ())
         peaks, steps = Peaks(hardware, Instances(hardware, nothing)), plan.fixed
+        issued = IssuedSteps(graph, plan.home, hardware.tier_names.index(hardware.compute_tier))
         if steps is None:
-            tier = hardware.tier_names.index(hardware.compute_tier)
-            return cls(graph, peaks, IssuedSteps(graph, plan.home, tier), range(1 + len(graph.groups)))
-        streams = {b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE}
-        return cls(graph, peaks, planned_starts(graph, steps, plan.repeats), sorted(streams))
+            return cls(graph, peaks, issued, range(1 + len(graph.groups)))
+        streams = sorted({b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE})
+        if plan.repeats != graph.steps:
+            return cls(graph, peaks, issued, streams)
+        return cls(graph, peaks, np.arange(plan.repeats, dtype=np.int64) * len(steps), streams)
 
     @property
     def _starts(self) -> Ints:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.issued import IssuedSteps
-from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.trace import Block, Trace
 
 Ints = NDArray[np.int64]
@@ -50,9 +50,9 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
     streams
         By op, the stream that the bounds know it on.
     issued
-        What the host issued, if the plan is reactive.
+        What the host issued, if it was recorded.
     """
-    if plan.fixed is None:
+    if plan.fixed is None or plan.repeats != graph.steps:
         return issued is not None and issued.keeps_program(streams)
     kind, op, stream = (np.array(column, np.int64) for column in (plan.fixed.kind, plan.fixed.a, plan.fixed.b))
     op, stream = op[kind == COMPUTE], stream[kind == COMPUTE]
@@ -131,8 +131,8 @@ def steps_of(graph: Graph, hardware: Hardware, trace: Trace, rows: Block) -> Int
 def step_starts(graph: Graph, trace: Trace, rank: int, compute_tier: int) -> Ints:
     """Find the issue number at which each training step begins.
 
-    A fixed plan repeats: the distance of a compute's issue number to the next step's is the length of a step. What a
-    reactive plan issued is recorded (`simulator.metrics.issued`).
+    Where a fixed plan repeats, the distance of a compute's issue number to the next step's is the length of a step.
+    What a reactive plan issued, or one that holds several steps, is recorded (`simulator.metrics.issued`).
 
     Parameters
     ----------
@@ -159,24 +159,6 @@ def step_starts(graph: Graph, trace: Trace, rank: int, compute_tier: int) -> Int
         return np.array(issued.starts, np.int64)
     issue, op = _computes(trace, rank)
     return _laps(graph, issue, op, complete=trace.status == "ok")
-
-
-def planned_starts(graph: Graph, plan: Steps, repeats: int) -> Ints:
-    """The issue numbers at which the training steps of a fixed plan begin that runs to its end.
-
-    Parameters
-    ----------
-    graph
-        Runs ``graph.steps`` times.
-    plan, repeats
-        The steps, and how often they are issued.
-    """
-    if repeats == graph.steps:
-        return np.arange(repeats, dtype=np.int64) * len(plan)
-    kind, op = np.array(plan.kind, np.int64), np.array(plan.a, np.int64)
-    at = np.flatnonzero(kind == COMPUTE)
-    issue = (np.arange(repeats)[:, None] * len(plan) + at).ravel()
-    return _laps(graph, issue, np.tile(op[at], repeats), complete=True)
 
 
 def _laps(graph: Graph, issue: Ints, op: Ints, *, complete: bool) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import chain
 import numpy as np
 import pytest
 from stories import graph
@@ -54,6 +55,20 @@ def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     issued = IssuedSteps(two_steps, plan.home, 0)
     issued.take(dict(zip(ISSUED, np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T, strict=True)))
     assert keeps_program(two_steps, plan, (0, 0, 0), issued) is keeps
+
+
+@pytest.mark.parametrize("trace", ["kept", "none"])
+@pytest.mark.parametrize("syncs", [1, 2, 3])
+def test_steps_that_a_plan_writes_out_need_not_be_equally_long(syncs, trace, tmp_path):
+    """Three steps of 13 ops of 100 us, with more lines in the second: each takes what its ops take."""
+    head, home, *steps = chain.plan_lines()
+    plan = [head | {"repeats": 1}, home, *steps, *[{"sync": "w"}] * syncs, *steps, *steps]
+    text = chain.SCENARIO.replace("4.3 MB", "6.7 MB").replace("- static", "- mine.jsonl") + f"trace: {trace}\n"
+    scenario = chain.write(tmp_path, scenario=text, workload=chain.WORKLOAD.replace("steps: 2", "steps: 3"))
+    chain.write_lines(tmp_path / "mine.jsonl", plan)
+    row = hosim.run(scenario, policies=["mine"])["mine"]
+    assert (row.summary["step_ns"], row.summary["compute_ns"]) == (1_300_000, 1_300_000)
+    assert row.summary["gap_fraction"] == 0
 
 
 def test_of_a_plan_on_other_streams_no_bound_is_told(tmp_path):
