@@ -27,7 +27,7 @@ seeds = st.integers(0, 99)
 
 @st.composite
 def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
-    """Hosts that pay, or not; links that are slow, or not."""
+    """Hosts that pay, or not; links that are slow, or not; HBM in which each byte that is read counts, or not."""
     names = ("inspect", "compute", "copy", "detach", "sync", "select", "update")
     costs = [draw(st.integers(0, 4)) for _ in names]
     found = machine(
@@ -39,4 +39,5 @@ def machines(draw) -> Hardware:  # type: ignore[no-untyped-def]
             "queue_depth": draw(st.integers(1, 9)),
         }
     )
-    return found.model_copy(update={"host": host})
+    hbm = found.tiers["hbm"].model_copy(update={"bandwidth_bytes_per_s": draw(st.sampled_from([10**12, 10**9]))})
+    return found.model_copy(update={"host": host, "tiers": {**found.tiers, "hbm": hbm}})

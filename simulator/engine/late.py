@@ -33,7 +33,8 @@ class LateReads:
         Per op: tracked tensors that it reads for certain and that no op reads late; other tracked ones of its reads.
         Of the latter nothing is known from the ops before, which may have named them without reading them.
     concerns
-        Per op: whether an issue has to be noted here, as it reads what some op reads late, or reveals late reads.
+        Per op: whether an issue has to be noted here, as it has late reads, reveals some, or reads a tracked tensor
+        that some op reads late.
     """
 
     __slots__ = (
@@ -63,7 +64,9 @@ class LateReads:
         self._revealed_by: dict[int, tuple[int, Stream | None, int]] = {
             self._late(op).revealed_by: (0, None, 0) for op in draws.chosen_bits
         }
-        self.concerns = [bool(reads) or op in self._revealed_by for op, reads in enumerate(self.possible)]
+        self.concerns = [
+            bool(reads) or op in self._issued or op in self._revealed_by for op, reads in enumerate(self.possible)
+        ]
 
     def __contains__(self, op: int) -> bool:
         return op in self._issued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from late_cases import DDR, HBM, machine, moe
+from late_strategies import machines
 from policy_problems import replay
 
 from simulator import engine
@@ -19,11 +21,11 @@ from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
-from simulator.plan import FREE, Plan
+from simulator.plan import COMPUTE, FREE, Plan
 from simulator.policies import POLICIES, Problem, static
 from simulator.policies.hybrid import backbone_of
 from simulator.referee import Drawn, check_plan, check_trace
-from simulator.scenario import DrawsOrigin
+from simulator.scenario import DrawsOrigin, Switches
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
@@ -49,9 +51,11 @@ origins = st.builds(
 )
 
 
-def problem(graph: Graph, hardware: Hardware, origin: DrawsOrigin, budget: float) -> Problem:
-    """Experts at home in DDR, all else where the policy puts it; plans are tried as a run tries them."""
-    homes = tuple(DDR if t.kind == "expert" else FREE for t in graph.tensors)
+def problem(
+    graph: Graph, hardware: Hardware, origin: DrawsOrigin, budget: float, here: Collection[int] = ()
+) -> Problem:
+    """Experts at home in DDR, or here, all else where the policy puts it; plans are tried as a run tries them."""
+    homes = tuple(HBM if t in here else DDR if what.kind == "expert" else FREE for t, what in enumerate(graph.tensors))
     times = durations_ns(graph, hardware)
 
     def trial(of: Problem, plan: Plan):  # type: ignore[no-untyped-def]
@@ -77,11 +81,11 @@ def least(graph: Graph) -> int:
     return sum(sizes[: late[0].samples * late[0].each]) + 8
 
 
-def run(p: Problem, plan: Plan, draws: Draws) -> engine.Trace:
+def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) -> engine.Trace:
     check_plan(p.graph, p.hardware, plan, draws=draws)
     program = engine.Program(p.graph, plan, p.durations_ns, draws=draws)
-    trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes)
-    check_trace(p.graph, p.hardware, [Drawn(plan, draws)], trace, p.budget_bytes)
+    trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes, switches=switches)
+    check_trace(p.graph, p.hardware, [Drawn(plan, draws)], trace, p.budget_bytes, switches)
     return trace
 
 
@@ -100,6 +104,26 @@ def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
         return
     trace = run(p, plan, drawn(graph, hardware, origin, seed))
     assert trace.status == "ok"
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@given(graph=graphs, origin=origins, hardware=machines(), data=st.data(), contended=st.booleans())
+def test_what_stays_in_hbm_is_read_late_all_the_same(
+    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware,
+    data: st.DataObject, contended: bool,
+) -> None:  # fmt: skip
+    """All experts of some layers are at home there; their ops take the time, and the host's, of what is drawn."""
+    layers = data.draw(st.sets(st.sampled_from([op.late.candidates for op in graph.ops if op.late])))
+    here = frozenset().union(*layers)
+    budget = 2 * least(graph) + sum(t.size_bytes for t in graph.tensors)
+    p = problem(graph, hardware, origin, budget, here)
+    draws = drawn(graph, hardware, origin, 3)
+    trace = run(p, POLICIES[name].plan(p, options), draws, Switches(hbm_contention=contended))
+    assert trace.status == "ok"
+    spans = trace.spans.whole()
+    took = spans["end_ns"] - spans["start_ns"]
+    for op in () if contended else draws.chosen_bits:
+        assert took[(spans["kind"] == COMPUTE) & (spans["item"] == op)].tolist() == draws.durations_ns(op)
 
 
 @given(graphs, origins, st.integers(0, 120))

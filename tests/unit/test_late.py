@@ -18,7 +18,8 @@ from simulator.errors import ConfigError, PlanError
 from simulator.formats import read_routing
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
-from simulator.plan import COMPUTE, COPY, DETACH, Code, View
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Code, Plan, Steps, View
+from simulator.referee import Drawn, check_trace
 from simulator.scenario import DrawsOrigin
 from simulator.trace import CAUSES
 
@@ -62,6 +63,21 @@ def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() ->
     order = replace(Order.alone(Before.of(certain), durations_ns(certain, MACHINE)), outlasting=graph.cacheable)
     for relaxed in (False, True):
         assert Limits(order, MACHINE, plan.home, relaxed=relaxed).step(10**6).ns <= step_ns == 5 + 3 + 1 + 3
+
+
+def test_what_never_moves_is_read_late_all_the_same() -> None:
+    """All experts are at home in HBM and no step names them: one of 1 MB and a few bytes takes 1,001 ns to read."""
+    graph = moe(1, 3, size=10**6, steps=2)
+    steps = [(COMPUTE, op, 0, 0) for op in range(3)]
+    made = [t for op in graph.ops for t in op.writes]
+    codes = Steps.from_columns(*zip(*steps, *((DETACH, t, HBM, 0) for t in made), strict=True))
+    home = tuple(HBM if tensor.persistent else NOWHERE for tensor in graph.tensors)
+    plan = Plan("stays", MACHINE.tier_names, home, codes, repeats=2)
+    draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[0, 1], [2]]}))
+    trace = play(graph, plan, MACHINE, draws)
+    check_trace(graph, MACHINE, [Drawn(plan, draws)], trace)
+    took = [s["end_ns"] - s["start_ns"] for s in rows(trace.spans) if s["item"] == EXPERTS]
+    assert took == [2001, 1001]
 
 
 def selecting(price_ns: int) -> Hardware:
