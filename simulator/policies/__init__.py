@@ -157,7 +157,7 @@ def _advice(name: str, known: list[str]) -> str:
 POLICIES: dict[str, PolicyEntry] = {
     entry.name: entry
     for entry in (
-        PolicyEntry("resident", resident.plan, resident.Options, "nothing moves"),
+        PolicyEntry("resident", resident.plan, resident.Options, "nothing moves but what has its home elsewhere"),
         PolicyEntry(
             "reactive", reactive.plan, reactive.Options, "a runtime that fetches on demand and evicts under pressure"
         ),

@@ -119,7 +119,9 @@ def _cache_bytes(ops: LateOps, asked: int | None) -> int:
     problem, least = ops.problem, max(ops.awaited_bytes)
     if asked is not None and asked < least:
         at = f"op {problem.graph.ops[ops.awaited_bytes.index(least)].name!r}, for what may be chosen"
-        raise CapacityError(Shortfall(f"the cache in {problem.tiers[problem.compute_tier]}", least, asked, at))
+        larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
+        tier = f"the cache in {problem.tiers[problem.compute_tier]}"
+        raise CapacityError(Shortfall(tier, least, asked, at, levers=larger))
     if asked is not None:
         return asked
     certain = problem.graph.certain

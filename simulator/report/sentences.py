@@ -111,9 +111,9 @@ def _blocked(row: Row) -> str:
 
 
 def _way_out(unfit: Sequence[Row], *, is_common: bool) -> list[str]:
-    """What would help where nothing fits: the first levers of the row that lacks least."""
-    found = [(row.shortfall, row.label) for row in unfit if row.shortfall is not None]
-    least, label = min(found, key=lambda item: item[0].gap_bytes)
+    """What would help where nothing fits: the first levers of the row that lacks least; of several, of `static`."""
+    found = [(row.shortfall, row.label, row.policy != "static") for row in unfit if row.shortfall is not None]
+    least, label, _ = min(found, key=lambda item: (item[0].gap_bytes, item[2]))
     said = ", or ".join(least.levers[:_WAYS_OUT])
     return [said if is_common else f"for {label}, {said}"] if said else []
 

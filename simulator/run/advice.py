@@ -34,9 +34,12 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
     Returns
     -------
     Shortfall
-        With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too.
+        With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too. What
+        lacks room in a part of a tier that the policy set aside is as it was.
     """
     who, allocator = "", case.choice(row).allocator
+    if report.tier not in case.hardware.tiers:
+        return report
     if report.rooms:
         found, who = _witnessed(case, row, report)
     else:
@@ -74,6 +77,8 @@ def _enough(case: Case, decide: Policy, room: Mapping[str, int], allocator: Allo
         try:
             trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
         except CapacityError as error:
+            if error.report.tier not in case.hardware.tiers:
+                return {}
             wanted[error.report.tier] = _wanted(given, error.report)
         except ConfigError:
             return {}

@@ -97,6 +97,18 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
         hosim.run(story, policies=["recorded"])
 
 
+def test_a_cache_that_is_too_small_is_told_with_what_is_enough(tmp_path: Path) -> None:
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    small = "  - {policy: hybrid, label: small, options: {cache: 1 B}}\n  - static\n"
+    story.write_text(story.read_text().replace("  - static\n", small))
+    row = hosim.run(story, policies=["small"])["small"]
+    assert (row.status, row.shortfall.tier) == ("infeasible", "the cache in hbm")
+    (lever,) = row.shortfall.levers
+    enough = lever.split("(")[1].removesuffix(" B)").replace(",", "")
+    story.write_text(story.read_text().replace("cache: 1 B", f"cache: {enough} B"))
+    assert hosim.run(story, policies=["small"])["small"].status == "ok"
+
+
 def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a skew is of the distribution zipf, found skew with uniform; write"):
         hosim.run(folder(tmp_path, "draws: {skew: 2.0}\n"))
