@@ -155,7 +155,8 @@ class View(Protocol):
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
         """A guess at what the next issue of an op chooses, right with a probability for each of it.
 
-        It is made from what the op with late reads before this one chooses, when that is known.
+        It is made once the op has ended that reveals late reads before the one that reveals these, in program order;
+        before the first one comes the last one of the step before.
         """
 
 

@@ -19,22 +19,40 @@ from simulator.trace import Trace
 __all__ = ["DDR", "HBM", "chosen_bits", "machine", "moe", "on_demand", "play"]
 
 
-def moe(layers: int = 2, experts: int = 3, *, size: int = 10, samples: int = 1, each: int = 1, steps: int = 2) -> Graph:
-    """Layers of a router ``L0/route``, an op ``L0/shared`` and an op ``L0/experts``, one after another."""
+def moe(
+    layers: int = 2, experts: int = 3, *, size: int = 10, samples: int = 1, each: int = 1, steps: int = 2,
+    readers: int = 1, early: bool = False,
+) -> Graph:  # fmt: skip
+    """Layers of a router ``L0/route``, an op ``L0/shared`` and an op ``L0/experts``, one after another.
+
+    With more readers, ``L0/experts.1`` and so on read experts that the same router reveals; early, all routers come
+    before the first layer.
+    """
     b = GraphBuilder("moe")
     b.tensor("x", 0, persistent=True)
     last = "x"
+
+    def route(layer: int) -> None:
+        b.tensor(f"L{layer}/routed", 1)
+        b.op(f"L{layer}/route", [last], [f"L{layer}/routed"], duration_ns=5)
+
+    for layer in range(layers if early else 0):
+        route(layer)
     for layer in range(layers):
         names = [f"L{layer}/expert.{i}" for i in range(experts)]
         for i, name in enumerate(names):
             b.tensor(name, size + i, "expert", persistent=True)
-        for made in ("routed", "shared", "out"):
+        for made in ("shared", "out"):
             b.tensor(f"L{layer}/{made}", 1)
-        b.op(f"L{layer}/route", [last], [f"L{layer}/routed"], duration_ns=5)
+        if not early:
+            route(layer)
         b.op(f"L{layer}/shared", [last], [f"L{layer}/shared"], duration_ns=3)
         late = b.late("o", f"L{layer}/route", names, samples=samples, each=each)
         made = [f"L{layer}/routed", f"L{layer}/shared", *names]
         b.op(f"L{layer}/experts", made, [f"L{layer}/out"], read_bytes=0, write_bytes=0, late=late)
+        for reader in range(1, readers):
+            b.tensor(f"L{layer}/out.{reader}", 1)
+            b.op(f"L{layer}/experts.{reader}", made, [f"L{layer}/out.{reader}"], read_bytes=0, write_bytes=0, late=late)
         last = f"L{layer}/out"
     return b.build(steps=steps)
 

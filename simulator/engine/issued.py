@@ -138,12 +138,12 @@ class Issued(Book):
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """A guess at what the next issue of an op chooses, made when what the op before it chooses is known.
+        """A guess at what the next issue of an op chooses, made when what was revealed before that is known.
 
         Parameters
         ----------
         op
-            An op with late reads; the first one is guessed at after the last one of the step before.
+            An op with late reads; what is revealed first is guessed at after what is last in the step before.
         accuracy
             With this probability each of what is chosen is guessed; for others something else is.
         """

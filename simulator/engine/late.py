@@ -104,11 +104,12 @@ class LateReads:
         return stream is not None and times > self._issued[op] and stream.ended >= number
 
     def is_predictable(self, op: int) -> bool:
-        """Whether the choice before that of an op's next issue, in program order, is known."""
-        ops = list(self._issued)
-        at = ops.index(op)
-        before, step = ops[at - 1], self._issued[op] - (at == 0)
-        return step >= 0 and (self._issued[before] > step or self.is_revealed(before))
+        """Whether the op that reveals something before the one that reveals this op's next issue has ended for that."""
+        reveals = sorted(self._revealed_by)
+        at = reveals.index(self._late(op).revealed_by)
+        needed = self._issued[op] + (at > 0)
+        times, stream, number = self._revealed_by[reveals[at - 1]]
+        return stream is not None and times >= needed > 0 and stream.ended >= number
 
     def _late(self, op: int) -> Late:
         late = self._graph.ops[op].late

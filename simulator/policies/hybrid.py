@@ -2,8 +2,8 @@
 
 All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
 those of a fixed plan do. Of late reads the runtime decides: it syncs what reveals them, copies in what is chosen and
-not in the cache, and lets others leave. It may fetch for the op with late reads that comes next, all candidates or a
-guess. Copies stay in the cache from one step to the next; when the run ends they leave.
+not in the cache, and lets others leave. It may fetch for the ops whose late reads are revealed next, all candidates or
+a guess. Copies stay in the cache from one step to the next; when the run ends they leave.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfal
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, DETACH, FREE, SYNC, Code, Plan, Steps, View
 from simulator.policies import static
-from simulator.policies.late import CACHES, LateOps, Leaving, following, leaving
+from simulator.policies.late import CACHES, LateOps, Leaving, leaving
 from simulator.policies.problem import Problem
 from simulator.policies.search import tune
 from simulator.units import Bytes, human
@@ -39,8 +39,8 @@ class Options(Part):
         Who leaves the cache first: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
     prefetch
-        What is fetched for the next op with late reads when the reads of one are revealed: nothing (``none``), all of
-        its candidates (``next_layer_all``), or a guess at what it will choose (``speculative``).
+        When late reads are revealed, what is fetched for the ops whose late reads are revealed next: nothing
+        (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
     accuracy
         How likely each of what is chosen is guessed.
     """
@@ -171,8 +171,7 @@ def _parts(
                 yield ((SYNC, ops.signal[op], 0, 0),)
                 for late in ops.revealed[op]:
                     yield cache.bring(late, view.chosen(late))
-                for late in ops.revealed[op]:
-                    yield cache.fetch(ahead.of(late))
+                yield cache.fetch(ahead.of(op))
     yield cache.clear()
 
 
@@ -192,8 +191,8 @@ def _in_passing(ops: LateOps, options: Options) -> int:
     """What comes and goes beside what stays in the cache [B]: what is awaited, and what is fetched ahead."""
     awaited = max(ops.awaited_bytes)
     if options.prefetch == "next_layer_all":
-        sizes = ops.problem.sizes
-        return awaited + max(sum(sizes[t] for t in late.candidates) for late in ops.late.values())
+        every = ({t for op in together for t in ops.late[op].candidates} for together in ops.revealed.values())
+        return awaited + max(sum(ops.problem.sizes[t] for t in candidates) for candidates in every)
     return awaited * 2 if options.prefetch == "speculative" else awaited
 
 
@@ -205,24 +204,30 @@ def _steps(backbone: Plan) -> Steps:
 
 
 class Ahead:
-    """What is fetched for the op with late reads that comes next."""
+    """What is fetched for the ops whose late reads are revealed next."""
 
     def __init__(self, ops: LateOps, options: Options, view: View) -> None:
         self._ops, self._options, self._view = ops, options, view
-        self._next = dict(following(ops))
-        self._last = list(ops.late)[-1]
+        order = sorted(ops.revealed)
+        self._next = dict(zip(order, (*order[1:], order[0]), strict=True))
         self._steps_left = view.steps
 
-    def of(self, op: int) -> tuple[int, ...]:
-        """What to fetch for the op that comes after one whose reads were just revealed."""
+    def of(self, op: int) -> list[int]:
+        """What to fetch after an op that has just revealed late reads."""
         coming, prefetch = self._next[op], self._options.prefetch
-        if op == self._last:
+        if coming <= op:
             self._steps_left -= 1
-        if prefetch == "none" or not self._steps_left or coming == op or self._ops.problem.fences[coming] > op + 1:
-            return ()
-        if prefetch == "next_layer_all":
-            return self._ops.late[coming].candidates
-        return self._view.predicted(coming, self._options.accuracy)
+        if prefetch == "none" or not self._steps_left:
+            return []
+        # What the first op of a step reveals may be read behind the last one that reveals: then in the step at hand.
+        readers = [late for late in self._ops.revealed[coming] if coming > op or late < op]
+        fences = self._ops.problem.fences
+        return [tensor for late in readers if fences[late] <= op + 1 for tensor in self._wanted(late)]
+
+    def _wanted(self, late: int) -> tuple[int, ...]:
+        if self._options.prefetch == "next_layer_all":
+            return self._ops.late[late].candidates
+        return self._view.predicted(late, self._options.accuracy)
 
 
 class Cache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -194,9 +194,3 @@ def leaving(order: str, ops: LateOps, room_bytes: int | float) -> Leaving:
     if order == "hot":
         return LeastRecent(ops.hottest(room_bytes))
     return LeastUsed() if order == "lfu" else LeastRecent()
-
-
-def following(ops: LateOps) -> Iterator[tuple[int, int]]:
-    """Each op with late reads and the next one; the first comes after the last, a step later."""
-    order = list(ops.late)
-    yield from zip(order, (*order[1:], order[0]), strict=True)

@@ -18,7 +18,7 @@ from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
 from simulator.errors import CapacityError
-from simulator.graph import Graph
+from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import COMPUTE, FREE, Plan
@@ -45,7 +45,11 @@ graphs = st.builds(
     samples=st.integers(1, 2),
     each=st.integers(1, 2),
     steps=st.integers(1, 4),
+    readers=st.integers(1, 2),
+    early=st.booleans(),
 )
+FEW = 12
+"""Room for what these graphs make [B]."""
 origins = st.builds(
     DrawsOrigin, distribution=st.sampled_from(["uniform", "zipf"]), stickiness=st.sampled_from([0.0, 0.8])
 )
@@ -75,10 +79,16 @@ def problem(
 
 
 def least(graph: Graph) -> int:
-    """Room in which any of these graphs can run with late reads on demand: what is chosen, and a few bytes made."""
-    late = [op.late for op in graph.ops if op.late]
-    sizes = sorted((graph.tensors[t].size_bytes for one in late for t in one.candidates), reverse=True)
-    return sum(sizes[: late[0].samples * late[0].each]) + 8
+    """Room in which any of these graphs can run with late reads on demand: what is known to be chosen, and more."""
+    known = []
+    for at in range(len(graph.ops)):
+        late = [one for op in graph.ops[at:] if (one := op.late) and one.revealed_by < at]
+        known.append(sum(sum(sorted(_sizes(graph, one), reverse=True)[: one.samples * one.each]) for one in late))
+    return max(known) + FEW
+
+
+def _sizes(graph: Graph, late: Late) -> list[int]:
+    return [graph.tensors[t].size_bytes for t in late.candidates]
 
 
 def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) -> engine.Trace:
@@ -131,7 +141,7 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     """Of hybrid's steps, those that name no candidate, but for syncs, are those of `static` for the graph without."""
     hardware = machine()
     p = problem(graph, hardware, origin, least(graph) + spare)
-    room = least(graph) - 8
+    room = least(graph) - FEW
     mine = POLICIES["hybrid"].plan(p, {"cache": f"{room} B", "evict": "lru"})
     backbone = static.plan(backbone_of(p, room), static.Options())
     draws = drawn(graph, hardware, origin, 3)
