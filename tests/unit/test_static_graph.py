@@ -250,6 +250,7 @@ def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
     document["links"]["from"] = {"source": "pool", "target": "hbm", "bandwidth": "0.9 GB/s"}
     p = problem(train(8, size=40, duration=10), budget=120, hardware=Hardware.model_validate(document))
     assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1, 2}
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()), sheds=False)} == {1}
     assert replay(p, POLICIES["static"].plan(p)).peak_bytes["pool"] > 0
 
 

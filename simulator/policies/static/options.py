@@ -19,7 +19,7 @@ class Options(Part):
         What residency costs in Algorithm 1: nanoseconds of stall that are as bad as holding the whole budget for a
         nanosecond. A copy in is issued ahead of its use if its share of the budget, times alpha, is below 1.
     tries
-        How many candidates are replayed at most.
+        How many candidates are replayed at most; as many again with all in the nearest tier, where links shed load.
     recompute
         Whether ops may run again, where that is faster than moving what they made.
     improve

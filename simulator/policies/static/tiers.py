@@ -4,7 +4,8 @@ A tensor that has no home of its own may go to any tier that links reach. It goe
 trip, unless its links are busy for longer than the step computes while those of another are less so; a staged link
 keeps those busy that it goes via, so that a tier behind another one's link relieves it of nothing. What is then too
 much for a tier goes on to the next: that one is to it what the first is to the compute tier, so that the same score
-chooses, with the prices of the longer way. A step lasts as long as its busiest link at least, and idle times count in
+chooses, with the prices of the longer way. What a link sheds may come too late elsewhere, so that all can be asked
+for without it. A step lasts as long as its busiest link at least, and idle times count in
 that time. Of those with about the same score every other one goes, or every fourth, evenly over the step: neither
 way then waits while the other has all to do.
 """
@@ -26,7 +27,12 @@ DIGITS = 1
 
 
 def assign(
-    problem: Problem, gaps: Sequence[Idle], score: Rank, settled: Mapping[Idle, int] | None = None
+    problem: Problem,
+    gaps: Sequence[Idle],
+    score: Rank,
+    settled: Mapping[Idle, int] | None = None,
+    *,
+    sheds: bool = True,
 ) -> tuple[Idle, ...]:
     """Return the gaps with the tier that each is spent in, and what its copies take there.
 
@@ -40,11 +46,13 @@ def assign(
         Tells which of those that are too much for a tier go further.
     settled
         Tiers that are chosen already, by gap.
+    sheds
+        Whether a link that is busy for longer than the step computes sheds load to another.
     """
     if len(problem.neighbours) < 2:
         return tuple(gaps)
     by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
-    places = _Places(problem, by_spare_time, settled or {})
+    places = _Places(problem, by_spare_time, settled or {}, sheds)
     for tier, further in pairwise(problem.neighbours):
         places.relieve(tier, further, score)
     moved: dict[Idle, Idle] = {}
@@ -60,8 +68,8 @@ def _spare_ns(run: Run) -> int:
 class _Places:
     """The tier of each run, what the tiers hold then, and how long each link is busy."""
 
-    def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
-        self._problem, self._runs, self._room = problem, found, Room(problem)
+    def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int], sheds: bool) -> None:
+        self._problem, self._runs, self._room, self._sheds = problem, found, Room(problem), sheds
         self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
         self._busy_ns = dict.fromkeys(problem.hardware.links, 0)
         self._tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
@@ -83,6 +91,8 @@ class _Places:
 
     def _choose(self, run: Run) -> int:
         first, *others = self._problem.neighbours
+        if not self._sheds:
+            return first
         tiers = [first, *(tier for tier in others if not self._room.is_short_for(run, tier, run[0].size_bytes))]
         computes_ns, load = self._problem.clock[-1], {tier: self._load_ns(run, tier) for tier in tiers}
         return next((t for t in tiers if load[t] <= computes_ns), min(tiers, key=lambda t: (load[t], tiers.index(t))))

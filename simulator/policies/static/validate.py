@@ -19,6 +19,7 @@ from simulator.policies.static.insert import insert
 from simulator.policies.static.refine import Knobs, refine
 from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection, ranked, select
+from simulator.policies.static.tiers import assign
 from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
 from simulator.units import counted, human
@@ -73,23 +74,30 @@ class Validator:
         Weight of residency.
     tries
         How many candidates are replayed at most.
+    sheds
+        Whether links that are busy for long shed load.
 
     Attributes
     ----------
     order
         The candidates of the selection with their scores, best first.
+    has_shed
+        Whether any link shed load, in any selection so far.
     best
         The fastest so far.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, alpha: float, tries: int) -> None:
+    def __init__(
+        self, problem: Problem, analysis: Analysis, score: Rank, alpha: float, tries: int, *, sheds: bool = True
+    ) -> None:
         self._problem, self._analysis, self._score = problem, analysis, score
         self.order = ranked(problem, analysis, score)
-        self._alpha, self._tries = alpha, tries
+        self._alpha, self._tries, self._sheds = alpha, tries, sheds
         self._candidates = 0
         self._promising: list[Candidate] = []
         self._overrated = 1.0
         self._without: tuple[Candidate, Timeline] | None = None
+        self.has_shed = False
         self.best: Best[Candidate] = Best(problem)
 
     def run(self, improve: int = 0) -> Candidate:
@@ -151,13 +159,19 @@ class Validator:
         """Yield each selection, copied on demand, with ways to place its cache operators; keep those that fit."""
         rounds: list[Sequence[Knobs]] = []
         for selection in self._selections():
-            candidate = self._write(selection, insert(self._problem, self._analysis, selection, self._score))
+            augmented = insert(self._problem, self._analysis, selection, self._score, sheds=self._sheds)
+            self.has_shed = self.has_shed or self._differs_nearer(selection, augmented)
+            candidate = self._write(selection, augmented)
             if candidate is not None:
                 rounds = rounds or self._rounds(candidate)
                 plain.append(candidate)
                 yield candidate, rounds[0]
         for knobs in rounds[1:]:
             yield from ((candidate, knobs) for candidate in plain)
+
+    def _differs_nearer(self, selection: Selection, augmented: Augmented) -> bool:
+        """Whether anything would go elsewhere if no link shed load."""
+        return augmented.gaps != assign(self._problem, selection.gaps, self._score, sheds=False)
 
     def _place(self, on_demand: Candidate, knobs: Iterable[Knobs]) -> bool:
         """Place the cache operators of one selection in several ways; say whether there is no more to gain."""
@@ -290,7 +304,8 @@ class Validator:
         if start is None or len(problem.graph.ops) * problem.graph.steps > SMALL or self._is_met(self.best.step_ns):
             return
         gaps = start.selection.gaps
-        found = Improver(problem, self._analysis, self._score, replays).run(gaps, start.augmented)
+        improver = Improver(problem, self._analysis, self._score, replays, sheds=self._sheds)
+        found = improver.run(gaps, start.augmented)
         if found is not None and found.cost[0] < self.best.step_ns:
             selection = replace(start.selection, gaps=found.gaps)
             candidate = self._write(selection, found.augmented)
