@@ -44,9 +44,29 @@ sources:
 """
 
 
-def lay(folder: Path) -> Path:
+def decoder(layers: int, feed_forward: str, **fields: object) -> str:
+    """A workload that decodes with a toy model; ``fields`` are lines of the document, such as ``batch=1``."""
+    lines = "\n".join(f"{name}: {value}" for name, value in fields.items())
+    assumed = ", ".join(f"{name}: a toy" for name in ("model", *fields) if name != "experts")
+    return f"""\
+schema: hosim/workload/1
+name: job
+model:
+  family: decoder
+  layers: {layers}
+  hidden: 64
+  vocabulary: 128
+  attention: {{kind: gqa, heads: 4, kv_heads: 2, head_size: 16}}
+  feed_forward: {{{feed_forward}}}
+phase: decode
+{lines}
+assumed: {{{assumed}}}
+"""
+
+
+def lay(folder: Path, job: str = JOB, story: str = STORY) -> Path:
     """Write the three documents."""
-    for name, text in (("box", BOX), ("job", JOB), ("story", STORY)):
+    for name, text in (("box", BOX), ("job", job), ("story", story)):
         (folder / f"{name}.yaml").write_text(text)
     return folder
 

@@ -9,24 +9,8 @@ import pytest
 
 import simulator as hosim
 
-JOB = """\
-schema: hosim/workload/1
-name: job
-model:
-  family: decoder
-  layers: 2
-  hidden: 64
-  vocabulary: 128
-  attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}
-  feed_forward: {kind: dense, width: 64}
-phase: decode
-batch: 3
-sequence: 32
-new_tokens: 16
-kv: {block: 4, sequences: 1, new: as_needed}
-steps: 1
-assumed: {model: a toy, batch: a toy, sequence: a toy, new_tokens: a toy, kv: a toy, steps: a toy}
-"""
+KV = "{block: 4, sequences: 1, new: as_needed}"
+JOB = documents.decoder(2, "kind: dense, width: 64", batch=3, sequence=32, new_tokens=16, kv=KV, steps=1)
 STORY = """\
 schema: hosim/scenario/1
 name: story
@@ -40,9 +24,7 @@ policies: [resident, static]
 
 @pytest.fixture
 def story(tmp_path: Path) -> Path:
-    for name, text in (("box", documents.BOX), ("job", JOB), ("story", STORY)):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    return tmp_path / "story.yaml"
+    return documents.lay(tmp_path, JOB, STORY) / "story.yaml"
 
 
 def test_the_token_and_the_last_block_are_named(story):

@@ -13,23 +13,8 @@ from simulator.errors import ConfigError
 from simulator.run.check import describe
 from simulator.run.robustness import robustness
 
-JOB = """\
-schema: hosim/workload/1
-name: job
-model:
-  family: decoder
-  layers: 3
-  hidden: 64
-  vocabulary: 128
-  attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}
-  feed_forward: {kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64}
-phase: decode
-batch: 1
-sequence: 16
-steps: 4
-experts: each
-assumed: {model: a toy, batch: a toy, sequence: a toy, steps: a toy}
-"""
+EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64"
+JOB = documents.decoder(3, EXPERTS, batch=1, sequence=16, steps=4, experts="each")
 STORY = """\
 schema: hosim/scenario/1
 name: story

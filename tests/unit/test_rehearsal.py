@@ -15,23 +15,8 @@ from simulator.run.one import plans_of
 from simulator.run.rehearsal import REHEARSED
 
 STEPS = 3 * REHEARSED
-JOB = f"""\
-schema: hosim/workload/1
-name: job
-model:
-  family: decoder
-  layers: 2
-  hidden: 64
-  vocabulary: 128
-  attention: {{kind: gqa, heads: 4, kv_heads: 2, head_size: 16}}
-  feed_forward: {{kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0}}
-phase: decode
-batch: 1
-sequence: 16
-steps: {STEPS}
-experts: each
-assumed: {{model: a toy, batch: a toy, sequence: a toy, steps: a toy}}
-"""
+EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0"
+JOB = documents.decoder(2, EXPERTS, batch=1, sequence=16, steps=STEPS, experts="each")
 STORY = """\
 schema: hosim/scenario/1
 name: story
@@ -50,9 +35,7 @@ policies:
 
 @pytest.fixture
 def story(tmp_path: Path) -> Path:
-    for name, text in (("box.yaml", documents.BOX), ("job.yaml", JOB), ("story.yaml", STORY)):
-        (tmp_path / name).write_text(text)
-    return tmp_path / "story.yaml"
+    return documents.lay(tmp_path, JOB, STORY) / "story.yaml"
 
 
 def test_policies_try_few_steps_and_all_are_run(story, monkeypatch):
