@@ -36,6 +36,8 @@ RECOMPUTE = "#aa4499"
 """Compute that runs again, in any phase."""
 DRAIN = "#bfc6cd"
 """Copies that end after the last op of a run of one step."""
+PEAK = "#b4c4d4"
+"""The peak of a memory."""
 
 GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
 """Groups of ranks -> colours of their collectives, in turn."""

@@ -22,7 +22,7 @@ from simulator.plan import COMPUTE
 from simulator.report.rows import Row
 from simulator.trace import Block
 
-_WIDTH_IN, _DPI = 13.0, 110
+WIDTH_IN, _DPI = 13.0, 110
 _TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
 """Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
 INK, FAINT = "#222222", "#8a8a8a"
@@ -35,7 +35,7 @@ class Picture(Figure):
     """A matplotlib figure that a notebook shows."""
 
     def __init__(self, height_in: float) -> None:
-        super().__init__(figsize=(_WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
+        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
         FigureCanvasAgg(self)
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
@@ -69,7 +69,7 @@ def stacked(heights_in: list[float], labels: list[str], top_in: float = 0) -> tu
     left = 0.25 + 0.085 * max(7, *map(len, labels))
     top, axes = height - _TOP_IN - top_in, list[Axes]()
     for inches in heights_in:
-        place = (left / _WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / _WIDTH_IN, inches / height)
+        place = (left / WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / WIDTH_IN, inches / height)
         axes.append(picture.add_axes(place, sharex=axes[0] if axes else None))
         top -= inches + _GAP_IN
     for ax in axes[:-1]:
@@ -139,7 +139,7 @@ def plain(ax: Axes) -> None:
 def side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
     """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
     height = picture.get_figheight()
-    x, box, line = 1 - (_RIGHT_IN - 0.12) / _WIDTH_IN, 0.17 / _WIDTH_IN, 0.175 / height
+    x, box, line = 1 - (_RIGHT_IN - 0.12) / WIDTH_IN, 0.17 / WIDTH_IN, 0.175 / height
     y = 1 - _TOP_IN / height
     for text, mark in marks:
         y -= line if mark else 1.25 * line

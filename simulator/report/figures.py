@@ -1,9 +1,8 @@
-"""Pictures: the timeline of one row, and the rows beside each other."""
+"""The timeline of one row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +30,7 @@ from simulator.report.drawing import (
 )
 from simulator.report.lanes import bars, stream
 from simulator.report.ranks import is_job
-from simulator.report.rows import Row, causes, is_ok, present, quantity, recomputed_ns
+from simulator.report.rows import Row, is_ok, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 
@@ -164,40 +163,3 @@ def _marks(row: Row, spans: Block, waits: Block, tiers: list[Usage]) -> list[tup
         marks += [(CAUSES[c], colours.CAUSE[CAUSES[c]]) for c in np.unique(waits["cause"])]
     marks.append(("tensors", ""))
     return marks + [(KINDS[k].replace("_", " "), colours.KIND[KINDS[k]]) for k in kinds]
-
-
-def comparison(rows: Sequence[Row]) -> Picture:
-    """Draw the rows beside each other: compute, stalls by cause, and the bound.
-
-    Parameters
-    ----------
-    rows
-        Rows of one table; those that did not run to their end are named without a bar.
-    """
-    picture, (ax,) = stacked([max(0.42 * len(rows), 1.2)], [row.label for row in rows])
-    most = max([row.summary["step_ns"] for row in rows if is_ok(row)], default=1)
-    unit, size = units(int(most))
-    for y, row in enumerate(rows):
-        if not is_ok(row):
-            ax.text(0, y, f"  {row.summary['status']}", va="center", fontsize=9, color=FAINT)
-            continue
-        left, pieces = 0.0, [(colours.COMPUTE, row.summary["compute_ns"]), (colours.RECOMPUTE, recomputed_ns(row))]
-        pieces += [(colours.CAUSE[cause], ns) for cause, ns in causes(row)]
-        for colour, ns in [*pieces, (colours.DRAIN, row.summary.get("drain_ns") or 0)]:
-            ax.barh(y, ns / size, left=left, color=colour, height=0.7)
-            left += ns / size
-        ax.text(left, y, f" {quantity(row.summary['step_ns'], 'ns')}", va="center", fontsize=9, color=INK)
-        if present(row.summary.get("bound_ns")):
-            bound = row.summary["bound_ns"] / size
-            ax.plot([bound, bound], [y - 0.42, y + 0.42], color=INK, linewidth=1.4)
-    used = [c for c in CAUSES if any(c == cause for row in rows if is_ok(row) for cause, _ in causes(row))]
-    marks = [("compute", colours.COMPUTE), *((f"stall: {c}", colours.CAUSE[c]) for c in used), ("bound", "-")]
-    if any(map(recomputed_ns, rows)):
-        marks.insert(1, ("recompute", colours.RECOMPUTE))
-    side_legend(picture, marks)
-    ax.set_yticks(range(len(rows)), [row.label for row in rows], **TEXT)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlim(0, 1.1 * most / size)
-    ax.set_xlabel(f"one step [{unit}]", **TEXT)
-    plain(ax)
-    return picture

@@ -16,7 +16,8 @@ import orjson
 from simulator.errors import ConfigError
 from simulator.processes import Aside
 from simulator.report import figures, html, perfetto, ranks_figure, summaries
-from simulator.report.names import folder_names
+from simulator.report.comparison import comparison
+from simulator.report.names import COMPARISON, folder_names
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
 
@@ -137,7 +138,7 @@ class Pages:
             self._calls.call(partial(_write_row, row, self._of(row), self._more))
 
     def report(self, story: html.Story, rows: Sequence[Row]) -> None:
-        """Write the report of all rows, and with it wait until all are written.
+        """Write the report of all rows and the picture of their table, and with it wait until all are written.
 
         Parameters
         ----------
@@ -146,7 +147,10 @@ class Pages:
         rows
             The rows of the table.
         """
-        (self._folder / "report.html").write_text(html.page(story, rows, self._pictures), encoding="utf-8")
+        drawn = comparison(rows).png()
+        (self._folder / COMPARISON).write_bytes(drawn)
+        page = html.page(story, rows, drawn, self._pictures)
+        (self._folder / "report.html").write_text(page, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:
         """The pictures of a row, once all rows are written."""

@@ -13,11 +13,10 @@ import jinja2
 from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
 from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
-from simulator.report.rows import Row, causes, is_ok, percent, present, quantity, recomputed_ns
+from simulator.report.rows import Row, causes, is_ok, percent, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
 from simulator.report.text import PIPE_WIDTH, Column, folded, rank_columns
 from simulator.report.usage import usages
-from simulator.trace import CAUSES
 
 _TEMPLATES = Path(__file__).parent
 _MOST_RANKS = 16
@@ -69,7 +68,7 @@ class _Section:
     peaks: list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]
 
 
-def page(story: Story, rows: Sequence[Row], pictures: Callable[[Row], Sequence[bytes]]) -> str:
+def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callable[[Row], Sequence[bytes]]) -> str:
     """Write the page.
 
     Parameters
@@ -78,6 +77,8 @@ def page(story: Story, rows: Sequence[Row], pictures: Callable[[Row], Sequence[b
         What the report says besides its rows.
     rows
         The rows of the table.
+    comparison
+        The PNG of the table.
     pictures
         The PNGs of a row: its timeline, and of several ranks what they spend their time on; rows without a trace have
         none. Asked for last, when all else is known.
@@ -91,16 +92,14 @@ def page(story: Story, rows: Sequence[Row], pictures: Callable[[Row], Sequence[b
         story=story,
         tables=folded(rows, PIPE_WIDTH),
         statuses=[str(row.summary["status"]) for row in rows],
-        bars=_bars(rows),
-        used_causes=used_causes(rows),
+        comparison=_text(comparison),
+        spoken="; ".join(map(_spoken, rows)),
         recomputes=any(map(recomputed_ns, rows)),
         sections=[_section(row) for row in rows],
         pictures=lambda row: _encoded(row, pictures(row)),
         colours={
             "cause": colours.CAUSE,
             "kind": colours.KIND,
-            "compute": colours.COMPUTE,
-            "recompute": colours.RECOMPUTE,
         },
     )
 
@@ -108,7 +107,21 @@ def page(story: Story, rows: Sequence[Row], pictures: Callable[[Row], Sequence[b
 def _encoded(row: Row, pictures: Sequence[bytes]) -> list[tuple[str, str]]:
     """What a picture shows, and the picture as text, for each of a row."""
     alts = (f"Timeline of {row.label}", f"What each rank of {row.label} spends a step on")
-    return [(alt, base64.b64encode(picture).decode()) for alt, picture in zip(alts, pictures, strict=False)]
+    return [(alt, _text(picture)) for alt, picture in zip(alts, pictures, strict=False)]
+
+
+def _text(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
+
+
+def _spoken(row: Row) -> str:
+    """What one who cannot see the picture of the table is told of a row."""
+    if not is_ok(row):
+        return f"{row.label}: {row.summary['status']}"
+    parts = [("compute", int(row.summary["compute_ns"])), ("recompute", recomputed_ns(row))]
+    parts += [(f"stall: {cause}", ns) for cause, ns in causes(row)]
+    parts.append(("copies after the last op", int(row.summary.get("drain_ns") or 0)))
+    return f"{row.label}: " + ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts if ns)
 
 
 def _section(row: Row) -> _Section:
@@ -140,43 +153,3 @@ def _peaks(row: Row) -> list[tuple[Peak, list[tuple[str, str, str]], list[tuple[
         kinds = [(kind, quantity(size, "B"), shares[kind]) for kind, size in found.by_kind.items()]
         peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
     return peaks
-
-
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    """One bar of the chart: parts as (name, colour, per cent of the width, text), and the bound."""
-
-    label: str
-    parts: list[tuple[str, str, str, str]]
-    bound: str
-    says: str
-
-    @property
-    def spoken(self) -> str:
-        """What one who cannot see it is told."""
-        return ", ".join(f"{name} {text}" for name, _, _, text in self.parts) or self.says
-
-
-def _bars(rows: Sequence[Row]) -> list[_Bar]:
-    most = max((row.summary["step_ns"] for row in rows if is_ok(row)), default=None)
-    bars = []
-    for row in rows:
-        if not is_ok(row) or not most:
-            bars.append(_Bar(row.label, [], "", str(row.summary["status"])))
-            continue
-        share = 100 / most
-        pieces = [("compute", colours.COMPUTE, row.summary["compute_ns"])]
-        pieces.append(("recompute", colours.RECOMPUTE, recomputed_ns(row)))
-        pieces += [(f"stall: {cause}", colours.CAUSE[cause], ns) for cause, ns in causes(row)]
-        pieces.append(("copies after the last op", colours.DRAIN, row.summary.get("drain_ns") or 0))
-        parts = [(name, colour, f"{ns * share:.3f}", quantity(ns, "ns")) for name, colour, ns in pieces if ns]
-        bound = row.summary.get("bound_ns")
-        at = f"{bound * share:.3f}" if present(bound) else ""
-        bars.append(_Bar(row.label, parts, at, quantity(row.summary["step_ns"], "ns")))
-    return bars
-
-
-def used_causes(rows: Sequence[Row]) -> list[str]:
-    """Causes that occur in any row, in the order of `simulator.trace.CAUSES`."""
-    found = {cause for row in rows for cause, _ in causes(row)}
-    return [cause for cause in CAUSES if cause in found]

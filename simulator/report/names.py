@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_FILES = ("report.html", "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
+COMPARISON = "comparison.png"
+"""Name of the picture of the table."""
+_DOCUMENTS = ("scenario.yaml", "hardware.yaml", "workload.yaml")
+_FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", *_DOCUMENTS)
 """Names in the output folder that no row's folder may have."""
 
 

@@ -266,10 +266,10 @@ class Results(Mapping[str, Result]):
         return summaries.dumped(summaries.content([row.summary for row in self.values()], self.more))
 
     def comparison(self) -> Picture:
-        """Draw the rows beside each other."""
-        from simulator.report import figures  # noqa: PLC0415
+        """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use."""
+        from simulator.report.comparison import comparison  # noqa: PLC0415 - drawing takes time to import
 
-        return figures.comparison(list(self.values()))
+        return comparison(list(self.values()))
 
     def write(self, out: str | Path) -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.

@@ -47,7 +47,7 @@ def test_the_folder_has_no_files_that_need_a_trace(tmp_path) -> None:
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {
         *("hardware.yaml", "scenario.yaml", "workload.yaml", "graph.jsonl"),
-        *("summary.csv", "summary.json", "report.html"),
+        *("summary.csv", "summary.json", "report.html", "comparison.png"),
     }
     page = (tmp_path / "out" / "report.html").read_text()
     assert "No trace was kept" in page

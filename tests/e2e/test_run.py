@@ -21,6 +21,7 @@ FILES = {
     "summary.csv",
     "summary.json",
     "report.html",
+    "comparison.png",
     *(
         f"{row}/{name}"
         for row in ("reactive", "static")
@@ -140,7 +141,7 @@ def test_arrows_lead_from_a_copy_in_to_its_first_reader(folder):
 def test_report_needs_no_network_and_shows_each_row(folder):
     page = (folder / "report.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page)
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     for text in ("resident does not fit in hbm", "What would make it fit", "What a step waits for", "round numbers"):
         assert text in page
     assert "<script" not in page

@@ -79,8 +79,9 @@ def test_a_folded_table_fits_and_loses_nothing(width, results):
 
 
 def test_folder_names_are_safe_and_differ():
-    names = files.folder_names(["static", "Static", "a/b: c", "a b c", "..", "plan.jsonl"])
-    assert list(names.values()) == ["static", "Static-2", "a-b-c", "a-b-c-2", "row", "plan.jsonl"]
+    names = files.folder_names(["static", "Static", "a/b: c", "a b c", "..", "plan.jsonl", "comparison.png"])
+    expected = ["static", "Static-2", "a-b-c", "a-b-c-2", "row", "plan.jsonl", "comparison.png-2"]
+    assert list(names.values()) == expected
 
 
 def _write_half(folder):
@@ -299,7 +300,7 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
     legend = {t.get_text() for t in row.timeline().texts}
     assert "recompute" in legend
     assert "recompute" not in {t.get_text() for t in again["static"].timeline().texts}
-    assert "recompute" in {t.get_text() for t in again.comparison().texts}
+    assert "recompute" in {t.get_text() for t in again.comparison().legends[0].get_texts()}
     widths = {p.get_facecolor(): p.get_width() for p in again.comparison().axes[0].patches if p.get_y() < 0.5}
     assert to_rgba(colours.RECOMPUTE) in widths
 

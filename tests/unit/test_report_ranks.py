@@ -310,7 +310,7 @@ def test_the_page_has_a_table_of_ranks(whole, folded):
     assert heads[:4] == ["rank", "runs", "step", "compute"]
     assert {"collectives", "masked", "bubble", "utilisation", "peak hbm"} <= set(heads)
     provenance = {"hosim": "0", "fitted": [], "assumed": [], "inputs": [], "switches": {}, "set": {}}
-    text = html.page(html.Story("eight", "", (), provenance), [folded], lambda row: ())
+    text = html.page(html.Story("eight", "", (), provenance), [folded], b"", lambda row: ())
     assert "<h3>The ranks</h3>" in text
     assert "2 of 8 ranks are shown" in text
     assert "What a step waits for (rank 0, the slowest)" in text
