@@ -9,7 +9,7 @@ BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...``
 Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600``, and count from the first one; requests are put in the
 order of their arrival. ``prefix`` is any name; two prompts with the same one have as many of their first tokens in
 common as the shorter of both ``prefix_tokens`` says. Other columns are not read. Requests without an output token
-(BurstGPT lists what failed with none) are left out.
+(BurstGPT lists what failed with none) are left out, and counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.formats.csv_rows import read_rows
-from simulator.workload import Request
+from simulator.workload import Arriving, Request
 
 _LARGEST = 10_000_000
 _LONGEST_S = 10**9
@@ -44,7 +44,7 @@ _KNOWN = (
 _PREFIX, _PREFIX_TOKENS = "prefix", "prefix_tokens"
 
 
-def read(path: Path) -> list[Request]:
+def read(path: Path) -> Arriving:
     """Read requests.
 
     Parameters
@@ -54,8 +54,8 @@ def read(path: Path) -> list[Request]:
 
     Returns
     -------
-    list of Request
-        In the order of arrival, the first one at 0.
+    Arriving
+        The first one at 0.
 
     Raises
     ------
@@ -68,7 +68,8 @@ def read(path: Path) -> list[Request]:
     kept = sorted((one for one in found if one.output), key=lambda one: one.arrival_ns)
     if not kept:
         raise ConfigError(str(path), "a file of requests has some that add a token", "none", "add lines")
-    return [one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept]
+    first_ns = kept[0].arrival_ns
+    return Arriving([one._replace(arrival_ns=one.arrival_ns - first_ns) for one in kept], len(found) - len(kept))
 
 
 class _Lines:

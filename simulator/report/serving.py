@@ -90,13 +90,13 @@ def sentences(rows: Rows) -> list[str]:
     rows
         See `simulator.run.serving.counts.summary`.
     """
-    found: list[str] = []
+    found = [_unanswered(rows[0])] if rows[0]["unanswered"] else []
     for row in rows:
-        if row["status"] not in ("ok", "overloaded"):
+        if row["status"] not in ("ok", *_ENDED):
             found.append(f"{row['policy']} cannot serve: {row['why']}.")
             continue
-        if row["status"] == "overloaded":
-            found.append(_overloaded(row))
+        if row["status"] in _ENDED:
+            found.append(_ENDED[row["status"]](row))
         found += [said for said in (_latency(row), _hits(row), _waits(row), _queue(row)) if said]
     return [*found, *_compared([row for row in rows if row["status"] == "ok" and row["finished"]])]
 
@@ -107,6 +107,21 @@ def _overloaded(row: Mapping[str, Any]) -> str:
         f"{row['policy']} is overloaded: {row['offered_per_s']:.3g} requests come in a second{served}; "
         f"{row['waiting_at_last']:,} of {row['requests']:,} waited when the last one came, and the run ends there."
     )
+
+
+def _unfinished(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['policy']} is unfinished: {row['finished']:,} of {row['requests']:,} requests were served in "
+        f"{counted(row['replayed'], 'replay')}, the most that may be, and the run ends there; {row['why']}."
+    )
+
+
+_ENDED = {"overloaded": _overloaded, "unfinished": _unfinished}
+"""Rows that end before all requests are served: what is told is of those that were."""
+
+
+def _unanswered(row: Mapping[str, Any]) -> str:
+    return f"left out, as without an output token: {counted(row['unanswered'], 'request')} of the file."
 
 
 def _latency(row: Mapping[str, Any]) -> str:
@@ -123,7 +138,7 @@ def _hits(row: Mapping[str, Any]) -> str:
     tiers = [(tier, row[f"hit_{tier}_fraction"]) for tier in _between([row], _HIT)]
     there = [f"{percent(share)} in {tier}" for tier, share in tiers if share]
     if not there:
-        return f"{row['policy']} finds nothing of any prompt; all of it is computed."
+        return f"{row['policy']} finds nothing of any prompt{_no_block(row)}; all of it is computed."
     said = f"{row['policy']} finds {percent(1 - row['computed_fraction'])} of all prompt tokens: {listed(there)}"
     shares = [share for share in _between([row], _SHARE) if present(row[f"read_{share}_hit_p50_ns"])]
     if len(shares) < 2:
@@ -135,6 +150,16 @@ def _hits(row: Mapping[str, Any]) -> str:
     if row["even_bytes_per_s"]:
         said += f"; at {human(round(row['even_bytes_per_s']), 'B/s')} copying takes as long as computing"
     return f"{said}."
+
+
+def _no_block(row: Mapping[str, Any]) -> str:
+    """Why nothing can be found, if that is so whatever the tiers keep."""
+    block, most = row["block_tokens"], row["most_shared_tokens"]
+    if not most:
+        return ", as prompts have no prefix in common"
+    if most < block:
+        return f", as a block has {block:,} tokens, and of no prompt more than {most:,} are shared"
+    return ""
 
 
 def _waits(row: Mapping[str, Any]) -> str:
@@ -166,6 +191,8 @@ def _queue(row: Mapping[str, Any]) -> str:
         )
     if row["status"] != "ok" or row["waiting_at_last"] < _LONG * row["requests"]:
         return ""
+    if row["offered_per_s"] is None:
+        return f"all requests come at once, so that the latencies under {row['policy']} tell how many they are."
     waited = counted(row["waiting_at_last"], "request")
     return f"{row['policy']} falls behind: {waited} of {row['requests']:,} waited when the last one came."
 

@@ -51,7 +51,7 @@ def _document(document: object, path: Path) -> str:
         loaded = catalog.resolve(path)
         if loaded.workload.requests is not None:
             rows, come = read_served(loaded)
-            return f"scenario, {counted(len(rows), 'row')}, {counted(len(come), 'request')}: ok"
+            return f"scenario, {counted(len(rows), 'row')}, {counted(len(come.requests), 'request')}: ok"
         case = prepare(loaded)
         decide = case.rows()
         for choice in document.policies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator import metrics, referee
 from simulator.errors import HosimError
@@ -20,10 +20,50 @@ from simulator.run.task import Task
 from simulator.trace import Trace
 
 
+class Checked(NamedTuple):
+    """What happened, and was found right.
+
+    Attributes
+    ----------
+    trace, findings
+        What happened, and what the referee says of it.
+    ran
+        Of one rank, what its row is counted from.
+    """
+
+    trace: Trace
+    findings: referee.Findings
+    ran: metrics.Ran | None
+
+
+def checked(
+    case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
+) -> Checked:
+    """Replay the plans of a case between the two checks of the referee.
+
+    Parameters
+    ----------
+    case, label, plans, progress
+        As for `replayed`.
+
+    Raises
+    ------
+    PlanError, CapacityError
+        As for `replayed`.
+    """
+    draws = [case.tasks[number].draws(rank) for rank, number in enumerate(case.job.graph_of)]
+    for task, plan in zip(case.tasks, plans, strict=True):
+        referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
+    referee.check_order(case.job, [plans[number] for number in case.job.graph_of])
+    if case.loaded.scenario.trace == "kept":
+        return _kept(case, label, plans, progress)
+    return _followed(case, label, plans[0], progress)
+
+
 def replayed(
     case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
 ) -> Result:
-    """Replay the plans of a case between the two checks of the referee, and count.
+    """Replay the plans of a case between the two checks of the referee, count, and hold it against the bounds.
 
     Parameters
     ----------
@@ -40,14 +80,7 @@ def replayed(
     CapacityError
         If the homes alone do not fit.
     """
-    draws = [case.tasks[number].draws(rank) for rank, number in enumerate(case.job.graph_of)]
-    for task, plan in zip(case.tasks, plans, strict=True):
-        referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
-    referee.check_order(case.job, [plans[number] for number in case.job.graph_of])
-    if case.loaded.scenario.trace == "kept":
-        trace, findings, ran = _kept(case, label, plans, progress)
-    else:
-        trace, findings, ran = _followed(case, label, plans[0], progress)
+    trace, findings, ran = checked(case, label, plans, progress)
     kind = {
         "may_repeat": ran.repeats if ran else metrics.recomputes(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
@@ -67,22 +100,18 @@ def replayed(
     return Result(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
 
 
-def _followed(
-    case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None
-) -> tuple[Trace, referee.Findings, metrics.Ran]:
+def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:
     """Replay, and check and count what happens beside it."""
     try:
         with beside(Follower(case, label, plan)) as follower:
             trace = follow(case, plan, follower.take, progress)
-            return trace, *follower.finish(trace)
+            return Checked(trace, *follower.finish(trace))
     except BrokenProcessPool:
         must, found = "the process that checks and counts the run ends with it", "that it was ended"
         raise HosimError(label, must, found, "see whether memory is short, and run again") from None
 
 
-def _kept(
-    case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None
-) -> tuple[Trace, referee.Findings, metrics.Ran | None]:
+def _kept(case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None) -> Checked:
     """Replay, and check the trace; of one rank also what its row is counted from."""
     allocator, switches = case.choice(label).allocator, case.loaded.scenario.switches
     trace = execute(case, plans, progress, allocator)
@@ -93,7 +122,8 @@ def _kept(
         for rank, task in enumerate(tasks)
     ]
     findings = referee.check_trace(case.job, case.hardware, ran, trace, case.problem.budget_bytes, switches)
-    return trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if case.job.ranks == 1 else None
+    ran_of_one = metrics.Ran.of(case.graph, case.hardware, trace) if case.job.ranks == 1 else None
+    return Checked(trace, findings, ran_of_one)
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:

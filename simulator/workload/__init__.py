@@ -21,10 +21,11 @@ from simulator.workload.models import (
     Model,
     ResidencyAcceptanceModel,
 )
-from simulator.workload.requests import Arrivals, Lengths, Prefixes, Request, Requests
+from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 __all__ = [
     "Arrivals",
+    "Arriving",
     "Compress",
     "Count",
     "DecoderModel",

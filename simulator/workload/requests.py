@@ -156,3 +156,23 @@ class Request(NamedTuple):
     output: int
     prefix: int = 0
     prefix_tokens: int = 0
+
+    @property
+    def shared(self) -> int:
+        """How many tokens of its prompt others may have left: those of its prefix, but not the prompt's last one."""
+        return min(self.prefix_tokens, self.prompt - 1)
+
+
+class Arriving(NamedTuple):
+    """Requests in the order in which they come.
+
+    Attributes
+    ----------
+    requests
+        Who is served.
+    unanswered
+        How many more a file has that add no token, and are left out.
+    """
+
+    requests: list[Request]
+    unanswered: int = 0

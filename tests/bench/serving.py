@@ -1,8 +1,8 @@
 """What the README says of requests: what loading is worth, a measurement, a slower pool, and what rounding does.
 
 ``python tests/bench/serving.py`` takes a minute; with ``--load`` it serves the load of ``chat_kv_tiers_h100`` over
-slower links as well, half a minute of processor time for each, and with ``--exact`` a part of it with and without
-rounding.
+slower links as well, a quarter of a minute of processor time for each, and with ``--exact`` a part of it with and
+without rounding.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import pytest
 from serving_cases import DRAWN, write
 
 import simulator as hosim_api
+from simulator.run.case import Case
+from simulator.run.serving import MOST_REPLAYED
 
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
@@ -196,6 +198,49 @@ def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     assert done.code == 1
     assert "overloaded" in done.out.splitlines()[1]
     assert "static is overloaded: " in done.out
+
+
+def crowd(number):
+    """So many requests at once, of mixed lengths."""
+    mixed = DRAWN.replace("mean: 40, spread: 0.5", "mean: 40, spread: 0.3")
+    return mixed.replace("count: 12", f"count: {number}").replace("40 us", "0 s")
+
+
+def test_a_crowd_is_served_and_held_against_no_bound(tmp_path, monkeypatch):
+    """What no plan can beat takes longer to find than a replay, and nothing that is told here asks for it."""
+
+    def asked(*_, **__):
+        raise LookupError("a bound")
+
+    for name in ("bound", "least_peak_bytes"):
+        monkeypatch.setattr(Case, name, asked)
+    (row,) = hosim_api.serve(write(tmp_path, requests=crowd(100)), policies=["static"]).rows
+    assert (row["status"], row["finished"]) == ("ok", 100)
+
+
+def test_a_row_ends_that_needs_more_replays_than_may_be(hosim, tmp_path):
+    path = write(tmp_path, requests=crowd(100))
+    assert f"[default: {MOST_REPLAYED:,}]" in hosim("serve", "--help").out
+    whole = hosim("serve", path, "--policy", "static", "--replays", "1000")
+    assert whole.code == 0
+    assert "100 of 100" in whole.out
+    for more, exact in (((), ""), (("--exact",), ", leave --exact out")):
+        done = hosim("serve", path, "--policy", "static", "--replays", "20", *more)
+        assert done.code == 1
+        assert "unfinished" in done.out.splitlines()[1]
+        assert " requests were served in 20 replays, the most that may be, and the run ends there; " in done.out
+        assert f"raise --replays{exact}, or serve fewer requests." in done.out
+
+
+def test_what_a_file_has_without_an_output_token_is_counted(hosim, filed):
+    done = hosim("serve", filed("arrival,prompt,output\n0,30,1\n1,12,0\n2,12,0\n"), "--policy", "static")
+    assert "1 of 1" in done.out
+    assert "left out, as without an output token: 2 requests of the file." in done.out
+
+
+def test_a_block_above_every_prefix_is_why_nothing_is_found(hosim, tmp_path):
+    done = hosim("serve", write(tmp_path, requests=DRAWN.replace("block: 8", "block: 32")), "--policy", "static")
+    assert "as a block has 32 tokens, and of no prompt more than 24 are shared; all of it is computed" in done.out
 
 
 def test_the_shipped_scenario_answers_its_question():

@@ -12,6 +12,7 @@ def row(policy="static", **more):
     about |= {"computed_fraction": 0.5, "hit_hbm_fraction": 0.2, "hit_ddr_fraction": 0.3}
     about |= {f"read_{share}_hit_p50_ns": None for share in (0, 25, 50, 75, 100)}
     about |= {f"outpaced_{name}": None for name in ("come_per_s", "admitted_per_s", "growth")}
+    about |= {"unanswered": 0, "block_tokens": 8, "most_shared_tokens": 24, "offered_per_s": 9.0}
     about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
     about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
     return about | {"most_waiting": 3, "waiting_at_last": 0, "iterations": 7, "replayed": 5} | more
@@ -34,6 +35,47 @@ def test_what_was_found_is_told_with_what_it_saved():
 def test_loading_that_does_not_pay_is_told_too():
     said = sentences([row(read_0_hit_p50_ns=10**6, read_50_hit_p50_ns=3 * 10**6)])
     assert "is read 3.00x as slowly as one of which 0 % were" in said[1]
+
+
+NOTHING = {"computed_fraction": 1.0, "hit_hbm_fraction": 0.0, "hit_ddr_fraction": 0.0}
+
+
+def test_why_nothing_can_be_found_is_said():
+    said = [sentences([row(**NOTHING, most_shared_tokens=most)])[1] for most in (0, 7, 8)]
+    assert said == [
+        "static finds nothing of any prompt, as prompts have no prefix in common; all of it is computed.",
+        (
+            "static finds nothing of any prompt, as a block has 8 tokens, and of no prompt more than 7 are shared; "
+            "all of it is computed."
+        ),
+        "static finds nothing of any prompt; all of it is computed.",
+    ]
+
+
+def test_requests_that_are_left_out_are_counted_once():
+    said = sentences([row(unanswered=1_200), row("other", unanswered=1_200)])
+    assert said[0] == "left out, as without an output token: 1,200 requests of the file."
+    assert sum("left out" in one for one in said) == 1
+
+
+def test_a_row_that_needs_too_many_replays_says_what_to_do():
+    unfinished = row(status="unfinished", finished=4, replayed=5, why="raise --replays, or serve fewer requests")
+    assert sentences([unfinished])[:2] == [
+        (
+            "static is unfinished: 4 of 10 requests were served in 5 replays, the most that may be, and the run ends "
+            "there; raise --replays, or serve fewer requests."
+        ),
+        (
+            "static: half of the requests have their first token within 1.00 ms, 95 % within 1.00 ms; "
+            "a further token takes 1.00 ms, 50 tokens come out in a second."
+        ),
+    ]
+
+
+def test_a_crowd_that_comes_at_once_has_no_rate_to_fall_behind():
+    assert sentences([row(waiting_at_last=9, offered_per_s=None)])[-1] == (
+        "all requests come at once, so that the latencies under static tell how many they are."
+    )
 
 
 def test_links_that_carry_nothing_have_no_column():

@@ -46,14 +46,16 @@ def test_the_columns_of_published_traces_are_known(tmp_path):
         "2023-11-16 18:17:04.0199600,396,109\n"
         "2023-11-16 18:17:03.9799600,4808,10\n"
     )
-    assert [tuple(one)[:3] for one in read_requests(azure)] == [(0, 4808, 10), (40_000_000, 396, 109)]
+    assert [tuple(one)[:3] for one in read_requests(azure).requests] == [(0, 4808, 10), (40_000_000, 396, 109)]
     burst.write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         "5,ChatGPT,472,18,490,Conversation log\n"
         "45,ChatGPT,1087,0,1087,Conversation log\n"
         "118.5,GPT-4,417,276,693,API log\n"
     )
-    assert [tuple(one)[:3] for one in read_requests(burst)] == [(0, 472, 18), (113_500_000_000, 417, 276)]
+    found = read_requests(burst)
+    assert found.unanswered == 1
+    assert [tuple(one)[:3] for one in found.requests] == [(0, 472, 18), (113_500_000_000, 417, 276)]
 
 
 def test_a_quantile_is_a_value_that_occurred():

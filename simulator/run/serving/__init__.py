@@ -15,14 +15,14 @@ from simulator.report import serving as report
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run import Progress
 from simulator.run.serving.arrivals import arriving
-from simulator.run.serving.counts import iterations_of, requests_of, summary
-from simulator.run.serving.replays import Replays, rows_of
+from simulator.run.serving.counts import iterations_of, of_all, requests_of, summary
+from simulator.run.serving.replays import MOST_REPLAYED, Replays, rows_of
 from simulator.run.serving.rooms import rooms
 from simulator.run.serving.scheduler import Served
 from simulator.run.serving.story import Story, serve_row
 from simulator.scenario import Scenario
 from simulator.units import nearest
-from simulator.workload import Request, Requests
+from simulator.workload import Arriving, Request, Requests
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,6 +127,7 @@ def serve(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
     exact: bool = False,
+    replays: int = MOST_REPLAYED,
     progress: Progress | None = None,
 ) -> Serving:
     """Serve requests that come and leave.
@@ -142,6 +143,8 @@ def serve(
     exact
         Whether each iteration is replayed as it is; else what it attends to is rounded up (less than 1/16), so that
         alike ones are replayed once.
+    replays
+        The most iterations of a row that are replayed; one that needs more ends there, as ``unfinished``.
     progress
         Called now and then.
 
@@ -152,19 +155,20 @@ def serve(
     """
     loaded = catalog.resolve(scenario, set)
     asked = _asked(loaded)
-    rows, come = read_served(loaded, policies)
+    names, come = read_served(loaded, policies)
     links = loaded.hardware.link_names
-    room = rooms(loaded, asked, come)
+    room = rooms(loaded, asked, come.requests)
     token_bytes = room.block_bytes // asked.block
-    tokens = int(min(room.blocks[0], _enough(come))) * asked.block
+    tokens = int(min(room.blocks[0], _enough(come.requests))) * asked.block
     stories = []
-    for row in rows:
-        replays = Replays(loaded, row, tokens, exact=exact)
-        stories.append(serve_row(row, replays, room, asked, come, progress or _silent))
-    return Serving(loaded, [summary(story, links, token_bytes) for story in stories], bool(set), stories)
+    for name in names:
+        known = Replays(loaded, name, tokens, exact=exact, most=replays)
+        stories.append(serve_row(name, known, room, asked, come.requests, progress or _silent))
+    shared = of_all(asked, come)
+    return Serving(loaded, [summary(story, links, token_bytes) | shared for story in stories], bool(set), stories)
 
 
-def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], list[Request]]:
+def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], Arriving]:
     """Read the rows and the requests of a scenario; nothing runs.
 
     Parameters
@@ -182,9 +186,10 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
     if loaded.scenario.trace == "none":
         must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
         raise ConfigError(loaded.place("trace"), must, "trace: none", do)
-    come = arriving(loaded)
-    room = rooms(loaded, _asked(loaded), come)
-    columns = tuple(summary(Story("", room.names, [Served(0, come[0])]), loaded.hardware.link_names, 0))
+    asked, come = _asked(loaded), arriving(loaded)
+    room = rooms(loaded, asked, come.requests)
+    one_came = Story("", room.names, [Served(0, come.requests[0])])
+    columns = tuple(summary(one_came, loaded.hardware.link_names, 0) | of_all(asked, come))
     for number, choice in enumerate(loaded.scenario.policies):
         if choice.set_:
             where = loaded.place("policies", str(number), "set")

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from simulator import formats
 from simulator.catalog import Loaded
-from simulator.workload import Arrivals, Lengths, Prefixes, Request, Requests
+from simulator.workload import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 
-def arriving(loaded: Loaded) -> list[Request]:
+def arriving(loaded: Loaded) -> Arriving:
     """The requests of a scenario, in the order in which they come.
 
     Parameters
@@ -28,8 +28,8 @@ def arriving(loaded: Loaded) -> list[Request]:
     asked = loaded.workload.requests or Requests(file="")
     if "requests" in loaded.paths:
         found = formats.read_requests(loaded.paths["requests"])
-        return found[: asked.count]
-    return drawn(asked, loaded.scenario.seed)
+        return found._replace(requests=found.requests[: asked.count])
+    return Arriving(drawn(asked, loaded.scenario.seed))
 
 
 def drawn(asked: Requests, seed: int) -> list[Request]:

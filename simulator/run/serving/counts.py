@@ -9,6 +9,7 @@ from simulator.run.serving.pace import Pace, outpaced
 from simulator.run.serving.scheduler import Served
 from simulator.run.serving.story import Story
 from simulator.trace import CAUSES
+from simulator.workload import Arriving, Requests
 
 _NOT = (None, None, None)
 _SHARES = 4
@@ -31,7 +32,8 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
     -------
     dict
         ``policy``, ``status``, ``why``
-            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and what is in the way.
+            The row; ``ok``, ``overloaded``, ``unfinished``, ``infeasible``, ``blocked`` or ``refused``; and what is in
+            the way.
         ``requests``, ``finished``
             How many came, and how many had their last token.
         ``ttft_p50_ns``, ``ttft_p95_ns``
@@ -102,6 +104,29 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         "offered_per_s": _ratio((len(story.served) - 1) * 10**9, span),
         "served_per_s": _ratio(len(left) * 10**9, busy),
         **{f"outpaced_{name}": value for name, value in zip(Pace._fields, outpaced(story) or _NOT, strict=True)},
+    }
+
+
+def of_all(asked: Requests, come: Arriving) -> dict[str, Any]:
+    """Count what does not depend on the policy.
+
+    Parameters
+    ----------
+    asked, come
+        What the workload says of requests, and who comes.
+
+    Returns
+    -------
+    dict
+        ``unanswered``
+            Requests of the file that add no token, and are left out.
+        ``block_tokens``, ``most_shared_tokens``
+            Tokens of a block; and the most of any prompt that others may have left. Found are whole blocks of these.
+    """
+    return {
+        "unanswered": come.unanswered,
+        "block_tokens": asked.block,
+        "most_shared_tokens": max(one.shared for one in come.requests),
     }
 
 

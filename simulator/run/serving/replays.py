@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from simulator import metrics
 from simulator.builders import Iteration, iteration
 from simulator.builders.decoder.serving import loaded as loaded_name
 from simulator.builders.decoder.serving import stored as stored_name
@@ -21,13 +22,15 @@ from simulator.graph import Graph, Job
 from simulator.plan import COPY, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare_job
-from simulator.run.row import replayed
+from simulator.run.row import checked
 from simulator.run.serving.ahead import ending, with_loads, with_stores
 from simulator.run.serving.outlast import Replayed, Stored
 from simulator.trace import CAUSES, Trace
 from simulator.workload import DecoderModel
 
 _DIGITS = 5
+MOST_REPLAYED = 10_000
+"""Unless another number is given, a row ends that needs more replays: minutes of a small model, an hour of others."""
 
 
 class Replays:
@@ -43,10 +46,12 @@ class Replays:
         How many tokens the KV cache has room for in the compute tier.
     exact
         Whether nothing is rounded.
+    most
+        How many are replayed; what comes then and is not known is ``unfinished``.
     """
 
-    def __init__(self, loaded: Loaded, row: str, room: int, *, exact: bool = False) -> None:
-        self._loaded, self._row, self._room, self._exact = loaded, row, room, exact
+    def __init__(self, loaded: Loaded, row: str, room: int, *, exact: bool = False, most: int = MOST_REPLAYED) -> None:
+        self._loaded, self._row, self._room, self._exact, self._most = loaded, row, room, exact, most
         self._known: dict[Iteration, Replayed] = {}
 
     @property
@@ -63,6 +68,9 @@ class Replays:
         """What an iteration takes."""
         key = work if self._exact else self._rounded(work)
         if key not in self._known:
+            if len(self._known) == self._most:
+                rounded = ", leave --exact out" if self._exact else ""
+                return Replayed("unfinished", why=f"raise --replays{rounded}, or serve fewer requests")
             self._known[key] = self._replay(key)
         return self._known[key]
 
@@ -85,13 +93,13 @@ class Replays:
             return Replayed("infeasible", why=str(error))
         except ScopeError as error:
             return Replayed("refused", why=error.reason)
-        result = replayed(case, self._row, [plan])
-        if result.status != "ok":
-            return Replayed(result.status, why="; ".join(result.blocked[:1]))
-        row = result.summary
+        trace, _, ran = checked(case, self._row, [plan])
+        if trace.status != "ok":
+            return Replayed(trace.status, why="; ".join(trace.blocked[:1]))
+        row = metrics.summarise(case.job, case.hardware, trace, ran=ran)
         waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
         moved = {link: row[f"moved_{link}_bytes"] for link in case.hardware.link_names}
-        stores = tuple(_stored(case, result.trace, work, self.layers)) if result.trace and work.ways else ()
+        stores = tuple(_stored(case, trace, work, self.layers)) if work.ways else ()
         return Replayed("ok", row["step_ns"], row["stall_ns"], row["drain_ns"], waits, moved, stores=stores)
 
     def _with_copies(self, plan: Plan, graph: Graph, problem: Problem, work: Iteration) -> Plan:

@@ -152,7 +152,7 @@ class Scheduler:
     def _admit(self, one: Served, loads: Counter[str]) -> bool:
         """Look its prefix up, and hold its blocks, if they fit."""
         request, size = one.request, self._block
-        shared = min(request.prefix_tokens, request.prompt - 1) // size
+        shared = request.shared // size
         blocks = [Block(True, request.prefix, number) for number in range(shared)]
         found = self.tiers.find(blocks)
         hit = blocks[: len(found)]

@@ -47,7 +47,8 @@ class Story:
     served, ran
         The requests, and the iterations.
     status
-        ``ok``; ``overloaded``: requests come faster than they can be served; else why an iteration cannot run.
+        ``ok``; ``overloaded``: requests come faster than they can be served; ``unfinished``: more iterations would have
+        to be replayed than may be; else why an iteration cannot run.
     end_ns
         When it ended [ns].
     waiting_at_last
@@ -55,7 +56,7 @@ class Story:
     replayed
         How many iterations were replayed; others were like one of them.
     why
-        What is in the way.
+        What is in the way; of what is unfinished, what to do.
     left
         Stores that have not begun: from where to where, and how many tokens of a layer, all layers together.
     """

@@ -1,0 +1,33 @@
+"""Progress where there is no terminal: lines now and then, on stderr alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.report import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_now_and_then_tells_how_far_a_run_is(clock, capsys):
+    with progress.Shown() as tell:
+        for at, done in ((101, 5), (129, 50), (130, 1_500), (131, 1_600), (161, 0), (162, 0)):
+            clock[0] = at
+            tell("static", done, 2_000 if done else 0)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "hosim: after 30 s: static, 1,500 of 2,000\nhosim: after 61 s: static\n"
+
+
+def test_what_is_soon_done_says_nothing(clock, capsys):
+    with progress.Shown() as tell:
+        tell("static", 0, 10)
+        clock[0] += progress.SELDOM_S - 1
+        tell("static", 10, 10)
+    assert capsys.readouterr() == ("", "")
