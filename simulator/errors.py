@@ -87,6 +87,8 @@ class Shortfall:
     full
         From where on the tier is full, and the last to come there of what stays, as a phrase (see `full_from`); empty
         if that says no more than `at`, or is not known.
+    staged
+        What staged links keep of the tier, as a phrase; empty if that is nothing.
     """
 
     tier: str
@@ -97,6 +99,7 @@ class Shortfall:
     levers: tuple[str, ...] = ()
     rooms: tuple[dict[str, int], ...] = ()
     full: str = ""
+    staged: str = ""
 
     @property
     def gap_bytes(self) -> int:
@@ -135,6 +138,7 @@ class CapacityError(HosimError):
         r = self.report
         advice = f"; {r.levers[0]}" if r.levers else ""
         full = f", and full {r.full}" if r.full else ""
+        full += f", {r.staged}" if r.staged else ""
         return (
             f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
             f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{full}{advice}"

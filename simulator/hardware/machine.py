@@ -90,6 +90,11 @@ class Hardware(Document):
         known = tuple(names)
         return tuple(name for name in known if set(known).isdisjoint(self.links[name].via))
 
+    def staging(self, tier: str) -> tuple[str, ...]:
+        """Links that keep room in a tier for the chunks that pass through it."""
+        passing = ((name, [stage.source for stage in link.stages[1:]]) for name, link in self.links.items())
+        return tuple(name for name, between in passing if tier in between)
+
     def with_links(self, links: dict[str, Link]) -> Self:
         """The machine with other figures for its links; what goes via them follows."""
         return self.model_copy(update={"links": staged.resolved(links)})

@@ -50,6 +50,10 @@ class Tier(Part):
         """Capacity less what is reserved, and less the room for chunks that pass through [B]."""
         return self.capacity_bytes - self.reserved_bytes - self._staging_bytes
 
+    def capacity_for(self, usable_bytes: int) -> int:
+        """The capacity of which so much may be used [B]."""
+        return usable_bytes + self.reserved_bytes + self._staging_bytes
+
     @model_validator(mode="after")
     def _reserve_is_a_part(self) -> Self:
         if self.reserved_bytes > self.capacity_bytes:

@@ -79,17 +79,18 @@ def _sentence(text: str) -> str:
 def _not_running(rows: Sequence[Row]) -> str:
     parts = []
     unfit = [row for row in rows if row.shortfall is not None]
-    groups: dict[tuple[str, int, str, str], list[str]] = {}
+    groups: dict[tuple[str, int, str, str, str], list[str]] = {}
     for row in unfit:
         if row.shortfall is not None:
-            key = (row.shortfall.tier, row.shortfall.gap_bytes, row.shortfall.at, row.shortfall.full)
+            short = row.shortfall
+            key = (short.tier, short.gap_bytes, short.at, short.full, short.staged)
             groups.setdefault(key, []).append(row.label)
-    for (tier, gap, at, full), labels in groups.items():
+    for (tier, gap, at, full, staged), labels in groups.items():
         who = "nothing" if len(labels) == len(rows) > 1 else listed(labels)
         verb = "do" if 1 < len(labels) < len(rows) else "does"
         text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
         place = at if " " in at else f"op {at!r}"
-        since = f", and full {full}" if full else ""
+        since = f", and full {full}" * bool(full) + f", {staged}" * bool(staged)
         parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}{since}")
     if len(unfit) == len(rows):
         parts += _way_out(unfit, is_common=len(groups) == 1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from simulator import bounds
+from simulator.catalog.settings import Change, apply
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import POLICIES, static
 from simulator.run.case import Case, Policy, prepare_job
@@ -19,6 +20,10 @@ _TRIES = 6
 
 _FIRST = {"tries": 1, "improve": 0}
 """Options with which `static` makes the first plan that it would try: it is enough to show that one runs."""
+
+
+_TRIED = ("assumed", "a size of chunks that is tried")
+"""The origin of a figure that is no one's."""
 
 
 def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfall:
@@ -48,7 +53,23 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
     if not report.rooms and found and found != [{report.tier: _wanted(case, report)}]:
         who = ", as with what it lacks here its plan would be another one, which needs more"
     said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
-    return replace(report, levers=(*said, *report.levers), rooms=tuple(found))
+    levers = (*said, *_smaller_chunks(case, decide, report, allocator), *report.levers)
+    return replace(report, levers=levers, rooms=tuple(found), staged=bounds.staged(case.hardware, report.tier))
+
+
+def _smaller_chunks(case: Case, decide: Policy, report: Shortfall, allocator: AllocatorKind) -> Iterator[str]:
+    """The sizes of chunks that leave enough room in the tier, if the row runs with them."""
+    chunks = bounds.smaller_chunks(case.hardware, report.tier, _lacking(case, report))
+    if not chunks:
+        return
+    changes = {f"links.{name}.chunk": Change(f"{size} B", "advice", *_TRIED) for name, size in chunks.items()}
+    given = prepare_job(replace(case.loaded, hardware=apply(case.hardware, changes)), case.job)
+    try:
+        trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
+    except (CapacityError, ConfigError):
+        return
+    if trace.status == "ok":
+        yield bounds.lowered(chunks)
 
 
 def _witnessed(case: Case, row: str, report: Shortfall) -> tuple[list[dict[str, int]], str]:
@@ -89,11 +110,16 @@ def _enough(case: Case, decide: Policy, room: Mapping[str, int], allocator: Allo
 
 def _wanted(case: Case, report: Shortfall) -> int:
     """What must be usable of a tier if each rank that shares it gets what one lacks [B]."""
-    tier = case.hardware.tiers[report.tier]
-    topology, ranks = case.hardware.topology, case.job.ranks
-    sharers = {"device": 1, "node": min(ranks, topology.devices_per_node), "supernode": ranks}[tier.scope]
     is_budget = report.tier == case.hardware.compute_tier
-    return int(case.problem.budget_bytes if is_budget else tier.usable_bytes) + sharers * max(1, report.gap_bytes)
+    usable = case.problem.budget_bytes if is_budget else case.hardware.tiers[report.tier].usable_bytes
+    return int(usable) + _lacking(case, report)
+
+
+def _lacking(case: Case, report: Shortfall) -> int:
+    """What all ranks that share a tier lack there if each lacks as much as one [B]."""
+    topology, ranks = case.hardware.topology, case.job.ranks
+    sharers = {"device": 1, "node": min(ranks, topology.devices_per_node), "supernode": ranks}
+    return sharers[case.hardware.tiers[report.tier].scope] * max(1, report.gap_bytes)
 
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:
@@ -101,7 +127,7 @@ def _with_room(case: Case, room: Mapping[str, int]) -> Case:
     hardware, scenario = case.hardware, case.loaded.scenario
     tiers = dict(hardware.tiers)
     for name, usable in room.items():
-        capacity = max(tiers[name].capacity_bytes, usable + tiers[name].reserved_bytes)
+        capacity = max(tiers[name].capacity_bytes, tiers[name].capacity_for(usable))
         tiers[name] = tiers[name].model_copy(update={"capacity_bytes": capacity})
     budget = room.get(hardware.compute_tier)
     if budget is not None and scenario.budget_bytes is not None:

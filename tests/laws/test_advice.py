@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strategies import fused, graphs, homes, machines
 
 from simulator import catalog
+from simulator.catalog import settings as settings_of_machine
 from simulator.errors import CapacityError, Shortfall
 from simulator.graph import Job
 from simulator.hardware import Hardware
@@ -56,7 +57,7 @@ def set_room(case: Case, room: dict[str, int]) -> Case:
     for name, usable in room.items():
         tier = case.hardware.tiers[name]
         if usable > tier.usable_bytes:
-            hardware["tiers"][name]["capacity"] = f"{usable + tier.reserved_bytes} B"
+            hardware["tiers"][name]["capacity"] = f"{usable + tier.reserved_bytes + tier.staging_bytes} B"
     if case.hardware.compute_tier in room and scenario.budget_bytes is not None:
         scenario = scenario.model_copy(update={"budget_bytes": room[case.hardware.compute_tier]})
     return prepare_job(replace(case.loaded, scenario=scenario, hardware=Hardware.model_validate(hardware)), case.job)
@@ -73,7 +74,8 @@ def check(case: Case, row: Result) -> None:
     assert row.shortfall is not None
     for lever, room in zip(row.shortfall.levers, row.shortfall.rooms, strict=False):
         told = {int(number.replace(",", "")) for number in re.findall(r" to (?:[^(,]*\()?([\d,]+) B", lever)}
-        capacities = {amount + case.hardware.tiers[name].reserved_bytes for name, amount in room.items()}
+        tiers = ((case.hardware.tiers[name], amount) for name, amount in room.items())
+        capacities = {amount + tier.reserved_bytes + tier.staging_bytes for tier, amount in tiers}
         assert told
         assert told <= capacities | set(room.values())
         enough = set_room(case, room)
@@ -123,6 +125,37 @@ def test_every_amount_of_a_shipped_scenario_is_enough(name, share):
     assert any(row.shortfall.rooms for row in rows if row.shortfall)
     for row in rows:
         check(case, row)
+
+
+@pytest.mark.parametrize(("lacking", "do_chunks_help"), [(680_000, True), (40_000_000, False)])
+def test_room_that_chunks_keep_is_told_and_what_to_do(lacking, do_chunks_help):
+    """DDR lacks less than the chunks of two staged links keep there, or more: it may be raised, or they be smaller."""
+    loaded = shortened("llama3_70b_stream_ssd")
+    scenario = loaded.scenario.model_copy(update={"expect": (), "scaling": {}})
+    loaded = replace(loaded, scenario=scenario)
+    graph, ddr = prepare(loaded).graph, loaded.hardware.tiers["ddr"]
+    at_home = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent and tensor.kind == "kv_cache")
+    capacity = ddr.capacity_for(at_home) - lacking
+    case = changed(prepare(loaded), {"tiers.ddr.capacity": capacity})
+    row = run_case(case, ["static"])["static"]
+    assert row.shortfall is not None
+    assert row.shortfall.gap_bytes == lacking
+    assert row.shortfall.staged == "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB for chunks under way"
+    assert f"({capacity + lacking:,} B)" in row.shortfall.levers[0]
+    assert "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB" in str(CapacityError(row.shortfall))
+    check(case, row)
+    chunks = re.findall(r"the chunk of (\w+) to .*?\(([\d,]+) B\)", row.shortfall.levers[1])
+    assert bool(chunks) == do_chunks_help
+    if chunks:
+        smaller = {f"links.{name}.chunk": int(size.replace(",", "")) for name, size in chunks}
+        assert run_case(changed(case, smaller), ["static"])["static"].status == "ok"
+
+
+def changed(case: Case, sizes: dict[str, int]) -> Case:
+    """The case on its machine with other sizes, as ``--set`` writes them."""
+    changes = {key: settings_of_machine.Change(f"{size} B", "-", "assumed", "-") for key, size in sizes.items()}
+    machine = settings_of_machine.apply(case.hardware, changes)
+    return prepare_job(replace(case.loaded, hardware=machine), case.job)
 
 
 @st.composite
