@@ -284,3 +284,35 @@ def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
 def test_weights_beyond_all_measure_are_refused(options):
     with pytest.raises(ValidationError, match=r"less than or equal to|finite"):
         Options.model_validate(options)
+
+
+def read_only(listed, *ops):
+    """A graph that runs twice, with blocks of a KV cache of 10 B each that no op writes, and ``y``."""
+    g = graph(", ".join(f"{name} 10 persistent" for name in listed) + ", y 10", *ops, steps=2)
+    return replace(g, tensors=tuple(replace(t, kind=TensorKind.KV_CACHE) if t.persistent else t for t in g.tensors))
+
+
+def test_a_block_that_the_first_op_reads_lives_away_where_that_is_faster():
+    """It has room beside y in no step: 10 ns in for each of three tokens, or in for two, out and home again."""
+    ops = [
+        op for token in "012" for op in (f"a{token}: k ->, 30 ns", f"b{token}: -> y, 30 ns", f"c{token}: y ->, 30 ns")
+    ]
+    p = problem(read_only(["k"], *ops), budget=15, homes={"k": FREE})
+    assert not analyse(p).moving_homes
+    plan = POLICIES["static"].plan(p)
+    assert plan.home[0] == DDR
+    assert replay(p, plan).step_ns == 9 * 30 + 3 * 10
+
+
+def test_the_same_few_blocks_leave_for_each_token():
+    """Three tokens of four ops that read four blocks each, 30 B too much: where each gap is chosen alone, six leave.
+
+    A block whose home is away comes in at the beginning of the step as well, whatever it leaves for.
+    """
+    blocks = [f"c{op}b{block}" for op in range(4) for block in range(4)]
+    ops = [
+        f"t{t}f{op}: {' '.join(blocks[4 * op : 4 * op + 4])} ->, {100 + 4 * t} ns" for t in range(3) for op in range(4)
+    ]
+    p = problem(read_only(blocks, *ops), budget=130, homes=dict.fromkeys(blocks, FREE))
+    chosen = select(p, analyse(p, early=True), 130).gaps
+    assert len({gap.tensor for gap in chosen}) == 5

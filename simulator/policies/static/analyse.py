@@ -103,19 +103,31 @@ class Analysis:
         All other gaps.
     idle_homes
         Tensors whose home is free and that no op uses: they live away at no cost.
+    moving_homes
+        Tensors that get a home away if they move at all, so that they are detached and never stored.
     """
 
     live_bytes: NDArray[np.int64]
     forced: tuple[Idle, ...]
     candidates: tuple[Idle, ...]
     idle_homes: tuple[int, ...]
+    moving_homes: frozenset[int]
 
 
-def analyse(problem: Problem) -> Analysis:
-    """Find the idle gaps of all tensors that may move."""
+def analyse(problem: Problem, *, early: bool = False) -> Analysis:
+    """Find the idle gaps of all tensors that may move.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    early
+        Whether the homes of tensors move, too, whose copy in would be exposed at the beginning of each step.
+    """
     live = live_bytes(problem.graph, problem.lifetimes)
     forced: list[Idle] = []
-    candidates, unused = [*_inner(problem), *_outputs(problem)], []
+    moving_homes = frozenset(_moving_homes(problem, early=early))
+    candidates, unused = [*_inner(problem, moving_homes), *_outputs(problem)], []
     for tensor, uses in enumerate(problem.lifetimes.uses):
         if not problem.starts_with[tensor] or problem.pinned(tensor):
             continue
@@ -126,24 +138,25 @@ def analyse(problem: Problem) -> Analysis:
         live -= problem.sizes[tensor]
         if free:
             unused.append(tensor)
-    return Analysis(live, tuple(forced), tuple(candidates), tuple(unused))
+    return Analysis(live, tuple(forced), tuple(candidates), tuple(unused), moving_homes)
 
 
-def lives_away_if_it_moves(problem: Problem, tensor: int) -> bool:
-    """Whether a tensor that moves at all gets a home away, so that it is detached and never stored.
+def _moving_homes(problem: Problem, *, early: bool) -> Iterator[int]:
+    """Every weight, expert and block of a KV cache that no op writes and whose home is free.
 
-    So does every weight, expert and block of a KV cache that no op writes and whose home is free, unless the copy in
-    before its first use would be exposed at the beginning of each step.
+    Not so, unless ``early``, one whose copy in before its first use would be exposed at the beginning of each step.
     """
-    about, first = problem.graph.tensors[tensor], problem.lifetimes.first_use[tensor]
-    if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE:
-        return False
-    if problem.lifetimes.writes[tensor] or not problem.starts_with[tensor] or first == NEVER:
-        return False
-    return problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]
+    for tensor, about in enumerate(problem.graph.tensors):
+        if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or not problem.starts_with[tensor]:
+            continue
+        first = problem.lifetimes.first_use[tensor]
+        if first == NEVER or problem.lifetimes.writes[tensor]:
+            continue
+        if early or problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
+            yield tensor
 
 
-def _inner(problem: Problem) -> Iterator[Idle]:
+def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
     """Gaps between two uses in a step."""
     clock, lifetimes = problem.clock, problem.lifetimes
     for gap in idle_gaps(problem.graph, lifetimes):
@@ -153,7 +166,7 @@ def _inner(problem: Problem) -> Iterator[Idle]:
         lives_away = problem.starts_with[tensor] and problem.homes[tensor] != FREE
         writes = lifetimes.writes[tensor]
         clean = lives_away and (not writes or writes[0] > after)
-        clean = clean or lives_away_if_it_moves(problem, tensor)
+        clean = clean or tensor in moving_homes
         is_read = lifetimes.is_read(tensor, before)
         yield _idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle, lives_away_if_it_moves
+from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.room import Room, chooses, held
 from simulator.policies.static.score import Rank, Score, spread
 
@@ -154,9 +155,9 @@ def select(
     profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    taken = _take(problem, profile, _Offers(problem, analysis, order, again), limit_bytes)
+    taken = _take(profile, ops, _Offers(problem, analysis, order, again), limit_bytes)
     chosen, given_back = list(analysis.forced), []
-    away = _homes_away(problem, taken)
+    away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
     for gap in reversed(taken):
         if not (gap.wraps and away.get(gap.tensor)) and not _exceeds(profile, gap, ops, limit_bytes - gap.size_bytes):
             _add(profile, gap, gap.size_bytes, ops)
@@ -231,15 +232,6 @@ class _WhyKept:
         return score.last_resort or "others, of a better score or alike, made the room while it idles"
 
 
-def _homes_away(problem: Problem, taken: Iterable[Idle]) -> dict[int, int]:
-    """For each tensor that is never stored, how many of its gaps within the step were taken."""
-    found: dict[int, int] = {}
-    for gap in taken:
-        if not gap.wraps and lives_away_if_it_moves(problem, gap.tensor):
-            found[gap.tensor] = found.get(gap.tensor, 0) + 1
-    return found
-
-
 class _Offers:
     """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
 
@@ -248,7 +240,9 @@ class _Offers:
     ) -> None:
         self._problem, self._order, self._again, self._room = problem, order, again, Room(problem)
         self._is_counted = again is not None and self._room.is_scarce
-        self.around = {gap.tensor: gap for gap, _ in order if gap.wraps}
+        self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
+        for gap in sorted((gap for gap, _ in order if gap.tensor in self.together), key=lambda gap: not gap.wraps):
+            self.together[gap.tensor].append(gap)
         for gap in analysis.forced if self._is_counted else ():
             self._room.enter((gap,), gap.away)
 
@@ -273,9 +267,7 @@ class _Offers:
             self._room.enter((gap,), self._room.nearest(gap))
 
 
-def _take(problem: Problem, profile: Profile, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
-    ops = len(problem.graph.ops)
-    around = offers.around
+def _take(profile: Profile, ops: int, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
     taken: dict[Idle, None] = {}
     over = profile.exceeds(0, ops - 1, limit_bytes)
     for count, gap in enumerate(offers):
@@ -283,13 +275,11 @@ def _take(problem: Problem, profile: Profile, offers: _Offers, limit_bytes: int 
             break
         if gap in taken or not _exceeds(profile, gap, ops, limit_bytes):
             continue
-        group = [gap]
-        if not gap.wraps and around.get(gap.tensor, gap) not in taken and lives_away_if_it_moves(problem, gap.tensor):
-            group.insert(0, around[gap.tensor])
-        for member in group:
-            _add(profile, member, -member.size_bytes, ops)
-            taken[member] = None
-            offers.accept(member)
+        for member in offers.together.get(gap.tensor, (gap,)):
+            if member not in taken and (member.wraps or _exceeds(profile, member, ops, limit_bytes)):
+                _add(profile, member, -member.size_bytes, ops)
+                taken[member] = None
+                offers.accept(member)
         over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
     return list(taken)
 
