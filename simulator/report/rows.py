@@ -150,3 +150,47 @@ def fastest_ns(rows: Sequence[Row]) -> float | None:
 def listed(names: Sequence[str]) -> str:
     """Write names as a list for people: a, b and c."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+_WHATEVER_HOMES = ("compute", "critical path")
+"""Kinds of bounds that are the same wherever tensors have their homes."""
+
+
+def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
+    """Say which plans a bound holds for, such as ``no plan with these homes``.
+
+    Parameters
+    ----------
+    kind
+        Its kind.
+    homes_are_given
+        Whether some homes are not free.
+    also
+        What else such plans must not do.
+    """
+    given = homes_are_given and kind.removesuffix(OF_FIXED) not in _WHATEVER_HOMES
+    return " ".join(filter(None, ("no plan", "with these homes" if given else "", also)))
+
+
+def above_bound(gap: float, kind: str, plans: str) -> str:
+    """Say how far above a bound a step is, as the end of a sentence.
+
+    Parameters
+    ----------
+    gap, kind
+        How far, as a share of the bound, and which bound.
+    plans
+        Which plans it holds for: see `bounded_plans`.
+    """
+    if kind.endswith(OF_FIXED):
+        kind = kind.removesuffix(OF_FIXED)
+        if gap < _NO_GAP:
+            return f", and over the run {plans} that is fixed before it can be faster ({kind})"
+        return f"; over the run {percent(gap)} above what {plans} that is fixed before it can beat ({kind})"
+    if gap < _NO_GAP:
+        return f", and {plans} can be faster ({kind})"
+    return f", {percent(gap)} above the bound that {plans} can beat ({kind})"
+
+
+_NO_GAP = 0.0005
+"""A smaller gap is not shown."""

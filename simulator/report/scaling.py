@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from simulator.report.rows import ABSENT, percent, present, quantity
+from simulator.hardware import Hardware
+from simulator.report.rows import ABSENT, above_bound, bounded_plans, percent, present, quantity
 from simulator.report.text import Column, aligned
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -16,23 +19,66 @@ POINT = "set "
 Rows = Sequence[Mapping[str, Any]]
 
 
-def table(rows: Rows) -> str:
-    """Write a line per policy and point.
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes that every row has a number of: a peak, or what was moved.
+
+    Attributes
+    ----------
+    head, key
+        What it is called, and the column of the rows.
+    limit_bytes
+        What there is room for [B]; inf if there is no limit.
+    is_moved
+        Whether it is moved over a link, not held in a memory.
+    """
+
+    head: str
+    key: str
+    limit_bytes: int | float = math.inf
+    is_moved: bool = False
+
+
+def amounts(rows: Rows, hardware: Hardware, budget_bytes: int | float) -> list[Amount]:
+    """Peaks of all memories that any row uses, and bytes over all links that any row uses.
 
     Parameters
     ----------
     rows
         See `simulator.run.scaling.Scaling`.
+    hardware, budget_bytes
+        The machine, and what may be used of its compute tier [B].
     """
-    columns = [
+    limits = {name: tier.usable_bytes for name, tier in hardware.tiers.items()} | {hardware.compute_tier: budget_bytes}
+    found = [Amount(f"peak {name}", f"peak_{name}_bytes", limit) for name, limit in limits.items()]
+    found += [Amount(f"moved {name}", f"moved_{name}_bytes", is_moved=True) for name in hardware.links]
+    return [amount for amount in found if any(row.get(amount.key) for row in rows)]
+
+
+def table(rows: Rows, held: Sequence[Amount] = ()) -> str:
+    """Write a line per policy and point; of one rank also what it holds and moves.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.scaling.Scaling`.
+    held
+        The amounts to write.
+    """
+    first = [
         Column("policy", tuple(str(row["policy"]) for row in rows), left=True),
         *(Column(head, tuple(_shown(row[key]) for row in rows)) for head, key in axes(rows)),
+    ]
+    columns = [
+        *first,
         Column("status", tuple(str(row["status"]) for row in rows), left=True),
         _quantities("step", rows, "step_ns"),
         *(_of_ranks(rows) if is_over_ranks(rows) else _of_one(rows)),
         Column("tokens/s", tuple(_count(row["tokens_per_s"]) for row in rows)),
     ]
-    return aligned([columns])
+    if is_over_ranks(rows) or not held:
+        return aligned([columns])
+    return aligned([columns, [*first, *(_quantities(amount.head, rows, amount.key, "B") for amount in held)]])
 
 
 def is_over_ranks(rows: Rows) -> bool:
@@ -75,8 +121,8 @@ def _is_waited_for(rows: Rows, cause: str) -> bool:
     return any(row.get(f"wait_{cause}_ns") for row in rows)
 
 
-def _quantities(head: str, rows: Rows, key: str) -> Column:
-    return Column(head, tuple(quantity(row.get(key), "ns") for row in rows))
+def _quantities(head: str, rows: Rows, key: str, unit: str = "ns") -> Column:
+    return Column(head, tuple(quantity(row.get(key), unit) for row in rows))
 
 
 def _count(value: float | None) -> str:
@@ -87,23 +133,25 @@ def _count(value: float | None) -> str:
     return f"{float(f'{value / size:.3g}'):g}{letter}"
 
 
-def sentences(rows: Rows) -> list[str]:
+def sentences(rows: Rows, *, homes_are_given: bool = False) -> list[str]:
     """Say for each policy what is left at its last point, and which waits took the rest.
 
     Parameters
     ----------
-    rows
+    rows, homes_are_given
         See `simulator.run.scaling.Scaling`.
     """
     found = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        ran = [row for row in rows if row["policy"] == policy and present(row["efficiency"])]
+        own = [row for row in rows if row["policy"] == policy]
+        ran = [row for row in own if present(row["efficiency"])]
         if len(ran) > 1:
-            found.append(_kept(ran[0], ran[-1]) if is_over_ranks(rows) else _best(ran, axes(rows)))
+            said = _kept(ran[0], ran[-1]) if is_over_ranks(rows) else _best(own, axes(rows), homes_are_given)
+            found.append(said)
     return found
 
 
-def _best(rows: Rows, over: Sequence[tuple[str, str]]) -> str:
+def _best(rows: Rows, over: Sequence[tuple[str, str]], homes_are_given: bool) -> str:
     """Say where most tokens come out, against the first point, and where waits are hidden, or why they are not."""
 
     def at(row: Mapping[str, Any]) -> str:
@@ -112,18 +160,24 @@ def _best(rows: Rows, over: Sequence[tuple[str, str]]) -> str:
     def share(row: Mapping[str, Any]) -> float:
         return float(row["stall_ns"] / row["step_ns"])
 
+    everywhere = "everywhere" if all(present(row["efficiency"]) for row in rows) else "wherever it runs"
+    rows = [row for row in rows if present(row["efficiency"])]
     best = max(rows, key=lambda row: row["tokens_per_s"] or 0)
     said = f"{best['policy']} makes {_count(best['tokens_per_s'])} tokens/s at {at(best)}"
     said += f", {_count(rows[0]['tokens_per_s'])} at {at(rows[0])}" if best is not rows[0] else ""
     first, last = (list(takewhile(lambda row: share(row) < _HIDDEN, some)) for some in (rows, reversed(rows)))
     if first or last:
         where = f"from {at(last[-1])} on" if last else f"up to {at(first[-1])}"
-        where = "everywhere" if len(first) == len(rows) else where
+        where = everywhere if len(first) == len(rows) else where
         return f"{said}; {where} it waits for less than 1 % of a step."
     least = min(rows, key=share)
     cause = max(CAUSES, key=lambda cause: least[f"wait_{cause}_ns"])
     why = f"{percent(share(least))} of a step, most for {_NAMES.get(cause, cause)}"
-    return f"{said}; even at {at(least)} it waits for {why} (no plan beats {least['bound_kind']})."
+    said += f"; even at {at(least)} it waits for {why}: {quantity(least['step_ns'], 'ns')} a step"
+    if not present(least["gap_fraction"]):
+        return f"{said}."
+    kind = str(least["bound_kind"])
+    return f"{said}{above_bound(least['gap_fraction'], kind, bounded_plans(kind, homes_are_given=homes_are_given))}."
 
 
 _HIDDEN = 0.01

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from simulator.report.crowds import crowded
 from simulator.report.ranks import OfRank, of_ranks
 from simulator.report.rows import (
-    OF_FIXED,
     UNBOUNDED,
     Row,
+    above_bound,
+    bounded_plans,
     causes,
     copies_nothing,
     fastest_ns,
@@ -134,7 +135,7 @@ def _fastest(rows: Sequence[Row]) -> str:
     gap = row.summary.get("gap_fraction")
     if present(gap):
         kind = str(row.summary.get("bound_kind") or "compute")
-        text += _above_bound(float(gap or 0), kind, _held_to(rows, row, kind.removesuffix(OF_FIXED)))
+        text += above_bound(float(gap or 0), kind, _held_to(rows, row, kind))
         text += _unseen(row, float(gap or 0))
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
@@ -230,28 +231,9 @@ def _hides(row: Row) -> str:
 
 
 def _held_to(rows: Sequence[Row], row: Row, kind: str) -> str:
-    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either.
-
-    Compute and the longest path are the same whatever the homes.
-    """
-    said = ["with these homes"] if row.homes_are_given and kind not in _WHATEVER_HOMES else []
-    said += ["without recompute"] if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else []
-    return " ".join(["no plan", *said])
-
-
-_WHATEVER_HOMES = ("compute", "critical path")
-
-
-def _above_bound(gap: float, kind: str, plan: str) -> str:
-    """Say how far the bound is, and which plans it holds for."""
-    if kind.endswith(OF_FIXED):
-        kind = kind.removesuffix(OF_FIXED)
-        if gap < 0.0005:
-            return f", and over the run {plan} that is fixed before it can be faster ({kind})"
-        return f"; over the run {percent(gap)} above what {plan} that is fixed before it can beat ({kind})"
-    if gap < 0.0005:
-        return f", and {plan} can be faster ({kind})"
-    return f", {percent(gap)} above the bound that {plan} can beat ({kind})"
+    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either."""
+    also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
+    return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
 
 
 def _unseen(row: Row, gap: float) -> str:

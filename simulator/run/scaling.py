@@ -42,10 +42,13 @@ class Scaling:
         ``efficiency``
             Tokens per second and rank, against those of the policy's first point that ran to its end. With as much
             for each rank everywhere (weak scaling) that is the step there over the step here.
+    homes_are_given
+        Whether the scenario says where a step begins with some tensor, so that bounds hold with these homes.
     """
 
     loaded: Loaded
     rows: Sequence[dict[str, Any]] = field(repr=False)
+    homes_are_given: bool = False
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -59,16 +62,23 @@ class Scaling:
     @cached_property
     def sentences(self) -> list[str]:
         """What is left of the first point's efficiency at the last one, and what became of the rest."""
-        return report.sentences(self.rows)
+        return report.sentences(self.rows, homes_are_given=self.homes_are_given)
 
     def figure(self) -> Picture:
-        """Draw step and efficiency over ranks; over a field that changes none, step and tokens per second."""
+        """Draw step and efficiency over ranks, or step and tokens per second over a field; and all `amounts`."""
         from simulator.report.scaling_figure import scaling_picture  # noqa: PLC0415 - drawing takes time to import
 
-        return scaling_picture(self.rows, self.loaded.scenario.title or self.loaded.scenario.name)
+        return scaling_picture(self.rows, self.loaded.scenario.title or self.loaded.scenario.name, self.amounts)
+
+    @cached_property
+    def amounts(self) -> list[report.Amount]:
+        """Which peaks and which bytes moved over links there are in any row."""
+        hardware, budget = self.loaded.hardware, self.loaded.scenario.budget_bytes
+        usable = hardware.tiers[hardware.compute_tier].usable_bytes
+        return report.amounts(self.rows, hardware, usable if budget is None else budget)
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, (report.table(self.rows), "\n".join(self.sentences))))
+        return "\n\n".join(filter(None, (report.table(self.rows, self.amounts), "\n".join(self.sentences))))
 
     def write(self, out: str | Path) -> None:
         """Write the rows, the picture and the documents into a folder.
@@ -119,14 +129,16 @@ def scaling(
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"fold": "never"}))
     cases = [prepare(point, is_changed=bool(set)) for point in catalog.points(loaded)]
     _check_ranks(loaded, [case.job.ranks for case in cases])
-    rows = []
+    rows, given = [], False
     for number, case in enumerate(cases):
         about = {POINT + key: values[number] for key, values in loaded.scenario.scaling.items()}
         point = ", ".join(f"{key} {values[number]}" for key, values in loaded.scenario.scaling.items())
         said = partial(_said, progress, point)
-        rows += [about | _counted(row.summary, case) for row in run_case(case, policies, said).values()]
+        results = run_case(case, policies, said)
+        given |= any(row.homes_are_given for row in results.values())
+        rows += [about | _counted(row.summary, case) for row in results.values()]
     order = list(dict.fromkeys(row["policy"] for row in rows))
-    return Scaling(loaded, _compared(sorted(rows, key=lambda row: order.index(row["policy"]))))
+    return Scaling(loaded, _compared(sorted(rows, key=lambda row: order.index(row["policy"]))), given)
 
 
 def _check_ranks(loaded: Loaded, ranks: Sequence[int]) -> None:

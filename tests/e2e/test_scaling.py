@@ -134,6 +134,17 @@ def test_points_may_differ_in_a_field_and_not_in_ranks(hosim, curve):
     assert "resident makes" in done.out
 
 
+def test_what_is_held_and_moved_is_told_and_bounds_hold_with_given_homes(hosim, curve):
+    path = curve("{batch: [1, 2]}", WORKLOAD.replace("{ranks: all, data: 2, zero_stage: 1}", "{data: 1}"))
+    text = path.read_text().replace("offload_saved]", "static]")
+    path.write_text(text.replace("scaling:", "homes: {optimizer_state: ddr}\nscaling:"))
+    done = hosim("scaling", path, "--policy", "static")
+    assert done.code == 0
+    heads = next(line for line in done.out.splitlines() if "peak" in line)
+    assert heads.split("  ") == ["policy", "batch", "peak hbm", "peak ddr", "moved d2h", "moved h2d"]
+    assert "no plan with these homes can" in done.out
+
+
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from pydantic import ValidationError
 
-from simulator.report.scaling import sentences, table
+from simulator.report.scaling import amounts, sentences, table
+from simulator.report.scaling_figure import scaling_picture
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload
@@ -75,11 +78,70 @@ def test_where_copies_are_hidden_is_said_of_either_end(stalls, said):
     assert found.endswith(f"; {said} it waits for less than 1 % of a step.")
 
 
-def test_where_nothing_hides_the_copies_the_sentence_says_what_is_waited_for():
-    (said,) = sentences([over(1, 1000, 900), over(64, 1000, 700)])
-    assert said.endswith(
-        "; even at batch 64 it waits for 70 % of a step, most for transfers (no plan beats link read)."
-    )
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        (True, "link read", ", 2.0 % above the bound that no plan with these homes can beat (link read)."),
+        (False, "link read", ", 2.0 % above the bound that no plan can beat (link read)."),
+        (True, "compute", ", 2.0 % above the bound that no plan can beat (compute)."),
+        (
+            True,
+            "link read, fixed plans",
+            "; over the run 2.0 % above what no plan with these homes that is fixed before it can beat (link read).",
+        ),
+    ],
+)
+def test_where_nothing_hides_the_copies_the_sentence_says_what_is_waited_for(given, kind, said):
+    rows = [over(batch, 1000, stall) | {"bound_kind": kind} for batch, stall in ((1, 900), (64, 700))]
+    (found,) = sentences(rows, homes_are_given=given)
+    assert found.endswith(f"; even at batch 64 it waits for 70 % of a step, most for transfers: 1.00 us a step{said}")
+
+
+def test_a_policy_that_does_not_run_everywhere_is_not_said_to_hide_everything_everywhere():
+    blocked = dict.fromkeys(over(256, 1000, 0)) | {"policy": "static", "ranks": 1, "set batch": 256}
+    (said,) = sentences([over(1, 1000, 0), over(64, 1000, 0), blocked])
+    assert said.endswith("; wherever it runs it waits for less than 1 % of a step.")
+
+
+MACHINE = SimpleNamespace(
+    compute_tier="hbm",
+    tiers={name: SimpleNamespace(usable_bytes=size) for name, size in (("hbm", 100), ("ddr", 1000), ("ssd", 10**6))},
+    links={"h2d": None, "d2h": None},
+)
+
+
+def held(batch, hbm, ddr, h2d):
+    amounts = {"peak_hbm_bytes": hbm, "peak_ddr_bytes": ddr, "peak_ssd_bytes": 0}
+    return over(batch, 1000, 700) | amounts | {"moved_h2d_bytes": h2d, "moved_d2h_bytes": 0, "recompute_ns": 0}
+
+
+def test_what_is_held_and_moved_has_a_table_of_its_own_without_what_no_row_uses():
+    rows = [held(1, 40, 0, 0), held(64, 80, 500, 480)]
+    _, second = table(rows, amounts(rows, MACHINE, 80)).split("\n\n")
+    lines = [line.split("  ") for line in second.splitlines()]
+    assert [[cell.strip() for cell in line if cell] for line in lines] == [
+        ["policy", "batch", "peak hbm", "peak ddr", "moved h2d"],
+        ["static", "1", "40 B", "0 B", "0 B"],
+        ["static", "64", "80 B", "500 B", "480 B"],
+    ]
+
+
+def test_the_picture_has_a_panel_for_each_amount_and_the_limits_that_are_near():
+    rows = [held(1, 40, 0, 0), held(64, 80, 400, 480)]
+    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
+    assert [ax.get_title(loc="left") for ax in picture.axes] == [
+        "",
+        "",
+        "peak hbm, room 80 B",
+        "peak ddr, room 1.00 kB",
+        "moved h2d in a step",
+    ]
+    hbm, ddr, moved = ([list(line.get_ydata()) for line in ax.lines] for ax in picture.axes[2:])
+    assert hbm == [[40, 80], [80, 80]], "the peaks, and the budget"
+    assert ddr == [[0, 400]], "room for more than twice as much is no line"
+    assert moved == [[0, 480]]
+    assert all(ax.get_ylim()[0] == 0 for ax in picture.axes[2:])
+    assert len(scaling_picture(rows, "toy").axes) == 2
 
 
 def test_each_field_has_a_value_at_each_point():
