@@ -62,18 +62,23 @@ class Picture(Figure):
         return self.png()
 
 
-def stacked(heights_in: list[float], labels: list[str], top_in: float = 0) -> tuple[Picture, list[Axes]]:
-    """Axes of these heights below each other with one time axis; room for the labels on the left, and more on top."""
-    height = _TOP_IN + top_in + sum(heights_in) + _GAP_IN * (len(heights_in) - 1) + _BOTTOM_IN
+def stacked(
+    heights_in: list[float], labels: list[str], top_in: float = 0, apart: int = 0
+) -> tuple[Picture, list[Axes]]:
+    """Axes of these heights below each other with one time axis; room for the labels on the left, and more on top.
+
+    As many as are `apart`, the first ones, have a time axis of their own.
+    """
+    ends = {apart - 1, len(heights_in) - 1} & set(range(len(heights_in)))
+    height = _TOP_IN + top_in + sum(heights_in) + _GAP_IN * (len(heights_in) - len(ends)) + _BOTTOM_IN * len(ends)
     picture = Picture(height)
     left = 0.25 + 0.085 * max(7, *map(len, labels))
     top, axes = height - _TOP_IN - top_in, list[Axes]()
-    for inches in heights_in:
+    for number, inches in enumerate(heights_in):
         place = (left / WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / WIDTH_IN, inches / height)
-        axes.append(picture.add_axes(place, sharex=axes[0] if axes else None))
-        top -= inches + _GAP_IN
-    for ax in axes[:-1]:
-        ax.tick_params(labelbottom=False)
+        axes.append(picture.add_axes(place, sharex=axes[-1] if axes and number != apart else None))
+        axes[-1].tick_params(labelbottom=number in ends)
+        top -= inches + (_BOTTOM_IN if number in ends else _GAP_IN)
     return picture, axes
 
 

@@ -28,7 +28,8 @@ _AWAY = "#cccccc"
 _STORE_MARK: dict[str, Any] = {"marker": ">", "markersize": 3}
 _PREFETCH_MARK: dict[str, Any] = {"marker": "|", "markersize": 4, "markevery": [0]}
 _MOST_TRIPS = 400
-_CUT = 2
+_CUT = 200
+"""Per cent of what a link can serve at which a bar is cut."""
 
 
 def write(explanation: Explanation, folder: Path) -> None:
@@ -116,7 +117,7 @@ def _issued(augmented: Augmented, one: CacheOp) -> str:
 
 
 def picture(explanation: Explanation) -> Picture:
-    """Draw what is live against the budget, each trip between its stores and its uses, and the ledger of each link.
+    """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
 
     Parameters
     ----------
@@ -124,21 +125,21 @@ def picture(explanation: Explanation) -> Picture:
         The plan.
     """
     links = list(dict.fromkeys(slot.link for slot in explanation.slots))
-    drawing, axes = stacked([1.8, 2.4, *([0.8] * len(links))], ["live [GB]", "trips away", *links])
+    drawing, axes = stacked([1.8, 2.4, *([0.9] * len(links))], ["live [GB]", "trips away", *links], apart=2)
     clock = np.array(explanation.problem.clock)
-    end_ns = max(int(clock[-1]), 1)
-    unit, ns = units(end_ns)
+    unit, ns = units(max(int(clock[-1]), 1))
     _draw_live(axes[0], explanation, clock / ns)
     _draw_trips(axes[1], explanation, clock / ns)
+    axes[0].set_xlim(0, 1.02 * max(int(clock[-1]), 1) / ns)
+    axes[1].set_xlabel(f"compute time, without stalls [{unit}]", fontsize=9)
+    if links:
+        unit, ns = units(explanation.slots[-1].end_ns)
+        axes[-1].set_xlabel(f"time of a step, with its stalls [{unit}]", fontsize=9)
     for ax, link in zip(axes[2:], links, strict=True):
-        mine = [slot for slot in explanation.slots if slot.link == link]
-        _draw_slots(ax, mine, end_ns / ns / len(mine))
-    axes[0].set_xlim(0, 1.02 * end_ns / ns)
+        _draw_slots(ax, [slot for slot in explanation.slots if slot.link == link], ns)
     for ax in axes:
         plain(ax)
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
-        if ax.get_legend_handles_labels()[0]:
-            axes[-1].set_xlabel(f"compute time [{unit}]; the slots of the links are shares of the step", fontsize=9)
     title = f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides"
     drawing.text(0.01, 1 - 0.1 / drawing.get_figheight(), title, fontsize=11, va="top")
     return drawing
@@ -173,26 +174,29 @@ def _draw_trips(ax: Axes, explanation: Explanation, clock: np.ndarray) -> None:
         if not gap.wraps:
             back = clock[comes.position] if comes else clock[gap.before]
             ax.plot([clock[gap.after + 1], back], [y, y], color=_AWAY, linewidth=0.7, zorder=0)
-    ax.set_ylabel("trips" if every == 1 else f"every {every}th trip", fontsize=9)
+    ax.set_ylabel("trips" if every == 1 else f"trips, one in {every}", fontsize=9)
     ax.plot([], [], color=_ROLE_COLOUR[Role.STORE], linestyle="", label="store issued", **_STORE_MARK)
     ax.plot([], [], color=_ROLE_COLOUR[Role.PREFETCH], label="prefetch issued ... use", **_PREFETCH_MARK)
     ax.plot([], [], color=_AWAY, label="away")
 
 
-def _draw_slots(ax: Axes, slots: Sequence[Slot], width: float) -> None:
-    """How busy a link is in each slot, as a share, and how busy copies just in time would want it."""
-    whole = [(slot.end_ns - slot.start_ns) * slot.servers for slot in slots]
-    busy = [(slot, slot.busy_ns / full) for slot, full in zip(slots, whole, strict=True) if slot.busy_ns]
-    ax.bar([s.number * width for s, _ in busy], [share for _, share in busy], width, align="edge", color=_BUSY)
+def _draw_slots(ax: Axes, slots: Sequence[Slot], ns: int) -> None:
+    """How busy a link is in each slot of the step, in per cent, and how busy copies just in time would want it."""
+
+    def draw(height_ns: Sequence[tuple[Slot, int]], **style: Any) -> None:
+        shares = [min(100 * time / ((slot.end_ns - slot.start_ns) * slot.servers), _CUT) for slot, time in height_ns]
+        widths = [(slot.end_ns - slot.start_ns) / ns for slot, _ in height_ns]
+        ax.bar([slot.start_ns / ns for slot, _ in height_ns], shares, widths, align="edge", **style)
+
+    draw([(slot, slot.busy_ns) for slot in slots if slot.busy_ns], color=_BUSY)
     for colour, too_much in ((_WANTED, False), (_TOO_MUCH, True)):
-        chosen = [(slot, full) for slot, full in zip(slots, whole, strict=True) if slot.wanted_ns]
-        chosen = [(slot, full) for slot, full in chosen if slot.is_oversubscribed == too_much]
-        high = [min(slot.wanted_ns / full, _CUT) for slot, full in chosen]
-        ax.bar([s.number * width for s, _ in chosen], high, width, align="edge", fill=False, edgecolor=colour)
+        chosen = [slot for slot in slots if slot.wanted_ns and slot.is_oversubscribed == too_much]
+        draw([(slot, slot.wanted_ns) for slot in chosen], fill=False, edgecolor=colour)
     ax.add_patch(Rectangle((0, 0), 0, 0, color=_BUSY, label="busy"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_WANTED, label="wanted"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_TOO_MUCH, label=f"over 1 (cut at {_CUT})"))
-    ax.axhline(1, color="#222222", linewidth=0.6)
+    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_WANTED, label="wanted, as planned"))
+    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_TOO_MUCH, label="over 100 % (cut)"))
+    ax.axhline(100, color="#222222", linewidth=0.6)
+    ax.set_xlim(0, 1.02 * slots[-1].end_ns / ns)
     ax.set_ylim(0, 1.05 * _CUT)
-    ax.set_yticks(range(_CUT + 1))
-    ax.set_ylabel(slots[0].link, fontsize=9)
+    ax.set_yticks(range(0, _CUT + 1, 100))
+    ax.set_ylabel(f"{slots[0].link} [%]", fontsize=9)

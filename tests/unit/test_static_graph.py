@@ -238,6 +238,25 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
     assert {row["tensor"]: row["tier"] for row in rows if row["decision"] == "move"} == names
 
 
+def test_what_is_planned_by_compute_time_and_what_links_do_have_axes_of_their_own():
+    p = problem(train(4), budget=37, hardware=machine(h2d={"bandwidth": "0.1 GB/s"}))
+    found = explained(p, Options())
+    compute, step = found.problem.clock[-1], max(slot.end_ns for slot in found.slots)
+    assert step > compute, "there are stalls"
+    live, trips, *links = plan_files.picture(found).axes
+    assert trips.get_xlim() == live.get_xlim() == (0, pytest.approx(1.02 * compute))
+    assert trips.get_xlabel() == "compute time, without stalls [ns]"
+    assert [ax.get_ylabel() for ax in links] == ["d2h [%]", "h2d [%]"]
+    for ax in links:
+        assert ax.get_xlim() == (0, pytest.approx(1.02 * step))
+        busy = [slot for slot in found.slots if slot.link in ax.get_ylabel() and slot.busy_ns]
+        drawn = ax.patches[: len(busy)]
+        assert [bar.get_x() for bar in drawn] == [slot.start_ns for slot in busy]
+        shares = [100 * slot.busy_ns / (slot.end_ns - slot.start_ns) for slot in busy]
+        assert [bar.get_height() for bar in drawn] == pytest.approx(shares)
+    assert links[-1].get_xlabel() == "time of a step, with its stalls [ns]"
+
+
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
     assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1}
