@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from simulator.hardware import Hardware
-from simulator.report.rows import ABSENT, above_bound, bounded_plans, percent, present, quantity
+from simulator.report.rows import ABSENT, above_bound, bounded_plans, listed, percent, present, quantity
 from simulator.report.text import Column, aligned
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -65,12 +65,8 @@ def table(rows: Rows, held: Sequence[Amount] = ()) -> str:
     held
         The amounts to write.
     """
-    first = [
-        Column("policy", tuple(str(row["policy"]) for row in rows), left=True),
-        *(Column(head, tuple(_shown(row[key]) for row in rows)) for head, key in axes(rows)),
-    ]
     columns = [
-        *first,
+        *_points(rows),
         Column("status", tuple(str(row["status"]) for row in rows), left=True),
         _quantities("step", rows, "step_ns"),
         *(_of_ranks(rows) if is_over_ranks(rows) else _of_one(rows)),
@@ -78,7 +74,18 @@ def table(rows: Rows, held: Sequence[Amount] = ()) -> str:
     ]
     if is_over_ranks(rows) or not held:
         return aligned([columns])
-    return aligned([columns, [*first, *(_quantities(amount.head, rows, amount.key, "B") for amount in held)]])
+    return aligned([columns, _of_bytes([row for row in rows if any(present(row.get(a.key)) for a in held)], held)])
+
+
+def _points(rows: Rows) -> list[Column]:
+    return [
+        Column("policy", tuple(str(row["policy"]) for row in rows), left=True),
+        *(Column(head, tuple(_shown(row[key]) for row in rows)) for head, key in axes(rows)),
+    ]
+
+
+def _of_bytes(rows: Rows, held: Sequence[Amount]) -> list[Column]:
+    return [*_points(rows), *(_quantities(amount.head, rows, amount.key, "B") for amount in held)]
 
 
 def is_over_ranks(rows: Rows) -> bool:
@@ -131,6 +138,21 @@ def _count(value: float | None) -> str:
         return ABSENT
     size, letter = next((s for s in ((10**9, " G"), (10**6, " M"), (10**3, " k")) if value >= s[0]), (1, ""))
     return f"{float(f'{value / size:.3g}'):g}{letter}"
+
+
+def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
+    """Tell who sees one step where the curve is: no sentence if the scenario lists no points.
+
+    Parameters
+    ----------
+    points
+        The ``scaling`` of a scenario.
+    """
+    if not points:
+        return []
+    fields, values = listed(list(points)), next(iter(points.values()))
+    where = listed([_shown(value) for value in values]) if len(points) == 1 else f"at {len(values)} points"
+    return [f"This is one point of a curve: hosim scaling compares {fields} {where}."]
 
 
 def sentences(rows: Rows, *, homes_are_given: bool = False) -> list[str]:

@@ -14,6 +14,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan, Steps
 from simulator.report import expectations, junit, stalls, summaries
+from simulator.report.scaling import pointer
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.origins import provenance
@@ -221,8 +222,9 @@ class Results(Mapping[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What a person would say about the rows, and about how far each of them fits if the scenario asks."""
-        return [*sentences(list(self.values())), *(self.largest.sentences if self.largest else ())]
+        """What a person would say about the rows, how far each of them fits if the scenario asks, and where more is."""
+        more = pointer(self.case.loaded.scenario.scaling)
+        return [*sentences(list(self.values())), *(self.largest.sentences if self.largest else ()), *more]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:

@@ -134,6 +134,13 @@ def test_points_may_differ_in_a_field_and_not_in_ranks(hosim, curve):
     assert "resident makes" in done.out
 
 
+def test_a_run_of_one_point_tells_of_the_curve(hosim, curve, tmp_path):
+    said = "This is one point of a curve: hosim scaling compares parallel.data 4, 8 and 32."
+    assert hosim("run", curve(), "--policy", "resident", "--out", tmp_path / "out").out.count(said) == 1
+    assert said in (tmp_path / "out" / "report.html").read_text()
+    assert "one point" not in hosim("scaling", curve("batch: [1, 2]"), "--policy", "resident").out
+
+
 def test_what_is_held_and_moved_is_told_and_bounds_hold_with_given_homes(hosim, curve):
     path = curve("{batch: [1, 2]}", WORKLOAD.replace("{ranks: all, data: 2, zero_stage: 1}", "{data: 1}"))
     text = path.read_text().replace("offload_saved]", "static]")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from simulator.report.scaling import amounts, sentences, table
+from simulator.report.scaling import amounts, pointer, sentences, table
 from simulator.report.scaling_figure import scaling_picture
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
@@ -124,6 +124,30 @@ def test_what_is_held_and_moved_has_a_table_of_its_own_without_what_no_row_uses(
         ["static", "1", "40 B", "0 B", "0 B"],
         ["static", "64", "80 B", "500 B", "480 B"],
     ]
+
+
+def test_what_did_not_run_holds_nothing_and_has_no_line_in_the_second_table():
+    rows = [
+        held(1, 40, 0, 0),
+        dict.fromkeys(held(64, 80, 500, 480)) | {"policy": "static", "ranks": 1, "set batch": 64},
+    ]
+    first, second = table(rows, amounts(rows, MACHINE, 80)).split("\n\n")
+    assert (len(first.splitlines()), len(second.splitlines())) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ({}, []),
+        ({"batch": (1, 2048)}, ["This is one point of a curve: hosim scaling compares batch 1 and 2,048."]),
+        (
+            {"batch": (1, 2, 4), "sequence": (4, 2, 1)},
+            ["This is one point of a curve: hosim scaling compares batch and sequence at 3 points."],
+        ),
+    ],
+)
+def test_who_sees_one_point_is_told_of_the_curve(points, said):
+    assert pointer(points) == said
 
 
 def test_the_picture_has_a_panel_for_each_amount_and_the_limits_that_are_near():
