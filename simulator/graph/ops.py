@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fnmatch import translate
 from functools import cache
 from typing import Self
 
@@ -245,6 +247,19 @@ class Graph:
     def candidates(self) -> frozenset[int]:
         """All tensors that some op may read late."""
         return frozenset(t for op in self.ops if op.late for t in op.late.candidates)
+
+    def matching(self, pattern: str) -> list[int]:
+        """Tensors of a kind, or with a name that matches a shell pattern.
+
+        Parameters
+        ----------
+        pattern
+            A `TensorKind`, or a pattern such as ``L*/norm?.weight``.
+        """
+        if pattern in set(TensorKind):
+            return [i for i, t in enumerate(self.tensors) if t.kind == pattern]
+        matches = re.compile(translate(pattern)).match
+        return [i for i, t in enumerate(self.tensors) if matches(t.name)]
 
     @property
     def launches(self) -> tuple[range, ...]:

@@ -97,13 +97,22 @@ def _positions(explanation: Explanation) -> str:
     for (role, name), group in ordered[: 2 * MOST_LINES]:
         comes = role is Role.PREFETCH
         away = [one.before - one.position if comes else one.position - _last_use(explanation, one) for one in group]
-        where = f"{_range(away)} {'before its use' if comes else 'after the last use'}"
+        where = f"{_range(away)} before its use" if comes else _after_last_use(min(away), max(away))
         terms = ([one.stall_ns for one in group], [one.residency_ns for one in group])
         costs = [human(sum(term), "ns") for term in (*terms, [explanation.waited_ns(one) for one in group])]
         window = _range(one.last - one.first + 1 for one in group)
         alone = human(median(one.alone_ns for one in group), "ns")
         lines.append((role, name, str(len(group)), where, window, alone, *(costs if comes else ("", "", ""))))
     return _table("positions, the cost terms of Algorithm 1 there, and what the replay waited", lines, len(ordered))
+
+
+def _after_last_use(low: int, high: int) -> str:
+    """How many ops after its last use a tensor is stored; a store may be issued before that, once nobody writes it."""
+    if low >= 0:
+        return f"{_range((low, high))} after the last use"
+    return (
+        f"{-low} before to {high} after the last use" if high >= 0 else f"{_range((-high, -low))} before the last use"
+    )
 
 
 def _last_use(explanation: Explanation, one: CacheOp) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import translate
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -360,8 +358,8 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
     homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
     for pattern, tier in loaded.scenario.homes.items():
-        chosen = [_matching(graph, pattern) for graph in graphs]
-        if not any(chosen) and pattern not in _KINDS:
+        chosen = [graph.matching(pattern) for graph in graphs]
+        if not any(chosen) and pattern not in set(TensorKind):
             raise _unmatched(loaded, pattern, graphs[0])
         for home, tensors in zip(homes, chosen, strict=True):
             for tensor in tensors:
@@ -369,18 +367,7 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     return [tuple(home) for home in homes]
 
 
-_KINDS = {kind.value for kind in TensorKind}
-
-
-def _matching(graph: Graph, pattern: str) -> list[int]:
-    """Tensors of a kind, or with a name that matches."""
-    if pattern in _KINDS:
-        return [i for i, t in enumerate(graph.tensors) if t.kind == pattern]
-    matches = re.compile(translate(pattern)).match
-    return [i for i, t in enumerate(graph.tensors) if matches(t.name)]
-
-
 def _unmatched(loaded: Loaded, pattern: str, graph: Graph) -> ConfigError:
-    must = f"a home is for a tensor kind ({', '.join(sorted(_KINDS))}) or for names that some tensor has"
+    must = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
     do = f"correct the pattern; the first tensor is {graph.tensors[0].name!r}" if graph.tensors else "drop it"
     return ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)

@@ -8,11 +8,12 @@ from policy_problems import DDR, HBM, machine, problem, replay, tell, train
 from pydantic import ValidationError
 from stories import graph
 
-from simulator.errors import CapacityError
+from simulator.errors import CapacityError, ScopeError
 from simulator.graph import TensorKind
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
 from simulator.policies.static.analyse import analyse
+from simulator.policies.static.compiler import compiled
 from simulator.policies.static.insert import insert
 from simulator.policies.static.options import Options
 from simulator.policies.static.refine import Knobs, refine
@@ -316,3 +317,21 @@ def test_the_same_few_blocks_leave_for_each_token():
     p = problem(read_only(blocks, *ops), budget=130, homes=dict.fromkeys(blocks, FREE))
     chosen = select(p, analyse(p, early=True), 130).gaps
     assert len({gap.tensor for gap in chosen}) == 5
+
+
+def test_what_is_asked_for_leaves_first_and_a_home_here_keeps():
+    """Each of a0 .. a7 would make room for b7 and its neighbours; a0 idles longest and is chosen alone."""
+    g = train(8)
+    usual = problem(g, budget=76)
+    assert names(usual, compiled(usual, Options()).candidate.selection.gaps) == ["a0"]
+    found = compiled(usual, Options(move=("a[3]",)))
+    assert names(usual, found.candidate.selection.gaps) == ["a3"]
+    kept = problem(g, budget=76, homes={"a0": HBM})
+    assert names(kept, compiled(kept, Options()).candidate.selection.gaps) == ["a1"]
+    roomy = problem(g)
+    assert not compiled(roomy, Options(move=("activation",))).candidate.selection.gaps
+
+
+def test_a_pattern_that_asks_for_no_tensor_is_refused():
+    with pytest.raises(ScopeError, match=r"option move .* found 'x\*'; take a name"):
+        POLICIES["static"].plan(problem(train(4), budget=27), {"move": ["x*"]})

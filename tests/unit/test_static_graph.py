@@ -403,3 +403,15 @@ def test_static_says_why_nothing_moves():
     assert plan.fixed == POLICIES["resident"].plan(p).fixed
     assert plan.notes == ("nothing moves: at most 36 B are live at once, of a budget of 1.00 kB",)
     assert plan.home[0] == HBM
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0, 0, "0 after the last use"),
+        (-8, -3, "3 to 8 before the last use"),
+        (-8, 4, "8 before to 4 after the last use"),
+    ],
+)
+def test_a_store_may_come_before_the_last_use(low, high, said):
+    assert decisions._after_last_use(low, high) == said

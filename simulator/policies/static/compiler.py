@@ -145,7 +145,7 @@ def _passes(problem: Problem, options: Options) -> Compiled:
     A link that sheds load may bring what it sheds too late, so that none sheds; and to store in each step what is used
     at its beginning may take longer than to wait for it there, so that the homes of all that may move do.
     """
-    score, analysis = Scorer(problem, options.weights), analyse(problem)
+    score, analysis = Scorer(problem, options.weights, options.first(problem.graph)), analyse(problem)
 
     def search(analysis: Analysis, *, sheds: bool = True) -> _Search:
         validator = Validator(problem, analysis, score, options.alpha, options.tries, sheds=sheds)

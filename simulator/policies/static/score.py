@@ -70,12 +70,15 @@ class Score(NamedTuple):
         Why the rules by kind would rather keep the tensor; empty if they do not mind.
     queue_ns
         What was counted as coming in for the same op before [ns].
+    is_first
+        Whether the tensor shall leave before all others, whatever the score.
     """
 
     total: float
     terms: tuple[float, ...]
     last_resort: str = ""
     queue_ns: int = 0
+    is_first: bool = False
 
 
 class Rank(Protocol):
@@ -95,9 +98,12 @@ class Scorer:
         What to plan for.
     weights
         See `Weights`.
+    first
+        Tensors that shall leave before all others.
     """
 
-    def __init__(self, problem: Problem, weights: Weights) -> None:
+    def __init__(self, problem: Problem, weights: Weights, first: frozenset[int] = frozenset()) -> None:
+        self._first = first
         self._uses, self._tensors = problem.lifetimes.uses, problem.graph.tensors
         self._weights = tuple(getattr(weights, term) for term in TERMS)
         self._update_is_short = _update_is_short(problem)
@@ -126,7 +132,8 @@ class Scorer:
             -log2(1 + exposed_ns) if exposed_ns else 0.0,
         )
         terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
-        return Score(sum(terms), terms, self._last_resort(gap), queue_ns)
+        is_first = gap.tensor in self._first
+        return Score(sum(terms), terms, "" if is_first else self._last_resort(gap), queue_ns, is_first)
 
     def _last_resort(self, gap: Idle) -> str:
         about = self._tensors[gap.tensor]

@@ -103,7 +103,7 @@ class Selection:
 
 
 def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
-    """Sort the candidates: those that the rules by kind do not mind first, then by score.
+    """Sort the candidates: what shall leave first, then what the rules by kind do not mind, each by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
@@ -111,19 +111,20 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle
     """
     found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
-    alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
+    alike: dict[tuple[bool, bool, int], list[tuple[Idle, Score]]] = {}
     for gap, alone in found:
         queue = gap.before, gap.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + gap.in_ns
         queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
-        alike.setdefault((bool(queued.last_resort), -round(queued.total * SHADES)), []).append((gap, queued))
+        key = not queued.is_first, bool(queued.last_resort), -round(queued.total * SHADES)
+        alike.setdefault(key, []).append((gap, queued))
     return [pair for key in sorted(alike) for pair in spread(alike[key])]
 
 
-def _turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
+def _turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
     gap, score = pair
-    return bool(score.last_resort), -score.total, gap.tensor, gap.after
+    return not score.is_first, bool(score.last_resort), -score.total, gap.tensor, gap.after
 
 
 def select(
@@ -214,7 +215,8 @@ def explain(
 def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
     nearest = problem.away(gap.tensor)[0]
     further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
-    return f"without it the budget is exceeded{further}{'; a last resort' if score.last_resort else ''}"
+    asked = "; asked for by the option move" if score.is_first else ""
+    return f"without it the budget is exceeded{further}{'; a last resort' if score.last_resort else asked}"
 
 
 class _WhyKept:
