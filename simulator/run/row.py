@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from simulator import metrics, referee
-from simulator.errors import HosimError
+from simulator.errors import HosimError, InvariantError
 from simulator.plan import Plan
 from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
@@ -79,6 +79,8 @@ def replayed(
         If a plan is wrong.
     CapacityError
         If the homes alone do not fit.
+    InvariantError
+        If a law is broken, that of the bound included.
     """
     trace, findings, ran = checked(case, label, plans, progress)
     kind = {
@@ -94,6 +96,7 @@ def replayed(
     elif trace.status == "ok":
         summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
+        _check_bound(label, summary)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     kept = trace if case.loaded.scenario.trace == "kept" else None
@@ -148,6 +151,14 @@ def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[st
         return {}
     gap = summary["makespan_ns"] / (plan.repeats * least.ns) - 1
     return {"bound_ns": least.ns, "bound_kind": least.kind + OF_FIXED, "gap_fraction": gap}
+
+
+def _check_bound(label: str, summary: Mapping[str, Any]) -> None:
+    """Hold a row against the law of its bound: no plan makes a shorter step."""
+    if summary["gap_fraction"] is not None and summary["gap_fraction"] < 0:
+        step, bound = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
+        found = f"a step of {step}, bounded by {bound} ({summary['bound_kind']})"
+        raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
 
 
 def notes(case: Case, plans: Sequence[Plan]) -> list[str]:

@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 import simulator as hosim
+from simulator.bounds import Bound
 from simulator.errors import ConfigError
 from simulator.policies import resident
+from simulator.run.case import Case
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,13 @@ def test_the_summary_has_its_main_columns_even_if_nothing_fits():
     found = hosim.run("tiny_train_910c", policies=["resident"]).summary
     assert found["status"].tolist() == ["infeasible"]
     assert found[["step_ns", "makespan_ns", "compute_ns", "stall_ns"]].isna().all(axis=None)
+
+
+def test_a_step_below_its_bound_is_a_broken_law(scenario, monkeypatch):
+    """A bound as long as the step is none; one of 1 ns more is."""
+    step_ns = int(hosim.run(scenario, policies=["static"]).summary.loc["static", "step_ns"])
+    monkeypatch.setattr(Case, "bound", lambda *_, **__: Bound(step_ns, "invented", {}))
+    assert hosim.run(scenario, policies=["static"]).summary.loc["static", "gap_fraction"] == 0
+    monkeypatch.setattr(Case, "bound", lambda *_, **__: Bound(step_ns + 1, "invented", {}))
+    with pytest.raises(hosim.InvariantError, match=r"no step is shorter than its bound, found .*invented"):
+        hosim.run(scenario, policies=["static"])
