@@ -110,6 +110,14 @@ def test_every_file_it_names_is_written(namespace):
     assert named - elsewhere <= written, "of several ranks there is a table (test_jobs), and of requests (test_serve)"
 
 
+def test_every_link_within_it_leads_to_a_heading():
+    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = set(re.findall(r"\]\(#([^)]+)\)", README))
+    assert {"limits", "how-to-read-the-table"} <= links
+    assert links <= anchors
+
+
 def test_every_column_of_the_table_is_explained(namespace):
     explained = set(re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE))
     rows = list(namespace["results"].values())
