@@ -17,8 +17,8 @@ from simulator.report.rows import Row, is_ok, percent, present, quantity, recomp
 from simulator.trace import CAUSES
 
 _ROW_IN, _ABOVE_IN, _BELOW_IN, _GAP_IN, _MARGIN_IN = 0.34, 0.8, 0.5, 0.3, 0.12
-_STEP_SHARE = 0.56
-"""Of the width that labels leave, what the steps take where more than one memory is used."""
+_STEP_SHARE, _MEMORY_IN = 0.56, 1.35
+"""Of the width that labels leave, what the steps take where several memories are used, each at least so wide."""
 _LABEL, _LABEL_LINES = 30, 2
 _LETTER_IN = 0.07
 """Width of a character of the small print."""
@@ -89,7 +89,7 @@ def _panels(labels: Sequence[str], memories: int) -> tuple[Picture, list[Axes]]:
     longest = max(len(line) for label in labels for line in label.splitlines() or [""])
     left = 0.25 + 0.085 * max(7, longest)
     room = WIDTH_IN - left - _MARGIN_IN - _GAP_IN * memories
-    steps = room * (_STEP_SHARE if memories > 1 else 0.7)
+    steps = max(room / 3, min(room * _STEP_SHARE, room - _MEMORY_IN * memories)) if memories > 1 else room * 0.7
     axes = list[Axes]()
     for width in (steps, *([(room - steps) / memories] * memories)):
         place = (left / WIDTH_IN, _BELOW_IN / height, width / WIDTH_IN, _ROW_IN * len(labels) / height)
@@ -145,9 +145,10 @@ def _said(row: Row) -> str:
 
 
 def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> bool:
-    """Draw the peaks of a memory, and its limit where that is not far beyond them; say whether it is drawn."""
+    """Draw the peaks of a memory, and its limit where that is near or exceeded; say whether it is drawn."""
     held, limits = [_held(row, tier) for row in rows], [_limit(row, tier) for row in rows]
-    end = _end([size for size, _ in held if size])
+    exceeded = [int(limit) for (most, _), limit in zip(held, limits, strict=True) if most > limit]
+    end = _end([most for most, _ in held if most], max(exceeded, default=0))
     near = [limit for limit in limits if limit <= 2 * end]
     end = max([end, *near])
     unit, size = byte_unit(end)
@@ -167,12 +168,12 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> bool:
     return bool(near)
 
 
-def _end(values: Sequence[int]) -> float:
-    """Where an axis ends: at the longest bar that is not far beyond the median."""
+def _end(values: Sequence[int], limit: int = 0) -> float:
+    """Where an axis ends: at the longest bar that is not far beyond the median, or a limit that some bar exceeds."""
     if not values:
         return 1.0
-    median = sorted(values)[(len(values) - 1) // 2]
-    return float(max([value for value in values if value <= _FAR * median]) or 1)
+    far = _FAR * max(sorted(values)[(len(values) - 1) // 2], limit)
+    return float(max([limit, *(value for value in values if value <= far)]) or 1)
 
 
 def _scale(ax: Axes, end: float, letters: int) -> None:

@@ -83,6 +83,13 @@ def test_what_does_not_fit_is_told_and_its_need_is_hollow(results):
     assert "would need" not in legend(comparison(list(results.values())[1:]))
 
 
+def test_a_need_beyond_the_limit_is_shown_against_it_however_little_others_hold(results):
+    little = {label: {"peak_hbm_bytes": 100_000} for label in ("reactive", "static")}
+    hbm = comparison(rows_of(results, **little)).axes[1]
+    assert list(widths(hbm, 0).values()) == pytest.approx([results["resident"].shortfall.demand_bytes / 1e6])
+    assert [line.get_xdata()[0] for line in hbm.lines] == [4.3] * 3
+
+
 def test_a_table_without_a_row_that_ran_has_a_picture(results):
     picture = comparison([results["resident"]])
     assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == []
