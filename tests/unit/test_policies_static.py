@@ -335,3 +335,17 @@ def test_what_is_asked_for_leaves_first_and_a_home_here_keeps():
 def test_a_pattern_that_asks_for_no_tensor_is_refused():
     with pytest.raises(ScopeError, match=r"option move .* found 'x\*'; take a name"):
         POLICIES["static"].plan(problem(train(4), budget=27), {"move": ["x*"]})
+
+
+def test_where_links_are_busy_for_longer_than_ops_few_large_tensors_leave():
+    """A copy begins 1 us after its issue, and ops take 30 ns: how many copies there are is what a step takes.
+
+    Of the tensors of 2 B, which idle longer, more of each copy is hidden.
+    """
+    tensors = ", ".join(f"a{i} {2 if i < 6 else 10}" for i in range(12)) + ", y 1"
+    forward = [f"f{i}: -> a{i}, 30 ns" for i in range(12)]
+    backward = [f"b{i}: a{i} -> y, 30 ns" for i in reversed(range(12))]
+    slow = machine(d2h={"latency": "1 us"}, h2d={"latency": "1 us"})
+    p = problem(graph(tensors, *forward, *backward, steps=2), budget=43, hardware=slow)
+    found = compiled(p, Options(improve=0))
+    assert {g.size_bytes for g in found.candidate.selection.gaps} == {10}

@@ -73,6 +73,19 @@ class Idle(NamedTuple):
         in_ns = problem.copy_ns(self.tensor, tier, here) if self.in_ns else 0
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
+    def stretched(self, lasts_ns: int, computes_ns: int) -> Idle:
+        """Return the gap with idle times as in a step that lasts longer than it computes.
+
+        Parameters
+        ----------
+        lasts_ns, computes_ns
+            How long the step lasts, and computes [ns].
+        """
+        if lasts_ns <= computes_ns:
+            return self
+        lead_ns, trail_ns = (idle_ns * lasts_ns // max(1, computes_ns) for idle_ns in (self.lead_ns, self.trail_ns))
+        return self._replace(lead_ns=lead_ns, trail_ns=trail_ns)
+
     def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
         """First and last op of each stretch during which the tensor is away.
 

@@ -11,12 +11,12 @@ from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.fused import contract
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, Idle, analyse
+from simulator.policies.static.analyse import Analysis, analyse
 from simulator.policies.static.explanation import Explanation, explanation
 from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.options import Options
 from simulator.policies.static.remade import remade, with_alternatives
-from simulator.policies.static.score import Score, Scorer
+from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import explain
 from simulator.policies.static.validate import GOOD_ENOUGH, Candidate, Validator
 
@@ -61,11 +61,11 @@ def explained(problem: Problem, options: Options) -> Explanation:
     contracted = contract(problem)
     found = compiled(contracted.problem, options)
     selection, spent = found.candidate.selection, found.candidate.augmented.gaps
-    choices = explain(found.problem, selection, spent, found.order, found.analysis.forced, found.score)
+    choices = explain(found.problem, selection, spent, found.analysis.forced)
     if options.recompute:
         choices = with_alternatives(found.problem, choices)
     if found.rewritten is not None:
-        choices += remade(found.rewritten, spent, found.score)
+        choices += remade(found.rewritten, spent, selection.ranking.score)
     return explanation(found.problem, found.candidate, choices, contracted.written_out(found.plan))
 
 
@@ -77,8 +77,8 @@ class Compiled:
     ----------
     problem
         What was compiled: the problem as given, or rewritten so that some ops run again.
-    analysis, score, order
-        Its gaps, and how they rank.
+    analysis
+        Its gaps.
     candidate
         What was chosen for that problem.
     plan
@@ -91,8 +91,6 @@ class Compiled:
 
     problem: Problem
     analysis: Analysis
-    score: Scorer
-    order: list[tuple[Idle, Score]]
     candidate: Candidate
     plan: Plan
     replayed_ns: int | float
@@ -163,9 +161,7 @@ def _passes(problem: Problem, options: Options) -> Compiled:
             best = min(best, search(early), key=lambda one: one.step_ns)
     if isinstance(best.found, CapacityError):
         raise best.found
-    return Compiled(
-        problem, best.analysis, score, best.validator.order, best.found, best.found.plan, best.validator.best.step_ns
-    )
+    return Compiled(problem, best.analysis, best.found, best.found.plan, best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

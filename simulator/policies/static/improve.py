@@ -91,16 +91,17 @@ class Improver:
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
 
-    def run(self, gaps: tuple[Idle, ...], augmented: Augmented) -> Found | None:
+    def run(self, selection: Selection, augmented: Augmented) -> Found | None:
         """Improve a plan; None if nothing better was found.
 
         Parameters
         ----------
-        gaps
-            The gaps that it spends away, as the analysis knows them.
+        selection
+            What it spends away, as the analysis knows it.
         augmented
             Its cache operators.
         """
+        self._selection, gaps = selection, selection.gaps
         state = State(frozenset(gaps), {_place(gaps, one): one.position for one in augmented.cache_ops})
         start = self._try(state)
         if start is None:
@@ -171,7 +172,7 @@ class Improver:
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
         gaps = tuple(sorted(state.gaps, key=_key))
-        selection = Selection(gaps, self._analysis.live_bytes, 0, 0)
+        selection = replace(self._selection, gaps=gaps)
         augmented = insert(self._problem, self._analysis, selection, self._score, state.tiers, sheds=self._sheds)
         augmented = _placed(augmented, gaps, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)

@@ -20,6 +20,9 @@ from simulator.policies.static.analyse import Idle
 
 Alike = TypeVar("Alike")
 
+BITS = 64
+"""Of the times of copies beyond the idle time, as many doublings weigh as much as that there are any."""
+
 Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -129,7 +132,7 @@ class Scorer:
             log2(1 + recompute_ns),
             -log2(1 + taken_ns),
             -float(gap.out_ns > 0),
-            -log2(1 + exposed_ns) if exposed_ns else 0.0,
+            -(1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
         )
         terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
         is_first = gap.tensor in self._first
@@ -142,6 +145,25 @@ class Scorer:
         if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
             return "optimizer state: the update is shorter than its copies"
         return ""
+
+
+class Stretched:
+    """Scores gaps as in a step that lasts as long as its busiest link, which idle times then count in.
+
+    Parameters
+    ----------
+    score
+        Scores gaps.
+    lasts_ns, computes_ns
+        How long the step lasts, and computes [ns].
+    """
+
+    def __init__(self, score: Rank, lasts_ns: int, computes_ns: int) -> None:
+        self._score, self._times_ns = score, (lasts_ns, computes_ns)
+
+    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
+        """Score a gap, as `Scorer` does."""
+        return self._score(gap.stretched(*self._times_ns), recompute_ns, queue_ns)
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:

@@ -77,6 +77,21 @@ class Choice:
     remade: Remade | None = None
 
 
+class Ranking(NamedTuple):
+    """The candidates, best first.
+
+    Attributes
+    ----------
+    score
+        What scores them.
+    order
+        Each with its score.
+    """
+
+    score: Rank
+    order: list[tuple[Idle, Score]]
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What leaves.
@@ -91,6 +106,8 @@ class Selection:
         By how much the largest of these exceeds the limit [B]; 0 if all fit.
     limit_bytes
         What live bytes had to fit [B].
+    ranking
+        By which it was chosen.
     given_back
         Gaps that were taken, and turned out needless once others were.
     """
@@ -99,10 +116,11 @@ class Selection:
     live_bytes: NDArray[np.int64]
     excess_bytes: int
     limit_bytes: int | float
+    ranking: Ranking
     given_back: frozenset[Idle] = frozenset()
 
 
-def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle, Score]]:
+def ranked(problem: Problem, analysis: Analysis, score: Rank) -> Ranking:
     """Sort the candidates: what shall leave first, then what the rules by kind do not mind, each by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
@@ -119,7 +137,7 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> list[tuple[Idle
         queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
         key = not queued.is_first, bool(queued.last_resort), -round(queued.total * SHADES)
         alike.setdefault(key, []).append((gap, queued))
-    return [pair for key in sorted(alike) for pair in spread(alike[key])]
+    return Ranking(score, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
 def _turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
@@ -131,8 +149,9 @@ def select(
     problem: Problem,
     analysis: Analysis,
     limit_bytes: int | float,
-    order: Sequence[tuple[Idle, Score]],
-    again: Rank | None = None,
+    ranking: Ranking,
+    *,
+    sees_below: bool = False,
 ) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
@@ -147,16 +166,17 @@ def select(
         Its idle gaps.
     limit_bytes
         What live bytes shall not exceed [B].
-    order
-        The candidates, as `ranked` sorts them.
-    again
-        Scores a gap again that finds no room in the nearest tier; without it each counts as spent there.
+    ranking
+        The candidates.
+    sees_below
+        Whether a gap that finds no room in the nearest tier comes again by its score in the next; else each counts as
+        spent in the nearest.
     """
     ops = len(problem.graph.ops)
     profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    taken = _take(profile, ops, _Offers(problem, analysis, order, again), limit_bytes)
+    taken = _take(profile, ops, _Offers(problem, analysis, ranking, sees_below), limit_bytes)
     chosen, given_back = list(analysis.forced), []
     away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
     for gap in reversed(taken):
@@ -170,16 +190,14 @@ def select(
     chosen.sort(key=lambda g: (g.after, g.tensor, g.before))
     values = profile.values()
     excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
-    return Selection(tuple(chosen), values, int(excess), limit_bytes, frozenset(given_back))
+    return Selection(tuple(chosen), values, int(excess), limit_bytes, ranking, frozenset(given_back))
 
 
 def explain(
     problem: Problem,
     selection: Selection,
     spent: Sequence[Idle],
-    order: Iterable[tuple[Idle, Score]],
     forced: Iterable[Idle],
-    score: Rank,
 ) -> list[Choice]:
     """Say of every gap why it is spent away or not, best score first; those that the homes force come before.
 
@@ -191,11 +209,10 @@ def explain(
         What was planned for.
     selection, spent
         What leaves, and the same gaps in their tiers.
-    order, forced
-        The candidates, with the scores by which they were chosen, and the gaps that the homes force.
-    score
-        Scores gaps.
+    forced
+        The gaps that the homes force.
     """
+    score, order = selection.ranking
     in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
     why_kept = _WhyKept(problem, selection)
     found = []
@@ -237,19 +254,20 @@ class _WhyKept:
 class _Offers:
     """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
 
-    def __init__(
-        self, problem: Problem, analysis: Analysis, order: Sequence[tuple[Idle, Score]], again: Rank | None
-    ) -> None:
-        self._problem, self._order, self._again, self._room = problem, order, again, Room(problem)
-        self._is_counted = again is not None and self._room.is_scarce
+    def __init__(self, problem: Problem, analysis: Analysis, ranking: Ranking, sees_below: bool) -> None:
+        self._problem, self._room = problem, Room(problem)
+        self._again, self._order = ranking
+        self._is_counted = sees_below and self._room.is_scarce
         self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
-        for gap in sorted((gap for gap, _ in order if gap.tensor in self.together), key=lambda gap: not gap.wraps):
+        for gap in sorted(
+            (gap for gap, _ in self._order if gap.tensor in self.together), key=lambda gap: not gap.wraps
+        ):
             self.together[gap.tensor].append(gap)
         for gap in analysis.forced if self._is_counted else ():
             self._room.enter((gap,), gap.away)
 
     def __iter__(self) -> Iterator[Idle]:
-        if self._again is None or not self._is_counted:
+        if not self._is_counted:
             yield from (gap for gap, _ in self._order)
             return
         tiers = self._problem.neighbours

@@ -129,10 +129,11 @@ class _Places:
     def _ranked(self, tier: int, further: int, score: Rank) -> list[int]:
         """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
         alike: dict[tuple[bool, float], list[int]] = {}
+        times_ns = max(self._busy_ns.values(), default=0), self._problem.clock[-1]
         for number, run in enumerate(self._runs):
             is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
             if self._tiers[number] == tier and not is_settled:
-                scores = [score(self._stretched(gap.spent_in(self._problem, further))) for gap in run]
+                scores = [score(gap.spent_in(self._problem, further).stretched(*times_ns)) for gap in run]
                 last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
                 alike.setdefault((last_resort, -round(worst, DIGITS)), []).append(number)
         return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=self._turn))]
@@ -140,14 +141,6 @@ class _Places:
     def _turn(self, number: int) -> tuple[int, int]:
         first = self._runs[number][0]
         return first.before, first.tensor
-
-    def _stretched(self, gap: Idle) -> Idle:
-        """The gap with idle times as in a step that lasts as long as its busiest link."""
-        computes_ns, lasts_ns = max(1, self._problem.clock[-1]), max(self._busy_ns.values(), default=0)
-        if lasts_ns <= computes_ns:
-            return gap
-        lead_ns, trail_ns = (idle_ns * lasts_ns // computes_ns for idle_ns in (gap.lead_ns, gap.trail_ns))
-        return gap._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 
     def _move(self, number: int, tier: int) -> None:
         self._room.enter(self._runs[number], self._tiers[number], -1)

@@ -17,8 +17,8 @@ from simulator.policies.static.augmented import Augmented
 from simulator.policies.static.improve import Improver
 from simulator.policies.static.insert import insert
 from simulator.policies.static.refine import Knobs, refine
-from simulator.policies.static.score import Rank
-from simulator.policies.static.select import Selection, ranked, select
+from simulator.policies.static.score import Rank, Stretched
+from simulator.policies.static.select import Ranking, Selection, ranked, select
 from simulator.policies.static.tiers import assign
 from simulator.policies.static.timeline import Timeline, observe, predict
 from simulator.policies.static.write import write
@@ -79,8 +79,6 @@ class Validator:
 
     Attributes
     ----------
-    order
-        The candidates of the selection with their scores, best first.
     has_shed
         Whether any link shed load, in any selection so far.
     best
@@ -91,7 +89,7 @@ class Validator:
         self, problem: Problem, analysis: Analysis, score: Rank, alpha: float, tries: int, *, sheds: bool = True
     ) -> None:
         self._problem, self._analysis, self._score = problem, analysis, score
-        self.order = ranked(problem, analysis, score)
+        self._ranking = ranked(problem, analysis, score)
         self._alpha, self._tries, self._sheds = alpha, tries, sheds
         self._candidates = 0
         self._promising: list[Candidate] = []
@@ -136,24 +134,43 @@ class Validator:
         it these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
         """
         budget, seen = self._problem.budget_bytes, []
-        whole = select(self._problem, self._analysis, budget, self.order, self._score)
+        whole = self._select(budget, self._ranking)
         unit = max((g.size_bytes for g in whole.gaps), default=0)
         if 2 * self._effort(whole) > EFFORT:
             room = max(_returning(whole).values(), default=0)
-            roomy = select(self._problem, self._analysis, budget - room, self.order, self._score)
+            roomy = self._select(budget - room, self._ranking)
             if roomy.excess_bytes == 0:
                 seen.append(roomy.gaps)
                 yield roomy
-        for again in (self._score, None):
-            selection = whole if again else select(self._problem, self._analysis, budget, self.order)
+        for selection in (
+            whole,
+            *self._in_long_step(whole),
+            select(self._problem, self._analysis, budget, self._ranking),
+        ):
             if selection.gaps not in seen:
                 seen.append(selection.gaps)
                 yield selection
         for reserve in RESERVES[1:]:
-            selection = select(self._problem, self._analysis, budget - reserve * unit, self.order, self._score)
+            selection = self._select(budget - reserve * unit, self._ranking)
             if selection.excess_bytes == 0 and selection.gaps not in seen:
                 seen.append(selection.gaps)
                 yield selection
+
+    def _select(self, limit_bytes: int | float, ranking: Ranking) -> Selection:
+        return select(self._problem, self._analysis, limit_bytes, ranking, sees_below=True)
+
+    def _in_long_step(self, whole: Selection) -> Iterator[Selection]:
+        """What leaves if idle times count in a step that lasts as long as the copies do, where that is longer.
+
+        There it counts how long copies take in all, and not which of them the ops alone would hide.
+        """
+        budget, busy_ns = self._problem.budget_bytes, Counter[tuple[str, int]]()
+        for gap in whole.gaps:
+            busy_ns.update({("in", gap.away): gap.in_ns, ("out", gap.away): gap.out_ns})
+        lasts_ns, computes_ns = max(busy_ns.values(), default=0), self._problem.clock[-1]
+        if lasts_ns > computes_ns:
+            stretched = Stretched(self._score, lasts_ns, computes_ns)
+            yield self._select(budget, ranked(self._problem, self._analysis, stretched))
 
     def _trials(self, plain: list[Candidate]) -> Iterator[tuple[Candidate, Sequence[Knobs]]]:
         """Yield each selection, copied on demand, with ways to place its cache operators; keep those that fit."""
@@ -303,9 +320,8 @@ class Validator:
         problem = self._problem
         if start is None or len(problem.graph.ops) * problem.graph.steps > SMALL or self._is_met(self.best.step_ns):
             return
-        gaps = start.selection.gaps
         improver = Improver(problem, self._analysis, self._score, replays, sheds=self._sheds)
-        found = improver.run(gaps, start.augmented)
+        found = improver.run(start.selection, start.augmented)
         if found is not None and found.cost[0] < self.best.step_ns:
             selection = replace(start.selection, gaps=found.gaps)
             candidate = self._write(selection, found.augmented)
