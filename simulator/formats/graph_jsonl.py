@@ -16,7 +16,8 @@ line     key                value                                               
 =======  =================  =====================================================================  ===========
 header   `name`             text for people                                                        file's name
 header   `steps`            how many times the ops run                                             1
-header   `outputs`          tensors that stay valid until the last op of a step                    none
+header   `outputs`          tensors that stay valid until the last op of a step (and end it at     none
+                            home, if a scenario gives them one in another tier)
 header   `tensors`, `ops`   how many lines follow of each, so that a cut file is noticed           not checked
 tensor   `tensor`           unique path name                                                       required
 tensor   `size_bytes`       size                                                                   required

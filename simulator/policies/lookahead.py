@@ -136,9 +136,10 @@ def _visits(problem: Problem, select_distance: int) -> list[tuple[int, int, int]
 
 def _stretch(problem: Problem, distance: int, release: int, tensor: int, after: int, before: int) -> Stretch:
     freed = min(after + release, before - 1) if after >= 0 else after
-    at_end = before == len(problem.graph.ops)
+    if before == len(problem.graph.ops) or (after < 0 and not problem.comes_in(tensor)):
+        return Stretch(tensor, freed, before, before)
     earliest = max(freed + 1, problem.fences[before])
-    return Stretch(tensor, freed, before if at_end else max(earliest, before - distance), before)
+    return Stretch(tensor, freed, max(earliest, before - distance), before)
 
 
 def _fewest(problem: Problem, made: list[list[Stretch]], visits: list[Stretch]) -> int:
@@ -164,7 +165,7 @@ def _write(problem: Problem, stretches: list[Stretch], note: str) -> Plan:
         if freed >= 0:
             copies_out.setdefault(problem.lifetimes.first_use[tensor], []).append(tensor)
             frees.setdefault(freed, []).append(tensor)
-        if before < ops:
+        if before < ops and (freed >= 0 or problem.comes_in(tensor)):
             copies_in.setdefault(fetched, []).append(tensor)
     for op in range(ops):
         for tensor in copies_in.get(op, ()):

@@ -157,7 +157,8 @@ class _Queue:
             self._live.add(forward + 1, before - 1, -sizes[tensor])
         for tensor in problem.visitors:
             first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
-            moves.append(Move(first, tensor, fences[first]))
+            if problem.comes_in(tensor):
+                moves.append(Move(first, tensor, fences[first]))
             self._live.add(0, first - 1, -sizes[tensor])
             if problem.graph.tensors[tensor].persistent:
                 self._live.add(last + 1, len(problem.graph.ops) - 1, -sizes[tensor])

@@ -189,6 +189,11 @@ class Problem:
         used = enumerate(self.lifetimes.uses)
         return tuple(t for t, uses in used if uses and self.starts_with[t] and self.homes[t] not in here)
 
+    def comes_in(self, tensor: int) -> bool:
+        """Whether what a tensor holds when a step begins is read; else the first op that uses it makes it anew."""
+        first = self.lifetimes.first_use[tensor]
+        return self.lifetimes.is_read(tensor, first)
+
     @cached_property
     def links(self) -> dict[tuple[int, int], Link]:
         """The first link of each ordered pair of tiers."""

@@ -257,9 +257,8 @@ class _Walk:
     def run(self) -> None:
         """Go through the step."""
         writer = self._writer
-        for tensor, uses in enumerate(self._uses):
-            if uses and self._problem.starts_with[tensor] and not writer.resident(tensor):
-                writer.fetch(tensor)
+        for tensor in filter(self._problem.comes_in, self._problem.visitors):
+            writer.fetch(tensor)
         for op, what in enumerate(self._ops):
             missing = [t for t in what.reads if not writer.resident(t)]
             if missing:

@@ -12,15 +12,16 @@ from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError, Shortfall
-from simulator.graph import Graph, Job, TensorKind
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
-from simulator.plan import FREE, Plan
+from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
 from simulator.report.names import folder_names
 from simulator.run.execute import Trier
 from simulator.run.following import check_keeps
+from simulator.run.homes import home_ids, with_lasting_outputs
 from simulator.run.lots import Lots
 from simulator.run.rehearsal import decided, rehearsed
 from simulator.run.shares import sharers, shares, turns
@@ -265,6 +266,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     referee.check_job(job, loaded.hardware)
     check_keeps(loaded.scenario, job, loaded.place("trace"))
     homes = home_ids(loaded, job.graphs)
+    job = replace(job, graphs=tuple(with_lasting_outputs(loaded, *one) for one in zip(job.graphs, homes, strict=True)))
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
     lots = Lots.of(loaded, job)
     times = _times(loaded, job)
@@ -332,42 +334,3 @@ def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier:
         rehearsal=_among(lone.rehearsal, job, room, trier) if lone.rehearsal else None,
     )
     return found
-
-
-def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
-    """Resolve the homes of a scenario; the last match wins.
-
-    Parameters
-    ----------
-    loaded
-        Its scenario maps tensor kinds, or shell patterns of tensor names, to tiers.
-    graphs
-        The tensors.
-
-    Returns
-    -------
-    list of tuple of int
-        For each graph and tensor a tier id, or `FREE`.
-
-    Raises
-    ------
-    ConfigError
-        If a pattern matches no tensor.
-    """
-    hardware = loaded.hardware
-    ids = {**{name: i for i, name in enumerate(hardware.tiers)}, "free": FREE}
-    homes = [[ids[hardware.compute_tier] if t.persistent else FREE for t in graph.tensors] for graph in graphs]
-    for pattern, tier in loaded.scenario.homes.items():
-        chosen = [graph.matching(pattern) for graph in graphs]
-        if not any(chosen) and pattern not in set(TensorKind):
-            raise _unmatched(loaded, pattern, graphs[0])
-        for home, tensors in zip(homes, chosen, strict=True):
-            for tensor in tensors:
-                home[tensor] = ids[tier]
-    return [tuple(home) for home in homes]
-
-
-def _unmatched(loaded: Loaded, pattern: str, graph: Graph) -> ConfigError:
-    must = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
-    do = f"correct the pattern; the first tensor is {graph.tensors[0].name!r}" if graph.tensors else "drop it"
-    return ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)

@@ -224,7 +224,8 @@ class Scenario(Document):
         Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
-        Default: persistent tensors in the compute tier, all else free.
+        Default: persistent tensors in the compute tier, all else free. An output that is given another tier than that
+        has room there from the start, and ends each step there.
     budget_bytes
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     policies

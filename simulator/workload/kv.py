@@ -29,7 +29,8 @@ class KvBlocks(Part):
         or ``stored``, for others that may (a prompt that shares only what is before it): it goes home, and stays there.
     new
         With phase ``decode``, whether the blocks of later new tokens are ``reserved`` from the start, at home, or come
-        ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds.
+        ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds. If their
+        home is another tier, they have room there from the start, and end the step there.
     """
 
     block: Count
@@ -55,9 +56,6 @@ class KvBlocks(Part):
         if self.left == "stored" and part.window is None:
             must, found = "blocks leave where attention has a window", "left: stored without one"
             raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))
-        if self.left == "stored" and self.new == "as_needed":
-            must, found = "what is stored at home has room there", "left: stored with new: as_needed"
-            raise FieldError(must, found, "remove new, or left", ("kv", "new"))
         if part.sparse is None:
             return
         if part.sparse.select.block != self.block:

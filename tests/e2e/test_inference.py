@@ -106,11 +106,11 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
         assert "drop them" not in said
 
 
-LEAVING = [("phase: prefill\nchunk: 16", 0, 4), ("phase: decode\nnew_tokens: 40", 3, 5)]
+LEAVING = [("phase: prefill\nchunk: 16", 4, 8), ("phase: decode\nnew_tokens: 40", 3, 5)]
 """Blocks that go home of a sequence in a layer, if what leaves is dropped and if it is stored.
 
-The next token after 64 sees blocks 0 (sinks) and 5 to 7 of 8 tokens, and leaves 1 to 4 behind; the next one after 104
-sees 10 to 12 of those begun, 8 to 12.
+The next token after 64 sees blocks 0 (sinks) and 5 to 7 of 8 tokens, which a prompt leaves for it, and leaves 1 to 4
+behind; the next one after 104 sees 10 to 12 of those begun, 8 to 12.
 """
 
 

@@ -204,7 +204,7 @@ def test_cutting_changes_no_work_and_no_traffic(block, sequence, sinks, window, 
         more = {"phase": "prefill"} | ({"chunk": chunk} if chunk else {})
     whole = graph(about, sequence=sequence, **more)
     left = {"left": data.draw(st.sampled_from(["dropped", "stored"]))} if "window" in about else {}
-    left |= {} if left.get("left") == "stored" else {"new": data.draw(st.sampled_from(["reserved", "as_needed"]))}
+    left |= {"new": data.draw(st.sampled_from(["reserved", "as_needed"]))}
     cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)} | left, **more)
     assert [(op.name, op.flops, op.read_bytes, op.write_bytes) for op in cut.ops] == [
         (op.name, op.flops, op.read_bytes, op.write_bytes) for op in whole.ops
@@ -242,6 +242,17 @@ def test_the_cache_grows_block_by_block() -> None:
     assert [lives[f"L01/kv/s0/b{b:04}"][0] for b in range(9, 13)] == [True, True, False, False]
     assert lives["L01/kv/s0/b0011"][1] == (*cores[4:],)
     assert lives["L01/kv/s0/b0012"][1] == (*cores[8:],)
+
+
+def test_blocks_that_come_as_needed_are_put_out_unless_they_are_left_and_dropped() -> None:
+    """40 tokens cached and 30 decoded, in blocks of 4; the window of 9 ends with tokens 63 to 70, in blocks 15 on."""
+    for left, first in (("dropped", 15), ("stored", 11)):
+        kv = {"block": 4, "new": "as_needed", "left": left}
+        found = graph(GQA | {"window": 9}, phase="decode", new_tokens=30, kv=kv)
+        put_out = {found.tensors[t].name for t in found.outputs if found.tensors[t].kind == "kv_cache"}
+        names = {f"L{i:02}/kv/s{s}/b{b:04}" for i in range(LAYERS) for s in range(BATCH) for b in range(first, 18)}
+        assert put_out == names
+        assert not any(one.persistent for one in found.tensors if one.name in names)
 
 
 def test_several_sequences_in_a_tensor() -> None:
@@ -315,8 +326,6 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
-    both = refusal(GQA | {"window": 9}, kv={"block": 8, "left": "stored", "new": "as_needed"})
-    assert both.startswith("what is stored at home has room there, found left: stored with new: as_needed; remove new")
     without = refusal(GQA, kv={"block": 8, "left": "stored"})
     assert without.startswith("blocks leave where attention has a window, found left: stored without one; remove left")
     assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")

@@ -80,7 +80,7 @@ class _Inference:
                 cache = self.room.cache(block, Span(work.sequence + number, 1))
                 x = _Layer(t, self.model, block, cache).forward(x)
             tokens = [answer(t, x, tied=self.model.tied_embeddings)]
-        return t.graph.build(tokens or [], steps=work.steps)
+        return t.graph.build([*self.room.come, *(tokens or [])], steps=work.steps)
 
 
 class _Layer(Block):

@@ -5,12 +5,13 @@ Without ``kv`` a layer has one for what is cached before a step (``L03/kv``, per
 sequence, or of several together (``L03/kv/s0/b0012``). Those of decode are persistent, and there from the start: the
 block that a new token joins is written in place, so that it must be brought home again if that is another tier. If new
 blocks come as needed, those behind the one that the first new token joins are tensors of the step, born with their
-first token. What compresses tokens has one tensor in place of each that is not cut (``L03/kv.compressed``).
+first token and put out, as blocks of prompts are. What compresses tokens has one tensor in place of each that is not
+cut (``L03/kv.compressed``).
 
 A block has *left* when a window has passed it, so that no token of its sequence sees it any more. If such blocks are
 dropped, those that left before the step are not there, and what the step begins and leaves behind dies with its last
 reader. If they are stored, all are there, and those that the step leaves behind are persistent: they are written in it,
-so that they must be at home when it ends.
+so that they must be at home when it ends; or put out, if they come as needed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Room:
         How tokens attend.
     layers
         Names of the layers.
+
+    Attributes
+    ----------
+    come
+        Blocks that come as needed, and that the step puts out.
     """
 
     def __init__(self, tape: Tape, workload: Workload, part: Gqa | Mla, layers: list[str]) -> None:
@@ -42,6 +48,7 @@ class Room:
         self.token_bytes = part.kv_elements * workload.dtypes.kv_bytes
         size = workload.kv.block if workload.kv else None
         self.stores = {layer: (Store(size), Store()) for layer in layers}
+        self.come: list[str] = []
 
     def cache(self, layer: str, span: Span) -> Cache:
         """What the tokens of a span find of a layer."""
@@ -89,9 +96,11 @@ class Room:
             start, stop = number * kv.block, (number + 1) * kv.block
             is_begun, is_stored = start >= there, kv.left == "stored"
             is_used = is_begun or first.sees(start, stop)
-            is_kept = not is_begun or (after.sees(start, stop) and (kv.new == "reserved" or start == there))
-            lasts = is_there if is_kept else is_stored
+            is_seen = not is_begun or after.sees(start, stop)
+            is_new = kv.new == "as_needed" and start > there
+            lasts = not is_new and (is_there if is_seen else is_stored)
             names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
+            self.come += names if is_new and (is_seen or is_stored) else []
             if is_used or is_stored:
                 for place, name in enumerate(names):
                     sequences = min(together, work.batch - place * together)
