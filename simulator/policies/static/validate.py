@@ -36,6 +36,9 @@ GOOD_ENOUGH = 1.001
 EFFORT = 40_000
 """Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
 
+FEW = 8
+"""Where the effort is spent with fewer candidates than that, those that promise most on large graphs come first."""
+
 CORRECTIONS = 2
 """How often positions are chosen anew by what a replay shows."""
 
@@ -130,13 +133,13 @@ class Validator:
     def _selections(self) -> Iterator[Selection]:
         """What leaves under the whole budget, and under less if that can be met.
 
-        Where the effort is spent with the first candidate, that one keeps room for what any one op waits for: without
-        it these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
+        Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
+        these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
         """
         budget, seen = self._problem.budget_bytes, []
         whole = self._select(budget, self._ranking)
         unit = max((g.size_bytes for g in whole.gaps), default=0)
-        if 2 * self._effort(whole) > EFFORT:
+        if FEW * self._effort(whole) > EFFORT:
             room = max(_returning(whole).values(), default=0)
             roomy = self._select(budget - room, self._ranking)
             if roomy.excess_bytes == 0:
