@@ -62,11 +62,11 @@ class Exchange:
         graph, here = order.before.graph, hardware.tier_names.index(hardware.compute_tier)
         if not order.before.in_line or graph.meets or idle.may_repeat:
             return cls()
-        pinned_bytes, sizes = 0, Counter[int]()
+        pinned_bytes, sizes, staying = 0, Counter[int](), order.staying
         for t, tensor in enumerate(graph.tensors):
             if tensor.persistent and homes[t] == here:
                 pinned_bytes += tensor.size_bytes
-            elif tensor.persistent and tensor.size_bytes and t not in order.staying and _is_kept(idle, t):
+            elif tensor.persistent and tensor.size_bytes and t not in staying and _is_kept(idle, t):
                 sizes[tensor.size_bytes] += 1
         return cls(pinned_bytes, tuple(sorted(sizes.items(), reverse=True)))
 

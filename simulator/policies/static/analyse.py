@@ -139,8 +139,8 @@ def analyse(problem: Problem, *, early: bool = False) -> Analysis:
     """
     live = live_bytes(problem.graph, problem.lifetimes)
     forced: list[Idle] = []
-    moving_homes = frozenset(_moving_homes(problem, early=early))
-    candidates, unused = [*_inner(problem, moving_homes), *_outputs(problem)], []
+    leaving = moving_homes(problem, early=early)
+    candidates, unused = [*_inner(problem, leaving), *_outputs(problem)], []
     for tensor, uses in enumerate(problem.lifetimes.uses):
         if not problem.starts_with[tensor] or problem.pinned(tensor):
             continue
@@ -151,14 +151,22 @@ def analyse(problem: Problem, *, early: bool = False) -> Analysis:
         live -= problem.sizes[tensor]
         if free:
             unused.append(tensor)
-    return Analysis(live, tuple(forced), tuple(candidates), tuple(unused), moving_homes)
+    return Analysis(live, tuple(forced), tuple(candidates), tuple(unused), leaving)
 
 
-def _moving_homes(problem: Problem, *, early: bool) -> Iterator[int]:
-    """Every weight, expert and block of a KV cache that no op writes and whose home is free.
+def moving_homes(problem: Problem, *, early: bool) -> frozenset[int]:
+    """Tensors that get a home away if they move at all.
 
-    Not so, unless ``early``, one whose copy in before its first use would be exposed at the beginning of each step.
+    So does every weight, expert and block of a KV cache that no op writes and whose home is free.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    early
+        Whether those do, too, whose copy in before the first use would be exposed at the beginning of each step.
     """
+    found = set()
     for tensor, about in enumerate(problem.graph.tensors):
         if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or not problem.starts_with[tensor]:
             continue
@@ -166,7 +174,8 @@ def _moving_homes(problem: Problem, *, early: bool) -> Iterator[int]:
         if first == NEVER or problem.lifetimes.writes[tensor]:
             continue
         if early or problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
-            yield tensor
+            found.add(tensor)
+    return frozenset(found)
 
 
 def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:

@@ -11,7 +11,7 @@ from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.fused import contract
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, analyse
+from simulator.policies.static.analyse import Analysis, analyse, moving_homes
 from simulator.policies.static.explanation import Explanation, explanation
 from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.options import Options
@@ -155,10 +155,9 @@ def _passes(problem: Problem, options: Options) -> Compiled:
     best = search(analysis)
     if best.moves and best.validator.has_shed and best.step_ns > problem.bound_ns:
         best = min(best, search(analysis, sheds=False), key=lambda one: one.step_ns)
-    if best.moves and best.step_ns > problem.bound_ns:
-        early = analyse(problem, early=True)
-        if early.moving_homes != analysis.moving_homes:
-            best = min(best, search(early), key=lambda one: one.step_ns)
+    is_exception = moving_homes(problem, early=True) != analysis.moving_homes
+    if best.moves and is_exception and best.step_ns > problem.bound_ns:
+        best = min(best, search(analyse(problem, early=True)), key=lambda one: one.step_ns)
     if isinstance(best.found, CapacityError):
         raise best.found
     return Compiled(problem, best.analysis, best.found, best.found.plan, best.step_ns)

@@ -145,11 +145,7 @@ class Validator:
             if roomy.excess_bytes == 0:
                 seen.append(roomy.gaps)
                 yield roomy
-        for selection in (
-            whole,
-            *self._in_long_step(whole),
-            select(self._problem, self._analysis, budget, self._ranking),
-        ):
+        for selection in self._of_whole_budget(whole):
             if selection.gaps not in seen:
                 seen.append(selection.gaps)
                 yield selection
@@ -162,11 +158,13 @@ class Validator:
     def _select(self, limit_bytes: int | float, ranking: Ranking) -> Selection:
         return select(self._problem, self._analysis, limit_bytes, ranking, sees_below=True)
 
-    def _in_long_step(self, whole: Selection) -> Iterator[Selection]:
-        """What leaves if idle times count in a step that lasts as long as the copies do, where that is longer.
+    def _of_whole_budget(self, whole: Selection) -> Iterator[Selection]:
+        """What leaves by the score as it is; in a step that lasts as long as the copies; and blind to room below.
 
-        There it counts how long copies take in all, and not which of them the ops alone would hide.
+        In a step that copies make longer than its ops it counts how long they take in all, and not which of them the
+        ops alone would hide.
         """
+        yield whole
         budget, busy_ns = self._problem.budget_bytes, Counter[tuple[str, int]]()
         for gap in whole.gaps:
             busy_ns.update({("in", gap.away): gap.in_ns, ("out", gap.away): gap.out_ns})
@@ -174,6 +172,7 @@ class Validator:
         if lasts_ns > computes_ns:
             stretched = Stretched(self._score, lasts_ns, computes_ns)
             yield self._select(budget, ranked(self._problem, self._analysis, stretched))
+        yield select(self._problem, self._analysis, budget, self._ranking)
 
     def _trials(self, plain: list[Candidate]) -> Iterator[tuple[Candidate, Sequence[Knobs]]]:
         """Yield each selection, copied on demand, with ways to place its cache operators; keep those that fit."""
