@@ -74,7 +74,10 @@ def plan(problem: Problem, options: Options) -> Plan:
     ops.check("hybrid")
     _check_apart(ops)
     cache_bytes = _cache_bytes(ops, options.cache)
-    backbone = static.plan(backbone_of(problem, cache_bytes), static.Options())
+    try:
+        backbone = static.plan(backbone_of(problem, cache_bytes), static.Options())
+    except CapacityError as error:
+        raise _beside(ops, options.cache, error) from None
     orders = CACHES if options.evict == "best" else (options.evict,)
     return tune(problem, (orders,), partial(_make, ops, backbone, cache_bytes, options))
 
@@ -122,13 +125,25 @@ def _cache_bytes(ops: LateOps, asked: int | None) -> int:
         larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
         tier = f"the cache in {problem.tiers[problem.compute_tier]}"
         raise CapacityError(Shortfall(tier, least, asked, at, levers=larger))
-    if asked is not None:
-        return asked
-    certain = problem.graph.certain
+    return max(least, _left_bytes(ops)) if asked is None else asked
+
+
+def _left_bytes(ops: LateOps) -> int:
+    """What is left for the cache if nothing of the backbone moves [B]; below 0 if that does not fit."""
+    problem, certain = ops.problem, ops.problem.graph.certain
     live = live_bytes(certain, lifetimes(certain))
     away = sum(problem.sizes[t] for t in ops.candidates)
-    rest = problem.budget_bytes - (int(live.max()) - away)
-    return max(least, int(min(rest, away)))
+    return int(min(problem.budget_bytes - (int(live.max()) - away), away))
+
+
+def _beside(ops: LateOps, asked: int | None, error: CapacityError) -> CapacityError:
+    """Why the backbone does not fit; beside a cache that is too large, with how large it may be."""
+    left = _left_bytes(ops)
+    if asked is None or left < max(ops.awaited_bytes):
+        return error
+    smaller = (f"give the cache at most {human(left, 'B')} ({left:,} B)",)
+    tier = f"{ops.problem.tiers[ops.problem.compute_tier]} beside the cache"
+    return CapacityError(replace(error.report, tier=tier, levers=smaller, rooms=()))
 
 
 def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str) -> Plan:

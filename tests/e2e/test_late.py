@@ -82,16 +82,17 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
         hosim.run(story, policies=["recorded"])
 
 
-def test_a_cache_that_is_too_small_is_told_with_what_is_enough(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wrong", "tier"), [("1 B", "the cache in hbm"), ("200 GB", "hbm beside the cache")])
+def test_a_cache_of_the_wrong_size_is_told_with_what_is_right(wrong: str, tier: str, tmp_path: Path) -> None:
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
-    small = "  - {policy: hybrid, label: small, options: {cache: 1 B}}\n  - static\n"
-    story.write_text(story.read_text().replace("  - static\n", small))
-    row = hosim.run(story, policies=["small"])["small"]
-    assert (row.status, row.shortfall.tier) == ("infeasible", "the cache in hbm")
+    row_of_it = f"  - {{policy: hybrid, label: wrong, options: {{cache: {wrong}}}}}\n  - static\n"
+    story.write_text(story.read_text().replace("  - static\n", row_of_it))
+    row = hosim.run(story, policies=["wrong"])["wrong"]
+    assert (row.status, row.shortfall.tier) == ("infeasible", tier)
     (lever,) = row.shortfall.levers
-    enough = lever.split("(")[1].removesuffix(" B)").replace(",", "")
-    story.write_text(story.read_text().replace("cache: 1 B", f"cache: {enough} B"))
-    assert hosim.run(story, policies=["small"])["small"].status == "ok"
+    right = lever.split("(")[1].removesuffix(" B)").replace(",", "")
+    story.write_text(story.read_text().replace(f"cache: {wrong}", f"cache: {right} B"))
+    assert hosim.run(story, policies=["wrong"])["wrong"].status == "ok"
 
 
 def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
