@@ -14,7 +14,7 @@ from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
 from simulator.policies.static import Options, Weights, explained
-from simulator.policies.static.mix import rewrite
+from simulator.policies.static.mix import rewrite, rewrites
 from simulator.policies.static.remade import CHEAPER, IN_PASSING
 from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import Decision
@@ -134,3 +134,9 @@ def test_what_fits_is_left_alone_and_what_cannot_fit_is_told():
     p = problem(train(4), budget=12)
     with pytest.raises(CapacityError):
         STATIC.plan(p, {"recompute": True})
+
+
+def test_a_rewritten_problem_is_tried_once_whatever_limits_lead_to_it():
+    found = rewrites(problem(train(8), budget=40))
+    graphs = [one.problem.graph for one in found]
+    assert all(graph != other for at, graph in enumerate(graphs) for other in graphs[:at])

@@ -171,7 +171,7 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
         return pure
     found = rewrites(problem)
     most = max(1, EFFORT // len(problem.graph.ops))
-    for rewritten in (*found[:MIXES], *found[-1:])[:most]:
+    for rewritten in (*found[:-1][:MIXES], *found[-1:])[:most]:
         if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
             continue
         try:

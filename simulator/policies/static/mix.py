@@ -85,7 +85,8 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
 def rewrites(problem: Problem) -> list[Rewritten]:
     """Look for the limit where recompute and copies balance, and return what was found on the way.
 
-    They come with the best bound first, and at last the best that needs no copies.
+    They come with the best bound first, and at last the best that needs no copies; each once, as several limits may
+    lead to the same.
 
     Parameters
     ----------
@@ -112,7 +113,11 @@ def rewrites(problem: Problem) -> list[Rewritten]:
             high = middle
         else:
             low = middle
-    return [*sorted(found, key=lambda one: one.problem.bound_ns), first]
+    different = [first]
+    for one in sorted(found, key=lambda one: one.problem.bound_ns):
+        if all(one.problem.graph != other.problem.graph for other in different):
+            different.append(one)
+    return [*different[1:], first]
 
 
 def _translated(plan: Plan, op_of: tuple[int, ...], tensor_of: tuple[int, ...]) -> Plan:
