@@ -171,6 +171,14 @@ class Problem:
         return tuple(accumulate(after_barrier, max, initial=0))
 
     @cached_property
+    def arrivals(self) -> Mapping[int, Sequence[int]]:
+        """By op, what comes in once to stay, from a home elsewhere: when the step starts, or behind a barrier."""
+        found: dict[int, list[int]] = {}
+        for tensor in filter(self.comes_in, self.visitors):
+            found.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
+        return found
+
+    @cached_property
     def starts_with(self) -> tuple[bool, ...]:
         """For each tensor, whether it exists before the first op."""
         inputs = set(self.graph.inputs)

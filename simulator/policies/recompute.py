@@ -229,7 +229,8 @@ class _Walk:
                 self._helps.setdefault(op, []).append(tensor)
         self.made_in_passing: dict[int, list[int]] = {}
         self._may_go = [
-            not t.persistent and size > 0 for t, size in zip(problem.graph.tensors, problem.sizes, strict=True)
+            not t.persistent and size > 0 and home != problem.compute_tier
+            for t, size, home in zip(problem.graph.tensors, problem.sizes, problem.homes, strict=True)
         ]
         self._mortal = [not t.persistent for t in problem.graph.tensors]
         for tensor in problem.graph.outputs:
@@ -257,9 +258,9 @@ class _Walk:
     def run(self) -> None:
         """Go through the step."""
         writer = self._writer
-        for tensor in filter(self._problem.comes_in, self._problem.visitors):
-            writer.fetch(tensor)
         for op, what in enumerate(self._ops):
+            for tensor in self._problem.arrivals.get(op, ()):
+                writer.fetch(tensor)
             missing = [t for t in what.reads if not writer.resident(t)]
             if missing:
                 self._make_again(missing, op)

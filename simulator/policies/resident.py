@@ -16,7 +16,8 @@ def plan(problem: Problem, options: Options) -> Plan:
     """Keep everything in the compute tier for as long as it is live.
 
     Persistent tensors whose home is free live in the compute tier. Those whose home is another tier can only be used
-    there, so they are copied in when the step starts (unless an op makes them anew), stay, and go back when it ends.
+    there, so they are copied in when the step starts (unless an op makes them anew), or behind the last barrier before
+    their first use, stay, and go back when it ends.
 
     Parameters
     ----------
@@ -31,8 +32,8 @@ def plan(problem: Problem, options: Options) -> Plan:
         If what is live at once exceeds the budget: by how much, at which op, and what would help.
     """
     writer = Writer(problem, "resident")
-    for tensor in filter(problem.comes_in, problem.visitors):
-        writer.fetch(tensor)
     for op in range(len(problem.graph.ops)):
+        for tensor in problem.arrivals.get(op, ()):
+            writer.fetch(tensor)
         writer.compute(op)
     return writer.finish()

@@ -209,7 +209,9 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
         own = augmented.gaps[one.trip]
         if (own.tensor, own.after, own.before, own.wraps) == (gap.tensor, gap.after, gap.before, gap.wraps):
             window = f"{augmented.point(one.first)} ... {augmented.point(one.last)}"
-            lines.append(f"    {one.role} {augmented.point(one.position)}; window {window}")
+            wall = augmented.graph.ops[one.first - 1] if one.first else None
+            behind = f", behind barrier {wall.name}" if wall and wall.barrier else ""
+            lines.append(f"    {one.role} {augmented.point(one.position)}; window {window}{behind}")
             if one.role is not Role.DETACH:
                 way = " to ".join(problem.tiers[tier] for tier in problem.path(one.source, one.target))
                 lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(explanation, one)}")

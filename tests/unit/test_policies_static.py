@@ -10,6 +10,7 @@ from stories import graph
 
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import TensorKind
+from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
 from simulator.policies.static.analyse import analyse
@@ -22,6 +23,13 @@ from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
 from simulator.policies.static.timeline import predict
 from simulator.policies.static.write import write
+
+ONE_TIER = {
+    "name": "one",
+    "compute_tier": "hbm",
+    "compute": {"peak": {"bf16": "1 TFLOP/s"}},
+    "tiers": {"hbm": {"capacity": "1 kB", "bandwidth": "1 TB/s"}},
+}
 
 
 def select(p, found, limit, **weights):
@@ -319,22 +327,51 @@ def test_the_same_few_blocks_leave_for_each_token():
     assert len({gap.tensor for gap in chosen}) == 5
 
 
-def test_what_is_asked_for_leaves_first_and_a_home_here_keeps():
+def test_what_is_asked_for_leaves_and_a_home_here_keeps():
     """Each of a0 .. a7 would make room for b7 and its neighbours; a0 idles longest and is chosen alone."""
     g = train(8)
-    usual = problem(g, budget=76)
-    assert names(usual, compiled(usual, Options()).candidate.selection.gaps) == ["a0"]
-    found = compiled(usual, Options(move=("a[3]",)))
-    assert names(usual, found.candidate.selection.gaps) == ["a3"]
-    kept = problem(g, budget=76, homes={"a0": HBM})
-    assert names(kept, compiled(kept, Options()).candidate.selection.gaps) == ["a1"]
-    roomy = problem(g)
-    assert not compiled(roomy, Options(move=("activation",))).candidate.selection.gaps
+
+    def gone(move=(), budget=76, homes=None):
+        p = problem(g, budget=budget, homes=homes)
+        return names(p, compiled(p, Options(move=[*move])).candidate.selection.gaps)
+
+    assert gone() == ["a0"]
+    assert gone(["a[3]"]) == ["a3"]
+    assert gone(homes={"a0": HBM}) == ["a1"]
+    assert gone(["a3"], budget=1000) == ["a3"], "although there is room"
+    assert "a7" not in gone(["activation"], budget=1000), "read by the next op"
 
 
-def test_a_pattern_that_asks_for_no_tensor_is_refused():
-    with pytest.raises(ScopeError, match=r"option move .* found 'x\*'; take a name"):
-        POLICIES["static"].plan(problem(train(4), budget=27), {"move": ["x*"]})
+def test_what_is_asked_for_or_at_home_here_is_not_made_again():
+    """Copies take ten times as long as ops, so that all that has no room is made again, if it may be."""
+    slow = machine(d2h={"bandwidth": "0.1 GB/s"}, h2d={"bandwidth": "0.1 GB/s"})
+
+    def again(homes=None, move=()):
+        p = problem(train(8), budget=70, hardware=slow, homes=homes)
+        found = compiled(p, Options(recompute=True, move=[*move]))
+        return {op.name for op in found.problem.graph.ops if "#" in op.name}
+
+    assert again() == {"f0#2", "f2#2"}
+    assert "f2#2" not in again(move=["a2"])
+    assert "f2#2" not in again(homes={"a2": HBM})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "homes", "message"),
+    [
+        ("x*", {}, r"option move .* found 'x\*'; take a name"),
+        ("expert", {}, r"option move .* found 'expert'; take a name"),
+        ("a1", {"a1": HBM}, r"option move names may leave .* found 'a1', which is at home there; give it another"),
+    ],
+)
+def test_a_pattern_that_asks_for_what_cannot_leave_is_refused(pattern, homes, message):
+    with pytest.raises(ScopeError, match=message):
+        POLICIES["static"].plan(problem(train(4), budget=27, homes=homes), {"move": [pattern]})
+
+
+def test_on_one_tier_nothing_moves():
+    p = problem(read_only(["k"], "a: k -> y"), homes={"k": FREE}, hardware=Hardware.model_validate(ONE_TIER))
+    assert POLICIES["static"].plan(p).home[0] == HBM
 
 
 def test_where_links_are_busy_for_longer_than_ops_few_large_tensors_leave():
@@ -349,3 +386,12 @@ def test_where_links_are_busy_for_longer_than_ops_few_large_tensors_leave():
     p = problem(graph(tensors, *forward, *backward, steps=2), budget=43, hardware=slow)
     found = compiled(p, Options(improve=0))
     assert {g.size_bytes for g in found.candidate.selection.gaps} == {10}
+
+
+@pytest.mark.parametrize("name", ["resident", "recompute"])
+def test_what_comes_in_once_comes_behind_the_last_barrier_before_its_use(name):
+    g = graph("u 10 persistent, v 10 persistent", "a: ->, 10 ns", "b: v ->, 10 ns", "c: u ->, 10 ns")
+    walled = replace(g, ops=tuple(replace(op, barrier=op.name == "a") for op in g.ops))
+    for graph_, first in ((g, ["u ddr>hbm", "v ddr>hbm", "a"]), (walled, ["a", "u ddr>hbm", "v ddr>hbm"])):
+        p = problem(graph_, homes={"u": DDR, "v": DDR})
+        assert tell(p, POLICIES[name].plan(p))[:3] == first

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import log2
 
 import pytest
-from policy_problems import HBM, machine, problem, replay, tell, train
+from policy_problems import DDR, HBM, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator.errors import PlanError
@@ -415,3 +415,11 @@ def test_static_says_why_nothing_moves():
 )
 def test_a_store_may_come_before_the_last_use(low, high, said):
     assert decisions._after_last_use(low, high) == said
+
+
+def test_a_window_that_begins_behind_a_barrier_says_so():
+    g = graph("u 10 persistent", "a: ->, 10 ns", "b: u ->, 10 ns")
+    g = replace(g, ops=(replace(g.ops[0], barrier=True), g.ops[1]))
+    p = problem(g, homes={"u": DDR})
+    text = decisions.tensor_told(explained(p, Options()), "u")
+    assert "window before b ... before b, behind barrier a" in text

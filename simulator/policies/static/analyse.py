@@ -168,7 +168,9 @@ def moving_homes(problem: Problem, *, early: bool) -> frozenset[int]:
     """
     found = set()
     for tensor, about in enumerate(problem.graph.tensors):
-        if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or not problem.starts_with[tensor]:
+        if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or problem.pinned(tensor):
+            continue
+        if not problem.starts_with[tensor]:
             continue
         first = problem.lifetimes.first_use[tensor]
         if first == NEVER or problem.lifetimes.writes[tensor]:

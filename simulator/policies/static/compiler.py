@@ -143,7 +143,7 @@ def _passes(problem: Problem, options: Options) -> Compiled:
     A link that sheds load may bring what it sheds too late, so that none sheds; and to store in each step what is used
     at its beginning may take longer than to wait for it there, so that the homes of all that may move do.
     """
-    score, analysis = Scorer(problem, options.weights, options.first(problem.graph)), analyse(problem)
+    score, analysis = Scorer(problem, options.weights, options.asked(problem)), analyse(problem)
 
     def search(analysis: Analysis, *, sheds: bool = True) -> _Search:
         validator = Validator(problem, analysis, score, options.alpha, options.tries, sheds=sheds)
@@ -169,7 +169,7 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
     best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
     if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
         return pure
-    found = rewrites(problem)
+    found = rewrites(problem, options.asked(problem))
     most = max(1, EFFORT // len(problem.graph.ops))
     for rewritten in (*found[:-1][:MIXES], *found[-1:])[:most]:
         if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:

@@ -152,7 +152,7 @@ class Improver:
             for point in _points(one):
                 yield replace(state, points={**state.points, place: point})
         yield from self._other_tiers(found)
-        movable = [gap for gap in order if gap not in self._analysis.forced and not self._score(gap).is_first]
+        movable = [gap for gap in order if gap not in self._analysis.forced and not self._score(gap).is_asked]
         others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
         for gap in movable:
             yield replace(state, gaps=state.gaps - {gap})

@@ -82,7 +82,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     return Rewritten(new, op_of, tensor_of)
 
 
-def rewrites(problem: Problem) -> list[Rewritten]:
+def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
     """Look for the limit where recompute and copies balance, and return what was found on the way.
 
     They come with the best bound first, and at last the best that needs no copies; each once, as several limits may
@@ -92,12 +92,15 @@ def rewrites(problem: Problem) -> list[Rewritten]:
     ----------
     problem
         What to plan for.
+    kept
+        Tensors that are not given up.
     """
     low: float = problem.budget_bytes
     high: float = int(live_bytes(problem.graph, problem.lifetimes).max())
     if high <= low or len(problem.graph.ops) > LARGEST:
         return []
-    walker = recompute.Walker(replace(problem, budget_bytes=math.inf))
+    homes = tuple([problem.compute_tier if t in kept else home for t, home in enumerate(problem.homes)])
+    walker = recompute.Walker(replace(problem, budget_bytes=math.inf, homes=homes))
     keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
     manner = min(product(recompute.TIME_WEIGHTS, keeping), key=lambda manner: walker.again_ns(low, manner))
 

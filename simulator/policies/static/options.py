@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Annotated
 
 from pydantic import Field
 
 from simulator.document import Part
 from simulator.errors import ScopeError
-from simulator.graph import Graph, TensorKind
+from simulator.policies.problem import Problem
 from simulator.policies.static.score import Weight, Weights
 
 
@@ -30,7 +29,8 @@ class Options(Part):
     weights
         How much each term of the score counts by which gaps are chosen.
     move
-        Kinds of tensors, or patterns of their names: these leave before all others, wherever room is short.
+        Kinds of tensors, or patterns of their names: these leave wherever that hides their copies, and before all
+        others where room is short.
     """
 
     alpha: Weight = Field(0.1, description="cost of residency against stall")
@@ -38,19 +38,30 @@ class Options(Part):
     improve: Annotated[int, Field(ge=0)] = Field(150, description="replays for single changes on a small graph")
     recompute: bool = Field(False, description="run ops again where that is faster than copies")
     weights: Weights = Field(Weights(), description="weights of the score's terms")
-    move: tuple[str, ...] = Field((), description="kinds or name patterns of tensors that leave before all others")
+    move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
 
-    def first(self, graph: Graph) -> frozenset[int]:
-        """Tensors that leave before all others.
+    def asked(self, problem: Problem) -> frozenset[int]:
+        """Tensors that leave where they can.
+
+        Parameters
+        ----------
+        problem
+            What is planned for.
 
         Raises
         ------
         ScopeError
-            If a pattern matches none.
+            If a pattern matches none that may leave.
         """
-        found = {pattern: graph.matching(pattern) for pattern in self.move}
-        for pattern, tensors in found.items():
-            if not tensors and pattern not in set(TensorKind):
+        found: set[int] = set()
+        for pattern in self.move:
+            tensors = problem.graph.matching(pattern)
+            if not tensors:
                 must = "what option move names is a kind, or a pattern of names, of some tensor"
                 raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
-        return frozenset(chain.from_iterable(found.values()))
+            may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
+            if not may_leave:
+                must, what = "what option move names may leave the compute tier", f"{pattern!r}, which is at home there"
+                raise ScopeError("policy 'static'", must, what, "give it another home, or free")
+            found.update(may_leave)
+        return frozenset(found)

@@ -73,15 +73,15 @@ class Score(NamedTuple):
         Why the rules by kind would rather keep the tensor; empty if they do not mind.
     queue_ns
         What was counted as coming in for the same op before [ns].
-    is_first
-        Whether the tensor shall leave before all others, whatever the score.
+    is_asked
+        Whether it was asked that the tensor leaves, whatever the score.
     """
 
     total: float
     terms: tuple[float, ...]
     last_resort: str = ""
     queue_ns: int = 0
-    is_first: bool = False
+    is_asked: bool = False
 
 
 class Rank(Protocol):
@@ -101,12 +101,12 @@ class Scorer:
         What to plan for.
     weights
         See `Weights`.
-    first
-        Tensors that shall leave before all others.
+    asked
+        Tensors that it was asked for to leave.
     """
 
-    def __init__(self, problem: Problem, weights: Weights, first: frozenset[int] = frozenset()) -> None:
-        self._first = first
+    def __init__(self, problem: Problem, weights: Weights, asked: frozenset[int] = frozenset()) -> None:
+        self._asked = asked
         self._uses, self._tensors = problem.lifetimes.uses, problem.graph.tensors
         self._weights = tuple(getattr(weights, term) for term in TERMS)
         self._update_is_short = _update_is_short(problem)
@@ -135,8 +135,8 @@ class Scorer:
             -(1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
         )
         terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
-        is_first = gap.tensor in self._first
-        return Score(sum(terms), terms, "" if is_first else self._last_resort(gap), queue_ns, is_first)
+        is_asked = gap.tensor in self._asked
+        return Score(sum(terms), terms, "" if is_asked else self._last_resort(gap), queue_ns, is_asked)
 
     def _last_resort(self, gap: Idle) -> str:
         about = self._tensors[gap.tensor]

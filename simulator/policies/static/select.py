@@ -135,14 +135,14 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> Ranking:
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + gap.in_ns
         queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
-        key = not queued.is_first, bool(queued.last_resort), -round(queued.total * SHADES)
+        key = not queued.is_asked, bool(queued.last_resort), -round(queued.total * SHADES)
         alike.setdefault(key, []).append((gap, queued))
     return Ranking(score, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
 def _turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
     gap, score = pair
-    return not score.is_first, bool(score.last_resort), -score.total, gap.tensor, gap.after
+    return not score.is_asked, bool(score.last_resort), -score.total, gap.tensor, gap.after
 
 
 def select(
@@ -155,8 +155,9 @@ def select(
 ) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
-    A gap is only taken if it helps somewhere. One sort, and a few range operations per gap. What is detached
-    and never stored lives away, so that its gap over the step boundary is taken with the first of its others.
+    What is asked for and hides its copies is taken in any case; another gap only if it helps somewhere. One sort, and
+    a few range operations per gap. What is detached and never stored lives away, so that all of its gaps that help are
+    taken with the first, and the one over the step boundary in any case.
 
     Parameters
     ----------
@@ -176,11 +177,14 @@ def select(
     profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    taken = _take(profile, ops, _Offers(problem, analysis, ranking, sees_below), limit_bytes)
+    offers = _Offers(problem, analysis, ranking, sees_below)
+    taken = _take(profile, ops, offers, limit_bytes)
     chosen, given_back = list(analysis.forced), []
     away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
     for gap in reversed(taken):
-        if not (gap.wraps and away.get(gap.tensor)) and not _exceeds(profile, gap, ops, limit_bytes - gap.size_bytes):
+        if gap in offers.asked:
+            chosen.append(gap)
+        elif not (gap.wraps and away.get(gap.tensor)) and not _exceeds(profile, gap, ops, limit_bytes - gap.size_bytes):
             _add(profile, gap, gap.size_bytes, ops)
             given_back.append(gap)
             if gap.tensor in away:
@@ -232,8 +236,8 @@ def explain(
 def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
     nearest = problem.away(gap.tensor)[0]
     further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
-    asked = "; asked for by the option move" if score.is_first else ""
-    return f"without it the budget is exceeded{further}{'; a last resort' if score.last_resort else asked}"
+    why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
+    return f"{why}{further}{'; a last resort' if score.last_resort else ''}"
 
 
 class _WhyKept:
@@ -247,7 +251,8 @@ class _WhyKept:
         if gap in self._selection.given_back:
             return "taken at first; others that were taken later made it needless"
         if not _exceeds(self._profile, gap, self._ops, self._selection.limit_bytes - gap.size_bytes):
-            return "there is room for it while it idles"
+            asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
+            return f"there is room for it while it idles{asked}"
         return score.last_resort or "others, of a better score or alike, made the room while it idles"
 
 
@@ -258,6 +263,7 @@ class _Offers:
         self._problem, self._room = problem, Room(problem)
         self._again, self._order = ranking
         self._is_counted = sees_below and self._room.is_scarce
+        self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
         self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
         for gap in sorted(
             (gap for gap, _ in self._order if gap.tensor in self.together), key=lambda gap: not gap.wraps
@@ -289,18 +295,24 @@ class _Offers:
 
 def _take(profile: Profile, ops: int, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
     taken: dict[Idle, None] = {}
+
+    def take(gap: Idle) -> None:
+        for member in offers.together.get(gap.tensor, (gap,)):
+            helps = member in offers.asked or member.wraps or _exceeds(profile, member, ops, limit_bytes)
+            if member not in taken and helps:
+                _add(profile, member, -member.size_bytes, ops)
+                taken[member] = None
+                offers.accept(member)
+
+    for gap in offers.asked:
+        take(gap)
     over = profile.exceeds(0, ops - 1, limit_bytes)
     for count, gap in enumerate(offers):
         if not over:
             break
-        if gap in taken or not _exceeds(profile, gap, ops, limit_bytes):
-            continue
-        for member in offers.together.get(gap.tensor, (gap,)):
-            if member not in taken and (member.wraps or _exceeds(profile, member, ops, limit_bytes)):
-                _add(profile, member, -member.size_bytes, ops)
-                taken[member] = None
-                offers.accept(member)
-        over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
+        if gap not in taken and _exceeds(profile, gap, ops, limit_bytes):
+            take(gap)
+            over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
     return list(taken)
 
 
