@@ -13,7 +13,10 @@ from simulator.workload.counts import Count, CountOrNone
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000
-"""Most requests of a run."""
+"""Most requests of a run, and most prefixes that they share."""
+
+Number = Annotated[int, Field(ge=1, le=MOST, strict=True)]
+"""A whole number, at least 1 and at most so many."""
 
 
 class Arrivals(Part):
@@ -59,7 +62,7 @@ class Prefixes(Part):
         The r-th most frequent one has a share like r to the power of minus this; 0: all are equally frequent.
     """
 
-    number: Count
+    number: Number
     tokens: Count
     skew: Annotated[float, Field(ge=0, le=4)] = 0.0
 
@@ -88,7 +91,7 @@ class Requests(Part):
     """
 
     file: str | None = None
-    count: Annotated[int, Field(ge=1, le=MOST, strict=True)] | None = None
+    count: Number | None = None
     arrivals: Arrivals | None = None
     prompt: Lengths | None = None
     output: Lengths | None = None

@@ -117,6 +117,7 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("  count: 12\n", "  count: 12\n  file: x.csv\n", "a file says when requests come"),
         ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
         ("interval: 40 us", "interval: 40", "a time has a unit"),
+        ("number: 2,", "number: 100001,", "prefixes.number: a number of at most 100000 is needed, found 100001"),
         ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "a tier of the machine keeps KV blocks, found 'ddt'"),
