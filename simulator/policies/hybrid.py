@@ -1,16 +1,18 @@
 """`hybrid`: a compiled backbone, and a cache for what only the run can tell.
 
 All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
-those of a fixed plan do. Of late reads the runtime decides: it syncs what reveals them, copies in what is chosen and
-not in the cache, and lets others leave. It may fetch for the ops whose late reads are revealed next, all candidates or
-a guess. Copies stay in the cache from one step to the next; when the run ends they leave.
+those of a fixed plan do. Of what is read late and has a free home, the likeliest live in the compute tier as far as
+there is room; if all do, and no other may move, there is nothing left to decide. Of other late reads the runtime
+decides: it syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch
+for the ops whose late reads are revealed next, all candidates or a guess. Copies stay in the cache from one step to the
+next; when the run ends they leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -19,10 +21,11 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, DETACH, FREE, SYNC, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, Plan, Steps, View
 from simulator.policies import static
 from simulator.policies.late import CACHES, LateOps, Leaving, leaving
 from simulator.policies.problem import Problem
+from simulator.policies.reactive.tables import Tables
 from simulator.policies.search import tune
 from simulator.units import Bytes, human
 
@@ -73,13 +76,48 @@ def plan(problem: Problem, options: Options) -> Plan:
     ops = LateOps(problem)
     ops.check("hybrid")
     _check_apart(ops)
+    orders = CACHES if options.evict == "best" else (options.evict,)
+    divided = cache(partial(_divided, problem, options))
+    return tune(problem, (_divisions(ops, options), orders), lambda here, order: divided(here)(order))
+
+
+def _divisions(ops: LateOps, options: Options) -> tuple[frozenset[int], ...]:
+    """Which candidates with a free home may live in the compute tier, to be tried: all if they fit, else some, or none.
+
+    Some are the likeliest that have room beside a cache of what comes and goes, and beside a backbone of which nothing
+    moves, or of which as much moves as a runtime would let go.
+    """
+    if not ops.free:
+        return (frozenset(),)
+    every = LateOps(ops.settled(ops.free))
+    if not every.candidates and _left_bytes(every) >= 0:
+        return (ops.free,)
+    cache_bytes = _in_passing(ops, options) if options.cache is None else options.cache
+    spare = ops.problem.budget_bytes - Tables(ops.problem, ops).demand_bytes + max(ops.awaited_bytes)
+    rooms = (_left_bytes(ops) - cache_bytes, spare - cache_bytes, 0)
+    return tuple(dict.fromkeys(ops.hottest(room, ops.free) for room in rooms))
+
+
+def _divided(problem: Problem, options: Options, here: frozenset[int]) -> Callable[[str], Plan]:
+    """Plan what is known, with some candidates in the compute tier; return what makes a plan from an order of leaving.
+
+    Raises
+    ------
+    CapacityError
+        As `plan`.
+    """
+    ops = LateOps(LateOps(problem).settled(here))
+    if not ops.candidates:
+        return lambda _: static.plan(ops.problem, static.Options())
     cache_bytes = _cache_bytes(ops, options.cache)
     try:
-        backbone = static.plan(backbone_of(problem, cache_bytes), static.Options())
+        backbone = static.plan(backbone_of(ops.problem, cache_bytes), static.Options())
     except CapacityError as error:
         raise _beside(ops, options.cache, error) from None
-    orders = CACHES if options.evict == "best" else (options.evict,)
-    return tune(problem, (orders,), partial(_make, ops, backbone, cache_bytes, options))
+    if here:
+        size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
+        backbone = replace(backbone, notes=(*backbone.notes, f"{size} of what is read late stays in {tier}"))
+    return partial(_make, ops, backbone, cache_bytes, options)
 
 
 def _check_apart(ops: LateOps) -> None:
@@ -101,7 +139,7 @@ def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
     Parameters
     ----------
     problem, cache_bytes
-        The whole; the room of the cache [B].
+        The whole, in which no candidate has a free home; the room of the cache [B].
 
     Raises
     ------
@@ -111,10 +149,7 @@ def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
     if problem.backbone is None or any(op.fused for op in problem.graph.ops):
         must, do = "a graph with late reads has no fused groups", "use reactive, or take the groups apart"
         raise ScopeError("policy 'hybrid'", must, "some", do)
-    found = problem.backbone(problem.budget_bytes - cache_bytes)
-    candidates = LateOps(problem).candidates
-    homes = [problem.away(t)[0] if home == FREE and t in candidates else home for t, home in enumerate(problem.homes)]
-    return replace(found, homes=tuple(homes))
+    return replace(problem.backbone(problem.budget_bytes - cache_bytes), homes=problem.homes)
 
 
 def _cache_bytes(ops: LateOps, asked: int | None) -> int:

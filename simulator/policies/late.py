@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from simulator.errors import ScopeError
 from simulator.graph import Late
+from simulator.plan import FREE
 from simulator.policies.problem import Problem
 
 
@@ -51,6 +52,17 @@ class LateOps:
         found = {t for late in self.late.values() for t in late.candidates}
         return frozenset(t for t in found if not self.problem.pinned(t))
 
+    @cached_property
+    def free(self) -> frozenset[int]:
+        """Those candidates whose home is free."""
+        return frozenset(t for t in self.candidates if self.problem.homes[t] == FREE)
+
+    def settled(self, here: Collection[int]) -> Problem:
+        """The problem with a home for each candidate: those of `here` in the compute tier, other free ones away."""
+        problem = self.problem
+        settled = {t: problem.compute_tier if t in here else problem.away(t)[0] for t in self.free}
+        return replace(problem, homes=tuple(settled.get(t, home) for t, home in enumerate(problem.homes)))
+
     def most_bytes(self, op: int) -> int:
         """What an op may choose at most [B], of what may move."""
         late = self.late[op]
@@ -75,10 +87,10 @@ class LateOps:
                 found[tensor] = max(share, found.get(tensor, 0.0))
         return found
 
-    def hottest(self, room_bytes: int | float) -> frozenset[int]:
-        """The likeliest candidates that have room together."""
+    def hottest(self, room_bytes: int | float, among: Collection[int] | None = None) -> frozenset[int]:
+        """The likeliest candidates, of all or among some, that have room together."""
         found, left = set(), room_bytes
-        for tensor in sorted(self.candidates, key=lambda t: (-self.shares.get(t, 0.0), t)):
+        for tensor in sorted(self.candidates if among is None else among, key=lambda t: (-self.shares.get(t, 0.0), t)):
             if self.problem.sizes[tensor] > left:
                 break
             left -= self.problem.sizes[tensor]

@@ -61,6 +61,20 @@ def test_only_what_is_chosen_comes_in(tmp_path: Path) -> None:
     assert results.provenance["seed"] == 4
 
 
+@pytest.mark.parametrize(("budget", "moves"), [("3 MB", False), ("1500 kB", True)])
+@pytest.mark.parametrize("evict", ["hot", "lru"])
+def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budget, moves, evict) -> None:
+    """Not all of it went away to be brought back: nothing moves where all fits, and a runtime is no faster."""
+    story = folder(tmp_path, "draws: {distribution: zipf, skew: 2.0}\n")
+    text = story.read_text().replace("{expert: ddr}", "{expert: free}").replace("2 MB", budget)
+    text = text.replace("{late: on_demand}", f"{{late: on_demand, evict: {evict}}}")
+    story.write_text(text.replace("{prefetch: speculative}", f"{{evict: {evict}}}"))
+    rows = {label: row.summary for label, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
+    assert (rows["hybrid"]["moved_h2d_bytes"] > 0) == moves
+    assert rows["hybrid"]["step_ns"] <= rows["on demand"]["step_ns"]
+    assert ("of what is read late stays in hbm" in rows["hybrid"]["notes"]) == moves
+
+
 def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     """The files of a run, and its plan, repeat it to the byte; other draws are told from the plan."""
     rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)

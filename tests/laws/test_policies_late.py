@@ -20,8 +20,8 @@ from simulator.draws import Draws, drawn, popularity
 from simulator.errors import CapacityError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
-from simulator.lifetime import lifetimes
-from simulator.plan import COMPUTE, FREE, Plan
+from simulator.lifetime import lifetimes, live_bytes
+from simulator.plan import COMPUTE, COPY, FREE, Plan
 from simulator.policies import POLICIES, Problem, static
 from simulator.policies.hybrid import backbone_of
 from simulator.referee import Drawn, check_plan, check_trace
@@ -56,10 +56,15 @@ origins = st.builds(
 
 
 def problem(
-    graph: Graph, hardware: Hardware, origin: DrawsOrigin, budget: float, here: Collection[int] = ()
+    graph: Graph,
+    hardware: Hardware,
+    origin: DrawsOrigin,
+    budget: float,
+    here: Collection[int] = (),
+    home: int = DDR,
 ) -> Problem:
     """Experts at home in DDR, or here, all else where the policy puts it; plans are tried as a run tries them."""
-    homes = tuple(HBM if t in here else DDR if what.kind == "expert" else FREE for t, what in enumerate(graph.tensors))
+    homes = tuple(HBM if t in here else home if what.kind == "expert" else FREE for t, what in enumerate(graph.tensors))
     times = durations_ns(graph, hardware)
 
     def trial(of: Problem, plan: Plan):  # type: ignore[no-untyped-def]
@@ -152,6 +157,20 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     assert backbone.fixed is not None
     assert kept == list(backbone.fixed.codes()) * backbone.repeats
     assert mine.home == backbone.home
+
+
+@pytest.mark.parametrize("options", [options for name, options in OPTIONS if name == "hybrid"])
+@given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
+def test_hybrid_runs_in_any_room_where_homes_are_free(
+    options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
+) -> None:
+    """However it divides what is read late, and moves nothing if all of it fits."""
+    hardware = machine()
+    p = problem(graph, hardware, origin, least(graph) + spare, home=FREE)
+    trace = run(p, POLICIES["hybrid"].plan(p, options), drawn(graph, hardware, origin, seed))
+    assert trace.status == "ok"
+    if int(live_bytes(graph, p.lifetimes).max()) <= p.budget_bytes:
+        assert not (trace.spans.whole()["kind"] == COPY).any()
 
 
 @given(graphs, origins, st.integers(0, 60), st.integers(0, 9))
