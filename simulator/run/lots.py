@@ -38,17 +38,14 @@ class Lots:
         Raises
         ------
         ConfigError
-            If a file of draws is wrong, or for a job in which nothing is drawn.
+            If a file of draws is wrong, or draws are given for a job in which nothing is drawn.
         """
         scenario = loaded.scenario
         origin: Origin = scenario.draws
+        if "draws" in scenario.model_fields_set and not any(graph.has_late for graph in job.graphs):
+            must, do = "draws are for ops with late reads", "remove them, or say experts: each in the workload"
+            raise ConfigError(loaded.place("draws"), must, "none in what runs", do)
         if scenario.draws.file is not None:
-            if not any(graph.has_late for graph in job.graphs):
-                must, do = (
-                    "a file of draws is for ops with late reads",
-                    "remove it, or say experts: each in the workload",
-                )
-                raise ConfigError(loaded.place("draws", "file"), must, "none in what runs", do)
             origin = formats.read_routing(loaded.paths["draws"])
         return cls(origin, scenario.seed, loaded.hardware)
 

@@ -53,6 +53,9 @@ class KvBlocks(Part):
         if chunk is not None and chunk % self.block:
             must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
             raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
+        if self.left == "stored" and part.sparse is not None:
+            must, found = "sparse attention leaves no block behind, as any may be selected again", "left: stored"
+            raise FieldError(must, found, "remove left", ("kv", "left"))
         if self.left == "stored" and part.window is None:
             must, found = "blocks leave where attention has a window", "left: stored without one"
             raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))

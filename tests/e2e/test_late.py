@@ -161,11 +161,12 @@ GRAPH_OF_BOTH = """
 """
 
 
-def test_a_file_of_draws_for_what_draws_nothing_is_refused(tmp_path: Path) -> None:
-    story = folder(tmp_path, "draws: {file: r.csv}\n", r_csv="layer,expert,share\n0,0,1\n")
+@pytest.mark.parametrize("draws", ["{file: r.csv}", "{distribution: zipf}", "{stickiness: 0.5}"])
+def test_draws_for_what_draws_nothing_are_refused(tmp_path: Path, draws: str) -> None:
+    story = folder(tmp_path, f"draws: {draws}\n", r_csv="layer,expert,share\n0,0,1\n")
     (tmp_path / "job.yaml").write_text(JOB.replace("experts: each\n", ""))
     with pytest.raises(
-        ConfigError, match=r"story.yaml:8, draws.file: a file of draws is for ops with late reads, found"
+        ConfigError, match=r"story.yaml:8, draws: draws are for ops with late reads, found none in what"
     ):
         hosim.run(story)
 
