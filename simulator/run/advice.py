@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from simulator import bounds
 from simulator.catalog.settings import Change, apply
 from simulator.errors import CapacityError, ConfigError, Shortfall
-from simulator.policies import POLICIES, static
+from simulator.policies import static
 from simulator.run.case import Case, Policy, prepare_job
 from simulator.run.execute import execute
 from simulator.run.rehearsal import decided
@@ -18,15 +18,22 @@ from simulator.scenario import AllocatorKind, PolicyChoice
 _TRIES = 6
 """So often an amount may grow by what it still lacks."""
 
-_FIRST = {"tries": 1, "improve": 0}
-"""Options with which `static` makes the first plan that it would try: it is enough to show that one runs."""
-
+_EFFORT = 100_000
+"""Ops of all the graphs for which plans are made to try the amounts of one room; beyond that, it may grow once."""
 
 _TRIED = ("assumed", "a size of chunks that is tried")
 """The origin of a figure that is no one's."""
 
 
-def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfall:
+Tell = Callable[[int, int], None]
+"""Called before each amount that is tried, with how many were, and how many may be."""
+
+
+def _silent(tried: int, most: int) -> None:
+    """Tell nothing."""
+
+
+def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell = _silent) -> Shortfall:
     """Add levers that name how much room is enough, for a row that does not fit.
 
     Parameters
@@ -35,6 +42,8 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
         What runs, the name of the row, and how it decides.
     report
         Why it does not fit. If it names rooms, no plan fits; `static` then tells what is enough.
+    tell
+        Called while amounts are tried.
 
     Returns
     -------
@@ -46,9 +55,9 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall) -> Shortfal
     if report.tier not in case.hardware.tiers:
         return report
     if report.rooms:
-        found, who = _witnessed(case, row, report)
+        found, who = _witnessed(case, row, report, tell)
     else:
-        found = [_enough(case, decide, {report.tier: _wanted(case, report)}, allocator)]
+        found = [_enough(case, decide, {report.tier: _wanted(case, report)}, allocator, tell)]
     found = [room for room in found if room]
     if not report.rooms and found and found != [{report.tier: _wanted(case, report)}]:
         who = ", as with what it lacks here its plan would be another one, which needs more"
@@ -72,28 +81,33 @@ def _smaller_chunks(case: Case, decide: Policy, report: Shortfall, allocator: Al
         yield bounds.lowered(chunks)
 
 
-def _witnessed(case: Case, row: str, report: Shortfall) -> tuple[list[dict[str, int]], str]:
-    """For each room that is needed, what is enough for the first plan of `static`, and the words for whose plan it is.
+def _witnessed(case: Case, row: str, report: Shortfall, tell: Tell) -> tuple[list[dict[str, int]], str]:
+    """For each room that is needed, what is enough for a plan of `static`, and the words for whose plan it is.
 
     Rows for which the same plan would be made have it made once.
     """
     own, again, choice = case.static_options(row), case.may_repeat(row), case.choice(row)
-    options = (own or static.Options(recompute=again)).model_copy(update=_FIRST)
+    options = own or static.Options(recompute=again)
     manner = choice if own else PolicyChoice(policy="static")
-    witness = partial(decided, manner, partial(POLICIES["static"].plan, options=options))
+    witness = partial(decided, manner, partial(static.witness, options=options))
     found = []
     for room in report.rooms:
         key = repr((options, manner.alone, manner.staggered, manner.allocator, choice.allocator, room))
         if key not in case.enough:
-            case.enough[key] = _enough(case, witness, room, choice.allocator)
+            case.enough[key] = _enough(case, witness, room, choice.allocator, tell)
         found.append(case.enough[key])
     return found, "" if own else f", with which static{' with recompute' * again} runs"
 
 
-def _enough(case: Case, decide: Policy, room: Mapping[str, int], allocator: AllocatorKind) -> dict[str, int]:
+def _enough(
+    case: Case, decide: Policy, room: Mapping[str, int], allocator: AllocatorKind, tell: Tell
+) -> dict[str, int]:
     """The room, grown by what it lacks until a plan is made and runs; empty if that takes too long."""
     wanted = dict(room)
-    for _ in range(_TRIES):
+    ops = sum(len(task.problem.graph.ops) for task in case.tasks)
+    tries = max(2, min(_TRIES, _EFFORT // max(1, ops)))
+    for number in range(tries):
+        tell(number, tries)
         given = _with_room(case, wanted)
         try:
             trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)

@@ -29,7 +29,9 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
     """
     case = case.of(label)
     unfit = case.unfit(may_repeat=case.may_repeat(label))
-    return _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit)
+    return (
+        _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit, progress)
+    )
 
 
 def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
@@ -38,7 +40,7 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
     try:
         return replayed(case, label, plans_of(case, label, decide), partial(progress, label))
     except CapacityError as error:
-        return _infeasible(case, label, decide, error.report)
+        return _infeasible(case, label, decide, error.report, progress)
     except ScopeError as error:
         return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
@@ -78,6 +80,7 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
     return plan
 
 
-def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall) -> Result:
+def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Result:
     summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    return Result(case, label, summary, shortfall=advised(case, label, decide, report))
+    tell = partial(progress, f"{label}, how much room is enough")
+    return Result(case, label, summary, shortfall=advised(case, label, decide, report, tell))

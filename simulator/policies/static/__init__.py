@@ -16,9 +16,9 @@ copies of a channel are laid out backwards from their deadlines instead of tryin
 
 from __future__ import annotations
 
-from simulator.policies.static.compiler import Compiled, compiled, explained, plan
+from simulator.policies.static.compiler import Compiled, compiled, explained, plan, witness
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.options import Options
 from simulator.policies.static.score import Weights
 
-__all__ = ["Compiled", "Explanation", "Options", "Weights", "compiled", "explained", "plan"]
+__all__ = ["Compiled", "Explanation", "Options", "Weights", "compiled", "explained", "plan", "witness"]

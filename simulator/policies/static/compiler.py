@@ -18,7 +18,11 @@ from simulator.policies.static.options import Options
 from simulator.policies.static.remade import remade, with_alternatives
 from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import explain
-from simulator.policies.static.validate import GOOD_ENOUGH, Candidate, Validator
+from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
+from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
+
+FIRST = {"tries": 1, "improve": 0}
+"""Options with which the first plan is made that would be tried: it is enough to show that one fits."""
 
 MIXES = 3
 """How many rewritten problems are compiled at most, beside the one that needs no copies."""
@@ -43,6 +47,41 @@ def plan(problem: Problem, options: Options) -> Plan:
         If no plan was found that fits; the report tells the least demand reached.
     """
     return compiled(problem, options).plan
+
+
+def witness(problem: Problem, options: Options) -> Plan:
+    """Compile a plan that shows that one fits, however fast it is: of a large graph, a single candidate.
+
+    Parameters
+    ----------
+    problem, options
+        As for `plan`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits.
+    """
+    contracted = contract(problem)
+    return contracted.written_out(_witness(contracted.problem, options.model_copy(update=FIRST)))
+
+
+def _witness(problem: Problem, options: Options) -> Plan:
+    if FEW * len(problem.graph.ops) * problem.graph.steps <= CANDIDATES_EFFORT:
+        return plan(problem, options)
+    with garbage.kept():
+        try:
+            return _validator(problem, options, analyse(problem)).first().plan
+        except CapacityError:
+            if not options.recompute:
+                raise
+        *_, last = rewrites(problem, options.asked(problem))
+        return last.translated(_validator(last.problem, options, analyse(last.problem)).first().plan)
+
+
+def _validator(problem: Problem, options: Options, analysis: Analysis, *, sheds: bool = True) -> Validator:
+    score = Scorer(problem, options.weights, options.asked(problem))
+    return Validator(problem, analysis, score, options.alpha, options.tries, sheds=sheds)
 
 
 def explained(problem: Problem, options: Options) -> Explanation:
@@ -143,10 +182,10 @@ def _passes(problem: Problem, options: Options) -> Compiled:
     A link that sheds load may bring what it sheds too late, so that none sheds; and to store in each step what is used
     at its beginning may take longer than to wait for it there, so that the homes of all that may move do.
     """
-    score, analysis = Scorer(problem, options.weights, options.asked(problem)), analyse(problem)
+    analysis = analyse(problem)
 
     def search(analysis: Analysis, *, sheds: bool = True) -> _Search:
-        validator = Validator(problem, analysis, score, options.alpha, options.tries, sheds=sheds)
+        validator = _validator(problem, options, analysis, sheds=sheds)
         try:
             return _Search(analysis, validator, validator.run(options.improve))
         except CapacityError as error:

@@ -130,6 +130,23 @@ class Validator:
         self._improve(improve)
         return self.best.chosen()
 
+    def first(self) -> Candidate:
+        """Return what the whole budget asks for, copied on demand, without a search for anything faster.
+
+        Raises
+        ------
+        CapacityError
+            If that does not fit.
+        """
+        selection = self._select(self._problem.budget_bytes, self._ranking)
+        augmented = insert(self._problem, self._analysis, selection, self._score, sheds=self._sheds)
+        candidate = self._write(selection, augmented)
+        if candidate is not None and not selection.gaps:
+            return candidate
+        if candidate is not None:
+            self.best.offer(candidate.plan, candidate)
+        return self.best.chosen()
+
     def _selections(self) -> Iterator[Selection]:
         """What leaves under the whole budget, and under less if that can be met.
 
