@@ -13,7 +13,7 @@ from simulator.errors import CapacityError
 from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
-from simulator.policies.static import Options, Weights, explained
+from simulator.policies.static import Options, Weights, compiler, explained, mix
 from simulator.policies.static.mix import rewrite, rewrites
 from simulator.policies.static.remade import CHEAPER, IN_PASSING
 from simulator.policies.static.score import Scorer
@@ -140,3 +140,10 @@ def test_a_rewritten_problem_is_tried_once_whatever_limits_lead_to_it():
     found = rewrites(problem(train(8), budget=40))
     graphs = [one.problem.graph for one in found]
     assert all(graph != other for at, graph in enumerate(graphs) for other in graphs[:at])
+
+
+def test_a_witness_of_a_graph_that_is_too_large_to_rewrite_says_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr(compiler, "CANDIDATES_EFFORT", 0)
+    monkeypatch.setattr(mix, "LARGEST", 0)
+    with pytest.raises(CapacityError):
+        compiler.witness(problem(train(4), budget=10), Options(recompute=True))

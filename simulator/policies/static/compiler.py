@@ -73,9 +73,10 @@ def _witness(problem: Problem, options: Options) -> Plan:
         try:
             return _validator(problem, options, analyse(problem)).first().plan
         except CapacityError:
-            if not options.recompute:
+            found = rewrites(problem, options.asked(problem)) if options.recompute else []
+            if not found:
                 raise
-        *_, last = rewrites(problem, options.asked(problem))
+        last = found[-1]
         return last.translated(_validator(last.problem, options, analyse(last.problem)).first().plan)
 
 
