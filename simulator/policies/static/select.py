@@ -250,10 +250,10 @@ class _WhyKept:
     def __call__(self, gap: Idle, score: Score) -> str:
         if gap in self._selection.given_back:
             return "taken at first; others that were taken later made it needless"
+        asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
         if not _exceeds(self._profile, gap, self._ops, self._selection.limit_bytes - gap.size_bytes):
-            asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
             return f"there is room for it while it idles{asked}"
-        return score.last_resort or "others, of a better score or alike, made the room while it idles"
+        return score.last_resort or f"others, of a better score or alike, made the room while it idles{asked}"
 
 
 class _Offers:
