@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -70,7 +71,7 @@ def table(rows: Rows, held: Sequence[Amount] = ()) -> str:
         Column("status", tuple(str(row["status"]) for row in rows), left=True),
         _quantities("step", rows, "step_ns"),
         *(_of_ranks(rows) if is_over_ranks(rows) else _of_one(rows)),
-        Column("tokens/s", tuple(_count(row["tokens_per_s"]) for row in rows)),
+        Column("tokens/s", tuple(rate(row["tokens_per_s"]) for row in rows)),
     ]
     if is_over_ranks(rows) or not held:
         return aligned([columns])
@@ -132,8 +133,8 @@ def _quantities(head: str, rows: Rows, key: str, unit: str = "ns") -> Column:
     return Column(head, tuple(quantity(row.get(key), unit) for row in rows))
 
 
-def _count(value: float | None) -> str:
-    """A rate with three significant digits, such as ``1.24 M``."""
+def rate(value: float | None) -> str:
+    """Write a rate with three significant digits, such as ``1.24 M``."""
     if value is None:
         return ABSENT
     size, letter = next((s for s in ((10**9, " G"), (10**6, " M"), (10**3, " k")) if value >= s[0]), (1, ""))
@@ -156,14 +157,14 @@ def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def sentences(rows: Rows, *, homes_are_given: bool = False) -> list[str]:
-    """Say for each policy what is left at its last point, and which waits took the rest.
+    """Say for each policy where it does not run, what is left at its last point, and which waits took the rest.
 
     Parameters
     ----------
     rows, homes_are_given
         See `simulator.run.scaling.Scaling`.
     """
-    found = []
+    found = what_did_not_run(rows)
     for policy in dict.fromkeys(row["policy"] for row in rows):
         own = [row for row in rows if row["policy"] == policy]
         ran = [row for row in own if present(row["efficiency"])]
@@ -173,11 +174,54 @@ def sentences(rows: Rows, *, homes_are_given: bool = False) -> list[str]:
     return found
 
 
+def what_did_not_run(rows: Rows) -> list[str]:
+    """Say for each policy at which points it does not run, and why, if there are any.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.scaling.Scaling`.
+    """
+    found = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        own = [row for row in rows if row["policy"] == policy]
+        for status, (nowhere, not_there) in _DID_NOT.items():
+            which = [number for number, row in enumerate(own) if row["status"] == status]
+            if len(which) == len(own):
+                found.append(f"{policy} {nowhere}.")
+            elif which:
+                found.append(f"{policy} {not_there} {_among(own, which, axes(rows))}.")
+    return found
+
+
+_DID_NOT = {
+    "infeasible": ("fits at no point", "does not fit"),
+    "blocked": ("is blocked at every point", "is blocked"),
+    "refused": ("is refused at every point", "is refused"),
+}
+"""Status of what did not run -> what is said if that is so everywhere, and else."""
+
+
+def _among(rows: Rows, which: Sequence[int], over: Sequence[tuple[str, str]]) -> str:
+    """Where some of the points are."""
+    if len(which) > 1 and which[-1] - which[0] == len(which) - 1:
+        if which[-1] == len(rows) - 1:
+            return f"from {_at(rows[which[0]], over)} on"
+        if which[0] == 0:
+            return f"up to {_at(rows[which[-1]], over)}"
+    if len(over) == 1:
+        head, key = over[0]
+        return f"at {head} {listed([_shown(rows[number][key]) for number in which])}"
+    return listed([f"at {_at(rows[number], over)}" for number in which])
+
+
+def _at(row: Mapping[str, Any], over: Sequence[tuple[str, str]]) -> str:
+    return " and ".join(f"{head} {_shown(row[key])}" for head, key in over)
+
+
 def _best(rows: Rows, over: Sequence[tuple[str, str]], homes_are_given: bool) -> str:
     """Say where most tokens come out, against the first point, and where waits are hidden, or why they are not."""
-
-    def at(row: Mapping[str, Any]) -> str:
-        return " and ".join(f"{head} {_shown(row[key])}" for head, key in over)
+    at = partial(_at, over=over)
 
     def share(row: Mapping[str, Any]) -> float:
         return float(row["stall_ns"] / row["step_ns"])
@@ -185,8 +229,8 @@ def _best(rows: Rows, over: Sequence[tuple[str, str]], homes_are_given: bool) ->
     everywhere = "everywhere" if all(present(row["efficiency"]) for row in rows) else "wherever it runs"
     rows = [row for row in rows if present(row["efficiency"])]
     best = max(rows, key=lambda row: row["tokens_per_s"] or 0)
-    said = f"{best['policy']} makes {_count(best['tokens_per_s'])} tokens/s at {at(best)}"
-    said += f", {_count(rows[0]['tokens_per_s'])} at {at(rows[0])}" if best is not rows[0] else ""
+    said = f"{best['policy']} makes {rate(best['tokens_per_s'])} tokens/s at {at(best)}"
+    said += f", {rate(rows[0]['tokens_per_s'])} at {at(rows[0])}" if best is not rows[0] else ""
     first, last = (list(takewhile(lambda row: share(row) < _HIDDEN, some)) for some in (rows, reversed(rows)))
     if first or last:
         where = f"from {at(last[-1])} on" if last else f"up to {at(first[-1])}"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from simulator.report import colours
 from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, units
-from simulator.report.rows import quantity
-from simulator.report.scaling import Amount, axes, is_over_ranks
+from simulator.report.rows import present, quantity
+from simulator.report.scaling import Amount, axes, is_over_ranks, rate, what_did_not_run
 
-_HEAD_IN, _LARGE_IN, _SMALL_IN = 0.85, 2.9, 1.35
-"""Heights of the heading, and of the panels of times and of bytes."""
+_TITLE_IN, _LINE_IN, _LARGE_IN, _SMALL_IN = 0.4, 0.2, 2.9, 1.35
+"""Heights of the title, of a line of the heading below it, and of the panels of times and of bytes."""
+_WIDE, _NAMES = 170, 6
+"""Characters of a line of the heading, and names of a line of the legend."""
 _SIDE_IN, _ABOVE_IN, _BELOW_IN = 0.75, 0.35, 0.55
 """What is left of, above and below a panel."""
 _BESIDE = 4
@@ -26,6 +29,9 @@ _DECADES = 100
 """Times that differ by more are drawn on a logarithmic axis."""
 _NEAR = 2
 """A limit so many times as high as the highest point is drawn."""
+_MARKERS, _ABOVE_AXES = "osD^vP", 3
+_THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
+"""Widths: of the curve on top, how much wider the one below it is, and at most."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -41,20 +47,32 @@ def scaling_picture(rows: Rows, title: str, held: Sequence[Amount] = ()) -> Pict
     held
         Peaks of memories and bytes over links; each kind begins a line of panels.
     """
-    lines = _lines(held)
-    picture = Picture(_HEAD_IN + _LARGE_IN + _BELOW_IN + len(lines) * (_ABOVE_IN + _SMALL_IN + _BELOW_IN))
-    _draw_times(picture, rows)
-    top = _HEAD_IN + _LARGE_IN + _BELOW_IN
+    lines, told = _lines(held), wrap(" ".join(what_did_not_run(rows)), _WIDE)
+    entries = len(_curves(rows)) + len(_computed(rows))
+    head = _TITLE_IN + _LINE_IN * (-(-entries // _NAMES) + len(told) + 1)
+    picture = Picture(head + _LARGE_IN + _BELOW_IN + len(lines) * (_ABOVE_IN + _SMALL_IN + _BELOW_IN))
+    _draw_times(picture, rows, head)
+    top = head + _LARGE_IN + _BELOW_IN
     beside = max(map(len, lines), default=1)
     for line in lines:
         for number, amount in enumerate(line):
             _draw_amount(_panel(picture, (number, max(2, beside)), top + _ABOVE_IN, _SMALL_IN), rows, amount)
         top += _ABOVE_IN + _SMALL_IN + _BELOW_IN
-    picture.text(0.01, 1 - 0.12 / picture.get_figheight(), title, va="top", **(TEXT | {"fontsize": 11}))
-    marks, texts = picture.axes[0].get_legend_handles_labels()
-    at = (0.05, 1 - 0.35 / picture.get_figheight())
-    picture.legend(marks, texts, loc="upper left", bbox_to_anchor=at, ncols=4, fontsize=8, frameon=False)
+    _write_head(picture, title, told)
     return picture
+
+
+def _write_head(picture: Picture, title: str, told: Sequence[str]) -> None:
+    """Write the title, what did not run, and who is who."""
+    height = picture.get_figheight()
+    picture.text(0.01, 1 - 0.12 / height, title, va="top", **(TEXT | {"fontsize": 11}))
+    for number, line in enumerate(told):
+        at = 1 - (_TITLE_IN + number * _LINE_IN) / height
+        picture.text(_SIDE_IN / WIDTH_IN, at, line, va="top", **TEXT)
+    marks, texts = picture.axes[0].get_legend_handles_labels()
+    below = (0.05, 1 - (_TITLE_IN - 0.05 + len(told) * _LINE_IN) / height)
+    if marks:
+        picture.legend(marks, texts, loc="upper left", bbox_to_anchor=below, ncols=_NAMES, fontsize=8, frameon=False)
 
 
 def _lines(held: Sequence[Amount]) -> list[list[Amount]]:
@@ -74,20 +92,19 @@ def _panel(picture: Picture, place: tuple[int, int], top_in: float, height_in: f
     return picture.add_axes((left, bottom, (each - _SIDE_IN) / WIDTH_IN, height_in / height))
 
 
-def _draw_times(picture: Picture, rows: Rows) -> None:
-    steps, shares = (_panel(picture, (number, 2), _HEAD_IN, _LARGE_IN) for number in range(2))
+def _draw_times(picture: Picture, rows: Rows, head_in: float) -> None:
+    steps, shares = (_panel(picture, (number, 2), head_in, _LARGE_IN) for number in range(2))
     unit, size = units(max((row.get("step_ns") or 0 for row in rows), default=0))
     over_ranks, (head, key), places = is_over_ranks(rows), axes(rows)[0], _places(rows)
     figure, scale = ("efficiency", 100) if over_ranks else ("tokens_per_s", 1)
-    for policy, colour in _policies(rows).items():
-        own = [row for row in rows if row["policy"] == policy and row.get("step_ns") is not None]
-        at = [places[row[key]] for row in own]
-        steps.plot(at, [row["step_ns"] / size for row in own], color=colour, marker="o", label=policy)
-        computed = [(row["compute_ns"] + row["recompute_ns"]) / size for row in own]
-        steps.plot(at, computed, color=colour, linestyle=":", label=f"{policy}, of it compute")
+    for policy, style in _curves(rows).items():
+        own = [row for row in rows if row["policy"] == policy and present(row["step_ns"])]
+        steps.plot([places[row[key]] for row in own], [row["step_ns"] / size for row in own], label=policy, **style)
         compared = [row for row in own if row[figure] is not None]
-        shares.plot([places[row[key]] for row in compared], [scale * row[figure] for row in compared],
-                    color=colour, marker="o")  # fmt: skip
+        shares.plot([places[row[key]] for row in compared], [scale * row[figure] for row in compared], **style)
+    for label, (colour, computed) in _computed(rows).items():
+        at, times = [places[value] for value in computed], [ns / size for ns in computed.values()]
+        steps.plot(at, times, color=colour, linestyle=":", label=label)
     if over_ranks:
         shares.axhline(100, color=FAINT, linewidth=0.8, linestyle=":")
     for ax, label in (
@@ -99,6 +116,7 @@ def _draw_times(picture: Picture, rows: Rows) -> None:
             ax.set_yscale("log")
         else:
             ax.set_ylim(0, 1.08 * ax.dataLim.y1 if ax.dataLim.y1 > 0 else 1)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
 
 
 def _draw_amount(ax: Axes, rows: Rows, amount: Amount) -> None:
@@ -107,12 +125,11 @@ def _draw_amount(ax: Axes, rows: Rows, amount: Amount) -> None:
     most = max(row.get(amount.key) or 0 for row in rows)
     shown = amount.limit_bytes <= _NEAR * most
     unit, size = byte_unit(max(most, amount.limit_bytes if shown else 0))
-    for policy, colour in _policies(rows).items():
-        own = [row for row in rows if row["policy"] == policy and row.get(amount.key) is not None]
-        ax.plot([places[row[key]] for row in own], [row[amount.key] / size for row in own],
-                color=colour, marker="o", markersize=4)  # fmt: skip
+    for policy, style in _curves(rows).items():
+        own = [row for row in rows if row["policy"] == policy and present(row[amount.key])]
+        ax.plot([places[row[key]] for row in own], [row[amount.key] / size for row in own], **style)
     if shown:
-        ax.axhline(amount.limit_bytes / size, color=INK, linewidth=1.1, linestyle=(0, (5, 2)))
+        ax.axhline(amount.limit_bytes / size, color=INK, linewidth=1.1, linestyle=(0, (5, 2)), zorder=_ABOVE_AXES)
     _finish(ax, places, head, f"[{unit}]")
     ax.set_ylim(0, 1.1 * max(most, amount.limit_bytes if shown else 0) / size)
     ax.set_title(_title(amount, of_all=is_over_ranks(rows)), loc="left", **TEXT)
@@ -124,10 +141,37 @@ def _title(amount: Amount, *, of_all: bool) -> str:
     return amount.head + (f", room {quantity(amount.limit_bytes, 'B')}" if math.isfinite(amount.limit_bytes) else "")
 
 
-def _policies(rows: Rows) -> dict[str, str]:
-    """The policies, each with its colour."""
-    found = dict.fromkeys(row["policy"] for row in rows)
-    return {policy: colours.GROUPS[number % len(colours.GROUPS)] for number, policy in enumerate(found)}
+def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
+    """The policies that ran somewhere, and how each is drawn: what lies below is wider, so that it shows at a tie."""
+    every = list(dict.fromkeys(row["policy"] for row in rows))
+    ran = [policy for policy in every if any(row["policy"] == policy and present(row["step_ns"]) for row in rows)]
+    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, len(ran) - 1))
+    found = {}
+    for above, policy in enumerate(reversed(ran)):
+        number, width = every.index(policy), _THIN + wider * above
+        found[policy] = {
+            "color": colours.GROUPS[number % len(colours.GROUPS)],
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "linewidth": width,
+            "markersize": width + 3,
+            "clip_on": False,
+            "zorder": _ABOVE_AXES,
+        }
+    return dict(reversed(found.items()))
+
+
+def _computed(rows: Rows) -> dict[str, tuple[str, dict[Any, int]]]:
+    """What of a step is compute [ns] by the value of the first axis: one curve with a colour if all policies agree."""
+    found = dict[str, dict[Any, int]]()
+    for row in rows:
+        if present(row["step_ns"]):
+            own = found.setdefault(row["policy"], {})
+            own[row[axes(rows)[0][1]]] = row["compute_ns"] + row["recompute_ns"]
+    together = {value: ns for own in found.values() for value, ns in own.items()}
+    if all(own.items() <= together.items() for own in found.values()):
+        at = (value for value in _places(rows) if value in together)
+        return {"of it compute": (INK, {value: together[value] for value in at})} if together else {}
+    return {f"{policy}, of it compute": (_curves(rows)[policy]["color"], own) for policy, own in found.items()}
 
 
 def _places(rows: Rows) -> dict[Any, float]:
@@ -143,13 +187,19 @@ def _finish(ax: Axes, places: Mapping[Any, float], head: str, label: str) -> Non
     ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
     ax.xaxis.set_minor_locator(NullLocator())
     share = _LABEL_IN / (ax.get_position().width * WIDTH_IN)
-    apart, labels = share * math.log(max(places.values()) / min(places.values())), []
-    last = -math.inf
-    for value, place in places.items():
-        is_near = math.log(place) - last < apart
-        labels.append("" if is_near else f"{value:,}" if isinstance(value, int) else str(value))
-        last = last if is_near else math.log(place)
-    ax.set_xticklabels(labels)
+    named = _apart(list(places.values()), share)
+    ax.set_xticklabels(
+        [(f"{v:,}" if isinstance(v, int) else str(v)) if at in named else "" for v, at in places.items()]
+    )
     ax.set_xlabel(head, **TEXT)
     ax.set_ylabel(label, **TEXT)
     plain(ax)
+
+
+def _apart(places: Sequence[float], share: float) -> set[float]:
+    """Places with labels, no two closer than a share of the logarithmic axis: both ends, and others from the left."""
+    least, found = share * math.log(max(places) / min(places)), list[float]()
+    for at in (min(places), max(places), *places):
+        if all(abs(math.log(at / other)) >= least for other in found):
+            found.append(at)
+    return set(found)

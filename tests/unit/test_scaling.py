@@ -23,7 +23,8 @@ def row(ranks, step_ns, policy="resident", **waits):
 
 
 def test_what_grows_most_is_named():
-    (said,) = sentences([row(8, 100, peer=5), row(64, 125, peer=10, collective=20), row(8, None, "static")])
+    missed, said = sentences([row(8, 100, peer=5), row(64, 125, peer=10, collective=20), row(8, None, "static")])
+    assert missed == "static fits at no point."
     steps, why = said.split("; ")
     assert steps == "resident keeps 80 % of the efficiency of 8 ranks at 64: 100 ns and 125 ns a step"
     assert why == "waits for collectives grow most, by 20 ns."
@@ -166,6 +167,73 @@ def test_the_picture_has_a_panel_for_each_amount_and_the_limits_that_are_near():
     assert moved == [[0, 480]]
     assert all(ax.get_ylim()[0] == 0 for ax in picture.axes[2:])
     assert len(scaling_picture(rows, "toy").axes) == 2
+
+
+def missing(about, policy, status="infeasible"):
+    """The row at the same point that did not run."""
+    named = {key: value for key, value in about.items() if key.startswith("set ")}
+    return dict.fromkeys(about) | {"policy": policy, "status": status, "ranks": 1} | named
+
+
+def test_what_does_not_run_is_said_in_words_and_is_not_in_the_legend():
+    rows = [held(1, 40, 0, 0), held(64, 80, 400, 480)]
+    rows += [missing(row, "resident") for row in rows] + [missing(row, "reactive", "blocked") for row in rows[:1]]
+    rows += [rows[1] | {"policy": "reactive"}]
+    said = ["resident fits at no point.", "reactive is blocked at batch 1."]
+    assert sentences(rows)[:2] == said
+    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
+    assert [text.get_text() for text in picture.legends[0].get_texts()] == ["static", "reactive", "of it compute"]
+    assert " ".join(said) in [text.get_text() for text in picture.texts]
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        ((1, 2), "does not fit up to batch 2."),
+        ((4, 8), "does not fit from batch 4 on."),
+        ((2,), "does not fit at batch 2."),
+        ((8,), "does not fit at batch 8."),
+        ((1, 4), "does not fit at batch 1 and 4."),
+    ],
+)
+def test_where_something_does_not_fit_is_said(absent, said):
+    ran = [held(batch, 40, 0, 0) for batch in (1, 2, 4, 8)]
+    rows = [missing(row, "static") if row["set batch"] in absent else row for row in ran]
+    assert sentences(rows)[0] == f"static {said}"
+
+
+def test_curves_that_tie_all_show():
+    """Each curve is wider than those above it, and its markers have a shape of their own."""
+    rows = [held(batch, 40, 0, 0) | {"policy": policy} for policy in "abcde" for batch in (1, 64)]
+    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
+    for ax in picture.axes:
+        curves = [line for line in ax.lines if line.get_marker() not in ("None", "")]
+        widths, sizes = ([get(line) for line in curves] for get in (lambda c: c.get_linewidth(), lambda c: c.get_ms()))
+        assert len(curves) == 5
+        assert widths == sorted(set(widths), reverse=True)
+        assert sizes == sorted(set(sizes), reverse=True)
+        assert len({line.get_marker() for line in curves}) == 5
+
+
+def test_what_is_computed_is_one_curve_unless_policies_differ():
+    rows = [held(batch, 40, 0, 0) | {"policy": policy} for policy in ("static", "mixed") for batch in (1, 64)]
+    dotted = [line.get_label() for line in scaling_picture(rows, "toy").axes[0].lines if line.get_linestyle() == ":"]
+    assert dotted == ["of it compute"]
+    again = [row | {"recompute_ns": 5 * (row["policy"] == "mixed")} for row in rows]
+    dotted = [line.get_label() for line in scaling_picture(again, "toy").axes[0].lines if line.get_linestyle() == ":"]
+    assert dotted == ["static, of it compute", "mixed, of it compute"]
+
+
+def test_the_last_point_has_a_label_though_others_have_none():
+    rows = [held(batch, 40, 0, 0) for batch in (1, 16, 96, 512, 1024, 2048, 4096)]
+    labels = [text.get_text() for text in scaling_picture(rows, "toy").axes[0].get_xticklabels()]
+    assert labels == ["1", "16", "96", "512", "", "", "4,096"]
+
+
+def test_rates_on_the_axis_are_written_as_in_the_table():
+    picture = scaling_picture([held(1, 40, 0, 0), held(512, 40, 0, 0)], "toy")
+    picture.draw_without_rendering()
+    assert "100 M" in [text.get_text() for text in picture.axes[1].get_yticklabels()]
 
 
 def test_each_field_has_a_value_at_each_point():
