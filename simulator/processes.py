@@ -10,14 +10,14 @@ import gc
 import os
 import signal
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.connection import Connection
-from queue import Queue
-from threading import Thread, active_count, current_thread, main_thread
+from threading import active_count, current_thread, main_thread
 from typing import Any, Generic, Protocol, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -27,7 +27,7 @@ Call = Callable[[], None]
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 _MOST_WAITING = 64
-"""So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
+"""So many things may wait to be sent to another process: of a run, a third of a megabyte each."""
 
 
 @contextmanager
@@ -145,21 +145,28 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
         with _interrupts_wait():
             context.Process(target=_take, args=(taker, here, there)).start()
         there.close()
-        with here:
-            yield _Given(here)
+        with here, closing(_Given[Outcome](here)) as given:
+            yield given
 
 
 class _Given(Generic[Outcome]):
-    """A taker in another process."""
+    """A taker in another process; a thread sends it what it is given, as it may take a while to take that."""
 
     def __init__(self, there: Connection) -> None:
-        self._there = there
+        self._there, self._sender = there, ThreadPoolExecutor(1)
+        self._sent: deque[Future[None]] = deque()
+
+    def close(self) -> None:
+        """Send no more; the thread ends once what it is sending has come, or nobody is left to take it."""
+        self._sender.shutdown(wait=False, cancel_futures=True)
 
     def take(self, value: Any) -> None:
         self._send(False, value)
 
     def finish(self, value: Any) -> Outcome:
         self._send(True, value)
+        self._wait_for(0)
+        self._sender.shutdown()
         outcome: Outcome
         outcome, error = _told(self._there)
         if error is not None:
@@ -167,8 +174,14 @@ class _Given(Generic[Outcome]):
         return outcome
 
     def _send(self, is_last: bool, value: Any) -> None:
+        self._wait_for(_MOST_WAITING - 1)
+        self._sent.append(self._sender.submit(self._there.send, (is_last, value)))
+
+    def _wait_for(self, most: int) -> None:
+        """Wait until at most so many things are still to be sent."""
         try:
-            self._there.send((is_last, value))
+            while len(self._sent) > most:
+                self._sent.popleft().result()
         except ConnectionError:
             raise _ended_early() from None
 
@@ -179,7 +192,12 @@ def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
     gc.freeze()
     _begin(lambda: None)
     outcome = error = None
-    for is_last, value in _received(there):
+    is_last = False
+    while not is_last:
+        try:
+            is_last, value = there.recv()
+        except EOFError:
+            break
         try:
             if is_last and error is None:
                 outcome = taker.finish(value)
@@ -190,26 +208,6 @@ def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
             error.add_note(traceback.format_exc())
         if is_last:
             there.send((outcome, error))
-
-
-def _received(there: Connection) -> Iterator[tuple[bool, Any]]:
-    """What comes, up to the last; some of it waits here, so that who sends it goes on while one thing takes long."""
-    inbox: Queue[tuple[bool, Any] | None] = Queue(_MOST_WAITING)
-    Thread(target=_receive, args=(there, inbox), daemon=True).start()
-    while (received := inbox.get()) is not None:
-        yield received
-
-
-def _receive(there: Connection, inbox: Queue[tuple[bool, Any] | None]) -> None:
-    """Put what comes into the inbox; None behind the last, or when no more can come."""
-    is_last = False
-    while not is_last:
-        try:
-            received = is_last, _ = there.recv()
-        except EOFError:
-            break
-        inbox.put(received)
-    inbox.put(None)
 
 
 def _can_fork() -> bool:

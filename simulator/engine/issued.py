@@ -5,7 +5,7 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from simulator.engine.book import Book, Routes
@@ -15,7 +15,7 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COPY, SYNC, Code
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -40,10 +40,12 @@ class Issued(Book):
         "_compute_tier",
         "_count_copy",
         "_count_detach",
+        "_decided",
         "_graph",
         "_late_ns",
         "_look_up_step",
         "_looks",
+        "_more_ns",
         "_owed_ns",
         "_select_ns",
         "_state",
@@ -58,6 +60,8 @@ class Issued(Book):
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier
         self._candidates, self._changes = program.graph.candidates, [t.persistent for t in program.graph.tensors]
+        self._decided: Collection[int] = ()
+        self._more_ns = [0] * (SYNC - COMPUTE)
         self._late_ns = self._owed_ns = self._select_ns = self._update_ns = 0
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
@@ -91,16 +95,13 @@ class Issued(Book):
             self._owed_ns = 0
 
     def _charge_decisions(self, costs: HostCosts) -> None:
-        compute, *others = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
-        count_compute, *counts = self._count
-        self._late_ns = compute
-        charged = [partial(self._charged, *pair) for pair in zip(counts, others, strict=True)]
-        self._count = (count_compute, *charged)
+        self._late_ns, *self._more_ns = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
+        self._decided = self._candidates
 
-    def _charged(self, count: Callable[[Code], Step], more_ns: int, code: Code) -> Step:
-        if self.host is not None and (code[0] == SYNC or code[1] in self._candidates):
-            self.host.now += more_ns
-        return count(code)
+    def _pay(self, kind: int) -> None:
+        """Pay what a step of this kind costs more if it is decided at run time."""
+        if self.host is not None:
+            self.host.now += self._more_ns[kind - COPY]
 
     @property
     def steps(self) -> int:
@@ -204,6 +205,8 @@ class Issued(Book):
 
     def _copy(self, code: Code) -> CopyStep:
         _, tensor, source, target = code
+        if tensor in self._decided:
+            self._pay(COPY)
         if self._state[source][tensor] != VALID:
             self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
@@ -215,6 +218,8 @@ class Issued(Book):
 
     def _detach(self, code: Code) -> DetachStep:
         _, tensor, tier, _ = code
+        if tensor in self._decided:
+            self._pay(DETACH)
         if self._state[tier][tensor] == ABSENT:
             self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
         if not self._tracked[tensor]:
@@ -223,6 +228,7 @@ class Issued(Book):
         return self._count_detach(code)
 
     def _sync(self, code: Code) -> SyncStep:
+        self._pay(SYNC)
         if not self._tracked[code[1]]:
             self._refuse_touch("sync", code[1], self._compute_tier)
         return super()._sync(code)
