@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 from simulator.errors import ConfigError
 
 
-def read_rows(path: Path, what: str) -> list[list[str]]:
-    """Read all rows of a file, its head among them.
+def read_rows(path: Path, what: str) -> Iterator[list[str]]:
+    """Read the rows of a file one after another, its head first; a file may be larger than the memory.
 
     Parameters
     ----------
@@ -24,6 +25,7 @@ def read_rows(path: Path, what: str) -> list[list[str]]:
         If it cannot be read.
     """
     try:
-        return list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from csv.reader(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(str(path), f"{what} can be read", str(error), "correct the path or the file") from None

@@ -9,23 +9,29 @@ BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...``
 Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600``, and count from the first one; requests are put in the
 order of their arrival. ``prefix`` is any name; two prompts with the same one have as many of their first tokens in
 common as the shorter of both ``prefix_tokens`` says. Other columns are not read. Requests without an output token
-(BurstGPT lists what failed with none) are left out, and counted.
+(BurstGPT lists what failed with none) are left out, and counted. A file may be larger than the memory: kept are only
+the requests that are asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
+from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.formats.csv_rows import read_rows
 from simulator.workload import Arriving, Request
+from simulator.workload.requests import MOST
 
 _LARGEST = 10_000_000
 _LONGEST_S = 10**9
 _NS = 10**9
+_SELDOM = 1 << 12
+"""After so many lines each it is told how many were read."""
 
 
 class _Columns(NamedTuple):
@@ -44,13 +50,17 @@ _KNOWN = (
 _PREFIX, _PREFIX_TOKENS = "prefix", "prefix_tokens"
 
 
-def read(path: Path) -> Arriving:
+def read(path: Path, count: int | None = None, tell: Callable[[int], None] = lambda _: None) -> Arriving:
     """Read requests.
 
     Parameters
     ----------
     path
         The file.
+    count
+        How many are read, the first ones by arrival; None: all, and a file has no more than a run serves.
+    tell
+        Called now and then with the lines that were read.
 
     Returns
     -------
@@ -60,20 +70,36 @@ def read(path: Path) -> Arriving:
     Raises
     ------
     ConfigError
-        If it cannot be read, has other columns, or a line is wrong; the message names the line.
+        If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if all are to be
+        served, and are too many.
     """
     rows = read_rows(path, "a file of requests")
-    lines = _Lines(path, [name.strip() for name in rows[0]] if rows else [])
-    found = [lines.request(number, row) for number, row in enumerate(rows[1:], 2) if row]
-    kept = sorted((one for one in found if one.output), key=lambda one: one.arrival_ns)
+    lines = _Lines(path, [name.strip() for name in next(rows, ())])
+    answered = lines.answered(rows, tell)
+    kept = nsmallest(count or MOST, answered if count else _few(answered, path), key=lambda one: one.arrival_ns)
     if not kept:
         raise ConfigError(str(path), "a file of requests has some that add a token", "none", "add lines")
     first_ns = kept[0].arrival_ns
-    return Arriving([one._replace(arrival_ns=one.arrival_ns - first_ns) for one in kept], len(found) - len(kept))
+    return Arriving([one._replace(arrival_ns=one.arrival_ns - first_ns) for one in kept], lines.unanswered)
+
+
+def _few(requests: Iterable[Request], path: Path) -> Iterator[Request]:
+    """Refuse more than a run serves."""
+    for number, request in enumerate(requests):
+        if number == MOST:
+            do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
+            raise ConfigError(str(path), f"a run serves at most {MOST:,} requests", "a file with more", do)
+        yield request
 
 
 class _Lines:
-    """The lines below the first one, which names the columns."""
+    """The lines below the first one, which names the columns.
+
+    Attributes
+    ----------
+    unanswered
+        Requests that added no token, and were left out.
+    """
 
     def __init__(self, path: Path, head: list[str]) -> None:
         self._path, self._head = path, head
@@ -83,8 +109,20 @@ class _Lines:
             raise ConfigError(f"{path}:1", must, repr(",".join(head)), "name the columns")
         self._names, self._shares = names, {_PREFIX, _PREFIX_TOKENS} <= set(head)
         self._prefixes: dict[str, int] = {}
+        self.unanswered = 0
 
-    def request(self, number: int, row: list[str]) -> Request:
+    def answered(self, rows: Iterable[list[str]], tell: Callable[[int], None]) -> Iterator[Request]:
+        """Requests that add a token, line by line."""
+        for number, row in enumerate(rows, 2):
+            if not number % _SELDOM:
+                tell(number)
+            if row:
+                request = self._request(number, row)
+                self.unanswered += not request.output
+                if request.output:
+                    yield request
+
+    def _request(self, number: int, row: list[str]) -> Request:
         if len(row) != len(self._head):
             raise self._error(number, f"a line has {len(self._head)} fields", f"{len(row)}")
         field = dict(zip(self._head, row, strict=True))

@@ -38,8 +38,8 @@ def read(path: Path) -> Shares | Routing:
         If it cannot be read, has other columns, or a line is wrong; the message names the line.
     """
     rows = read_rows(path, "a file of routing")
-    head = tuple(rows[0]) if rows else ()
-    lines = _Lines(path, [(number, row) for number, row in enumerate(rows[1:], 2) if row])
+    head = tuple(next(rows, ()))
+    lines = _Lines(path, [(number, row) for number, row in enumerate(rows, 2) if row])
     if head == _SHARES:
         return Shares(lines.shares(), str(path))
     if head == _ROUTING:

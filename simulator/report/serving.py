@@ -111,8 +111,8 @@ def _overloaded(row: Mapping[str, Any]) -> str:
 
 def _unfinished(row: Mapping[str, Any]) -> str:
     return (
-        f"{row['policy']} is unfinished: {row['finished']:,} of {row['requests']:,} requests were served in "
-        f"{counted(row['replayed'], 'replay')}, the most that may be, and the run ends there; {row['why']}."
+        f"{row['policy']} is unfinished: {row['finished']:,} of {row['requests']:,} requests were served when the run "
+        f"ended: {row['why']}."
     )
 
 

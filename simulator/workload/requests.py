@@ -76,7 +76,7 @@ class Requests(Part):
         A ``.csv`` of requests (`simulator.formats.requests_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
-        How many requests there are; of a file, the first ones, default: all.
+        How many requests there are; of a file, the first ones, default: all, if they are not too many.
     arrivals, prompt, output, prefixes
         When they come, how many tokens they read and add, and what their prompts share; default: nothing.
     block

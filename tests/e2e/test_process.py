@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from serving_cases import BOX, DRAWN, write
 
 ROOT = Path(__file__).parents[2]
 HOSIM = [sys.executable, "-m", "simulator"]
@@ -60,6 +61,27 @@ def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     assert stderr.strip() == "hosim: stopped; nothing was written"
     assert stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_requests_are_served_is_one_line(tmp_path):
+    """In the midst of the first row: a pipe hears of it after a second."""
+    endless = DRAWN.replace("count: 12", "count: 1").replace("mean: 4, spread: 0.5", "mean: 1000000")
+    box = BOX.replace("hbm: {capacity: 4 MB", "hbm: {capacity: 1 GB")
+    path = write(tmp_path, requests=endless, kv_tiers="hbm: 520 MB", box=box)
+    code = f"""
+import sys
+from simulator import __main__
+from simulator.report import progress
+progress.SELDOM_S = 1
+sys.argv = ["hosim", "serve", {str(path)!r}, "--out", {str(tmp_path / "out")!r}]
+__main__.main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert re.fullmatch(r"hosim: after 1 s: static at iteration [\d,]+, 0 of 1\n", process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "hosim: stopped; nothing was written\n")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("module", ["click", "numpy"])

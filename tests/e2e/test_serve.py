@@ -8,8 +8,10 @@ import pytest
 from serving_cases import DRAWN, write
 
 import simulator as hosim_api
+from simulator.formats import requests_csv
 from simulator.run.case import Case
-from simulator.run.serving import MOST_REPLAYED
+from simulator.run.serving import MOST_REPLAYED, scheduler
+from simulator.run.serving.tiers import Block
 
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
@@ -229,14 +231,77 @@ def test_a_row_ends_that_needs_more_replays_than_may_be(hosim, tmp_path):
         done = hosim("serve", path, "--policy", "static", "--replays", "20", *more)
         assert done.code == 1
         assert "unfinished" in done.out.splitlines()[1]
-        assert " requests were served in 20 replays, the most that may be, and the run ends there; " in done.out
+        assert " requests were served when the run ended: it took 20 replays, the most that may be; " in done.out
         assert f"raise --replays{exact}, or serve fewer requests." in done.out
+
+
+LONG = """\
+  count: 20
+  arrivals: {interval: 0 s}
+  prompt: {mean: 8}
+  output: {mean: 1000}
+  block: 8
+  max_sequences: 1
+  max_tokens: 64
+"""
+
+
+def test_a_row_ends_that_needs_too_many_iterations_though_few_are_replayed(hosim, tmp_path):
+    """Long answers, one after another: next to all iterations are like one before, and need no replay."""
+    path = write(tmp_path, requests=LONG, kv_tiers="hbm: 400 KiB")
+    whole = hosim_api.serve(path, policies=["static"], replays=200).rows[0]
+    assert (whole["status"], whole["finished"], whole["iterations"]) == ("ok", 20, 20_000)
+    assert whole["replayed"] < 150
+    done = hosim("serve", path, "--policy", "static", "--replays", "150")
+    assert done.code == 1
+    assert (
+        "static is unfinished: 15 of 20 requests were served when the run ended: it took 15,000 iterations, the most "
+        "that may be with 150 replays; raise --replays, or serve fewer requests." in done.out
+    )
+
+
+def test_a_request_that_has_no_room_yet_costs_no_more_the_longer_it_is(tmp_path, monkeypatch):
+    """Its blocks are named when it is admitted, not in each iteration in which it waits."""
+    named = []
+    monkeypatch.setattr(scheduler, "Block", lambda *about: named.append(about) or Block(*about))
+    requests = LONG.replace("max_sequences: 1", "max_sequences: 2")
+    row = hosim_api.serve(write(tmp_path, requests=requests, kv_tiers="hbm: 400 KiB"), policies=["static"]).rows[0]
+    blocks = 20 * -(-1008 // 8)
+    assert row["iterations"] > blocks
+    assert len(named) == blocks
+
+
+def test_a_row_tells_how_far_it_is(tmp_path):
+    told = []
+    hosim_api.serve(write(tmp_path), policies=["static"], progress=lambda *args: told.append(args))
+    assert told[0][:2] == ("static at iteration 1", 0)
+    assert told[-1][1:] == (12, 12)
 
 
 def test_what_a_file_has_without_an_output_token_is_counted(hosim, filed):
     done = hosim("serve", filed("arrival,prompt,output\n0,30,1\n1,12,0\n2,12,0\n"), "--policy", "static")
     assert "1 of 1" in done.out
     assert "left out, as without an output token: 2 requests of the file." in done.out
+
+
+def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch):
+    monkeypatch.setattr(requests_csv, "MOST", 3)
+    lines = [f"{at},12,1\n" for at in (3, 0, 2, 1)]
+    path = filed("arrival,prompt,output\n" + "".join(lines))
+    done = hosim("serve", path)
+    assert (done.code, done.out) == (1, "")
+    assert "some.csv: a run serves at most 3 requests, found a file with more; say in the workload how many" in done.err
+    workload = path.parent / "toy.yaml"
+    workload.write_text(workload.read_text().replace("  file:", "  count: 2\n  file:"))
+    assert list(hosim_api.serve(path).requests["arrival_ns"]) == [0, 10**9] * 2
+
+
+def test_reading_a_long_file_tells_how_far_it_is(filed, monkeypatch):
+    monkeypatch.setattr(requests_csv, "_SELDOM", 2)
+    told = []
+    path = filed("arrival,prompt,output\n0,12,1\n1,12,1\n2,12,1\n")
+    hosim_api.serve(path, policies=["static"], progress=lambda *args: told.append(args))
+    assert told[:2] == [("line 2 of some.csv", 0, 0), ("line 4 of some.csv", 0, 0)]
 
 
 def test_a_block_above_every_prefix_is_why_nothing_is_found(hosim, tmp_path):

@@ -58,12 +58,13 @@ def test_requests_that_are_left_out_are_counted_once():
     assert sum("left out" in one for one in said) == 1
 
 
-def test_a_row_that_needs_too_many_replays_says_what_to_do():
-    unfinished = row(status="unfinished", finished=4, replayed=5, why="raise --replays, or serve fewer requests")
+def test_a_row_that_needs_too_much_says_what_to_do():
+    why = "it took 5 replays, the most that may be; raise --replays, or serve fewer requests"
+    unfinished = row(status="unfinished", finished=4, replayed=5, why=why)
     assert sentences([unfinished])[:2] == [
         (
-            "static is unfinished: 4 of 10 requests were served in 5 replays, the most that may be, and the run ends "
-            "there; raise --replays, or serve fewer requests."
+            "static is unfinished: 4 of 10 requests were served when the run ended: it took 5 replays, the most that "
+            "may be; raise --replays, or serve fewer requests."
         ),
         (
             "static: half of the requests have their first token within 1.00 ms, 95 % within 1.00 ms; "

@@ -144,7 +144,8 @@ def serve(
         Whether each iteration is replayed as it is; else what it attends to is rounded up (less than 1/16), so that
         alike ones are replayed once.
     replays
-        The most iterations of a row that are replayed; one that needs more ends there, as ``unfinished``.
+        The most iterations of a row that are replayed; one that needs more, or a hundred times as many in all, ends
+        there, as ``unfinished``.
     progress
         Called now and then.
 
@@ -155,7 +156,8 @@ def serve(
     """
     loaded = catalog.resolve(scenario, set)
     asked = _asked(loaded)
-    names, come = read_served(loaded, policies)
+    progress = progress or _silent
+    names, come = read_served(loaded, policies, progress)
     links = loaded.hardware.link_names
     room = rooms(loaded, asked, come.requests)
     token_bytes = room.block_bytes // asked.block
@@ -163,19 +165,25 @@ def serve(
     stories = []
     for name in names:
         known = Replays(loaded, name, tokens, exact=exact, most=replays)
-        stories.append(serve_row(name, known, room, asked, come.requests, progress or _silent))
+        stories.append(serve_row(name, known, room, asked, come.requests, progress))
     shared = of_all(asked, come)
     return Serving(loaded, [summary(story, links, token_bytes) | shared for story in stories], bool(set), stories)
 
 
-def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[list[str], Arriving]:
+def _silent(label: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def read_served(
+    loaded: Loaded, policies: Sequence[str] | None = None, progress: Progress = _silent
+) -> tuple[list[str], Arriving]:
     """Read the rows and the requests of a scenario; nothing runs.
 
     Parameters
     ----------
     loaded
         The scenario, its machine and its workload.
-    policies
+    policies, progress
         As for `serve`.
 
     Raises
@@ -186,7 +194,7 @@ def read_served(loaded: Loaded, policies: Sequence[str] | None = None) -> tuple[
     if loaded.scenario.trace == "none":
         must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
         raise ConfigError(loaded.place("trace"), must, "trace: none", do)
-    asked, come = _asked(loaded), arriving(loaded)
+    asked, come = _asked(loaded), arriving(loaded, progress)
     room = rooms(loaded, asked, come.requests)
     one_came = Story("", room.names, [Served(0, come.requests[0])])
     columns = tuple(summary(one_came, loaded.hardware.link_names, 0) | of_all(asked, come))
@@ -215,7 +223,3 @@ def _asked(loaded: Loaded) -> Requests:
 def _enough(requests: Sequence[Request]) -> int:
     """More blocks than all requests together ever hold."""
     return sum(one.prompt + one.output for one in requests)
-
-
-def _silent(label: str, done: int, total: int) -> None:
-    """Show no progress."""

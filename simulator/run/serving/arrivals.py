@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,23 +13,25 @@ from simulator.catalog import Loaded
 from simulator.workload import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 
-def arriving(loaded: Loaded) -> Arriving:
+def arriving(loaded: Loaded, progress: Callable[[str, int, int], None]) -> Arriving:
     """The requests of a scenario, in the order in which they come.
 
     Parameters
     ----------
     loaded
         With a workload of requests.
+    progress
+        Called now and then while a file is read.
 
     Raises
     ------
     ConfigError
-        If the file of requests is wrong.
+        If the file of requests is wrong, or too long.
     """
     asked = loaded.workload.requests or Requests(file="")
     if "requests" in loaded.paths:
-        found = formats.read_requests(loaded.paths["requests"])
-        return found._replace(requests=found.requests[: asked.count])
+        path = loaded.paths["requests"]
+        return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))
     return Arriving(drawn(asked, loaded.scenario.seed))
 
 

@@ -26,11 +26,15 @@ from simulator.run.row import checked
 from simulator.run.serving.ahead import ending, with_loads, with_stores
 from simulator.run.serving.outlast import Replayed, Stored
 from simulator.trace import CAUSES, Trace
+from simulator.units import counted
 from simulator.workload import DecoderModel
 
 _DIGITS = 5
 MOST_REPLAYED = 10_000
 """Unless another number is given, a row ends that needs more replays: minutes of a small model, an hour of others."""
+_ALIKE = 100
+"""A row also ends that needs so many times as many iterations: about that many that are known take as long as a replay.
+"""
 
 
 class Replays:
@@ -47,12 +51,14 @@ class Replays:
     exact
         Whether nothing is rounded.
     most
-        How many are replayed; what comes then and is not known is ``unfinished``.
+        How many are replayed; what comes then and is not known is ``unfinished``. So is, known or not, what comes after
+        a hundred times as many iterations.
     """
 
     def __init__(self, loaded: Loaded, row: str, room: int, *, exact: bool = False, most: int = MOST_REPLAYED) -> None:
         self._loaded, self._row, self._room, self._exact, self._most = loaded, row, room, exact, most
         self._known: dict[Iteration, Replayed] = {}
+        self._told = 0
 
     @property
     def layers(self) -> int:
@@ -67,11 +73,14 @@ class Replays:
     def of(self, work: Iteration) -> Replayed:
         """What an iteration takes."""
         key = work if self._exact else self._rounded(work)
+        if self._told == _ALIKE * self._most:
+            return _unfinished(f"{self._told:,} iterations, the most that may be with {counted(self._most, 'replay')}")
         if key not in self._known:
             if len(self._known) == self._most:
                 rounded = ", leave --exact out" if self._exact else ""
-                return Replayed("unfinished", why=f"raise --replays{rounded}, or serve fewer requests")
+                return _unfinished(f"{counted(self._most, 'replay')}, the most that may be", rounded)
             self._known[key] = self._replay(key)
+        self._told += 1
         return self._known[key]
 
     def _rounded(self, work: Iteration) -> Iteration:
@@ -108,6 +117,10 @@ class Replays:
         if asked is not None and asked.queued_blocks is not None:
             plan = with_loads(plan, graph, problem, work, asked.queued_blocks * asked.block)
         return with_stores(plan, graph, problem, work)
+
+
+def _unfinished(took: str, more: str = "") -> Replayed:
+    return Replayed("unfinished", why=f"it took {took}; raise --replays{more}, or serve fewer requests")
 
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:

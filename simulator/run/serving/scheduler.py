@@ -153,13 +153,12 @@ class Scheduler:
         """Look its prefix up, and hold its blocks, if they fit."""
         request, size = one.request, self._block
         shared = request.shared // size
-        blocks = [Block(True, request.prefix, number) for number in range(shared)]
-        found = self.tiers.find(blocks)
-        hit = blocks[: len(found)]
+        found = self.tiers.find(Block(True, request.prefix, number) for number in range(shared))
+        hit = [Block(True, request.prefix, number) for number in range(len(found))]
         total = -(-(request.prompt + request.output) // size)
-        new = [Block(False, one.number, number) for number in range(len(hit), total)]
-        if not self.tiers.fits(hit, len(new)):
+        if not self.tiers.fits(hit, total - len(hit)):
             return False
+        new = [Block(False, one.number, number) for number in range(len(hit), total)]
         self.tiers.admit(hit, new)
         one.blocks = [*hit, *new]
         one.cached = size * len(hit)

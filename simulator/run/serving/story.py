@@ -47,8 +47,8 @@ class Story:
     served, ran
         The requests, and the iterations.
     status
-        ``ok``; ``overloaded``: requests come faster than they can be served; ``unfinished``: more iterations would have
-        to be replayed than may be; else why an iteration cannot run.
+        ``ok``; ``overloaded``: requests come faster than they can be served; ``unfinished``: more iterations are
+        needed, or would have to be replayed, than may be; else why an iteration cannot run.
     end_ns
         When it ended [ns].
     waiting_at_last
@@ -127,7 +127,7 @@ def serve_row(
         if not all(_run(story, scheduler, replays, part, asked.block, following) for part in parts):
             break
         left += len(scheduler.ended(work, story.end_ns))
-        progress(policy, left, len(requests))
+        progress(f"{policy} at iteration {len(story.ran):,}", left, len(requests))
     story.replayed = len(replays)
     return story
 

@@ -80,7 +80,7 @@ class Tiers:
         full = (self.used(tier) + held[name] > self.rooms[tier] for tier, name in enumerate(self.names))
         return not known.isdisjoint(read) or (bool(known) and any(full))
 
-    def find(self, blocks: Sequence[Block]) -> list[int]:
+    def find(self, blocks: Iterable[Block]) -> list[int]:
         """In which tier each of the first blocks is, up to one that is nowhere."""
         found = []
         for block in blocks:
