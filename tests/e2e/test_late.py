@@ -75,6 +75,20 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     assert ("of what is read late stays in hbm" in rows["hybrid"]["notes"]) == moves
 
 
+@pytest.mark.parametrize("evict", ["lru", "lfu", "hot"])
+@pytest.mark.parametrize("budget", ["98 kB", "182 kB", "266 kB"])
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budget, ahead, evict) -> None:
+    """What stays in its cache from step to step makes room for what must be back when a step ends."""
+    small = EXPERTS.replace("512", "64").replace("dense_layers: 1, dense_width: 64", "dense_layers: 0")
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    (tmp_path / "job.yaml").write_text(documents.decoder(2, small, batch=1, sequence=16, steps=3, experts="each"))
+    text = story.read_text().replace("{expert: ddr}", '{"*": free}').replace("2 MB", budget)
+    options = f"{{late: on_demand, evict: {evict}, look_ahead: {ahead}}}"
+    story.write_text(text.replace("{late: on_demand}", options))
+    assert hosim.run(story, policies=["on demand"])["on demand"].status == "ok"
+
+
 def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     """The files of a run, and its plan, repeat it to the byte; other draws are told from the plan."""
     rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)

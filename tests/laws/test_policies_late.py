@@ -30,6 +30,7 @@ from simulator.scenario import DrawsOrigin, Switches
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
     ("reactive", {"late": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
+    ("reactive", {"late": "on_demand", "evict": "lfu", "look_ahead": 32}),
     ("reactive", {"late": "on_demand"}),
     ("reactive", {}),
     ("static", {}),
@@ -159,15 +160,15 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     assert mine.home == backbone.home
 
 
-@pytest.mark.parametrize("options", [options for name, options in OPTIONS if name == "hybrid"])
+@pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
-def test_hybrid_runs_in_any_room_where_homes_are_free(
-    options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
+def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
+    name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
 ) -> None:
     """However it divides what is read late, and moves nothing if all of it fits."""
     hardware = machine()
     p = problem(graph, hardware, origin, least(graph) + spare, home=FREE)
-    trace = run(p, POLICIES["hybrid"].plan(p, options), drawn(graph, hardware, origin, seed))
+    trace = run(p, POLICIES[name].plan(p, options), drawn(graph, hardware, origin, seed))
     assert trace.status == "ok"
     if int(live_bytes(graph, p.lifetimes).max()) <= p.budget_bytes:
         assert not (trace.spans.whole()["kind"] == COPY).any()

@@ -111,6 +111,5 @@ def _start(tables: Tables, evict: str, ahead: int, synchronous: bool, view: View
     if tables.late is None:
         return Runtime(tables, victims, ahead, synchronous=synchronous).run(view)
     if evict == "hot":
-        room_bytes = tables.problem.budget_bytes - tables.demand_bytes
-        victims = Staying(victims, tables.late.hottest(room_bytes))
+        victims = Staying(victims, tables.hottest)
     return OnDemand(tables, victims, ahead, synchronous=synchronous).run(view)

@@ -44,7 +44,7 @@ class OnDemand(Runtime):
                     yield codes
                     codes.clear()
                     for late in revealed[stop - 1]:
-                        self._bring(stop - 1, late, view.chosen(late))
+                        self._bring(late, view.chosen(late))
             self._go_home()
             yield codes
             codes.clear()
@@ -69,14 +69,14 @@ class OnDemand(Runtime):
         """
         return chain.from_iterable(self._parts_looking(view))
 
-    def _bring(self, op: int, late: int, chosen: Sequence[int]) -> None:
-        """Fetch what an op is known to read."""
+    def _bring(self, late: int, chosen: Sequence[int]) -> None:
+        """Fetch what an op is known to read; what the revealing op used, which was issued, may leave for it."""
         candidates = self._ops.candidates
         self._awaited[late] = wanted = tuple([t for t in chosen if t in candidates])
         self._touch(wanted)
         for tensor in wanted:
             if not self._here[tensor]:
-                self._make_room(self._sizes[tensor], self._tables.kept[op])
+                self._make_room(self._sizes[tensor], ())
                 self._copy(tensor, self._copy_at[tensor], self._tier)
                 self._arrive(tensor)
 

@@ -237,9 +237,7 @@ class Runtime:
                 self._evict(tensor)
         for tensor in tables.residents:
             if not here[tensor]:
-                for output in tables.outputs:
-                    if here[output] and self._room[tier] < self._sizes[tensor]:
-                        self._evict(output)
+                self._make_room(self._sizes[tensor], tables.staying)
                 self._copy(tensor, copy_at[tensor], tier)
                 self._arrive(tensor)
             if copy_at[tensor] != NONE:

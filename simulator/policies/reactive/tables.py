@@ -42,6 +42,8 @@ class Tables:
         Ops with late reads, if these are handled at run time: then `reads` and `moves` have none of their candidates.
     persistent, residents, guests
         Persistent tensors that may move; those of them with their home in the compute tier, and with another.
+    staying
+        Residents in a form that is quick to look into.
     outputs
         Outputs that are not persistent.
 
@@ -79,6 +81,7 @@ class Tables:
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
         self.residents = [t for t in self.persistent if self.homes[t] == problem.compute_tier]
+        self.staying = frozenset(self.residents)
         self.guests = [t for t in self.persistent if self.homes[t] != problem.compute_tier]
 
     @property
@@ -93,7 +96,10 @@ class Tables:
         return home <= {FREE, problem.compute_tier} and int(live.max()) <= problem.budget_bytes
 
     def _choose_homes(self) -> tuple[int, ...]:
-        """By first use: the compute tier as far as all ops still run, then the nearest tier that has room."""
+        """By first use: the compute tier as far as all ops still run, then the nearest tier that has room.
+
+        What is read late comes last, the likeliest first.
+        """
         problem, here = self.problem, self.problem.compute_tier
         left = {tier: problem.capacities[tier] for tier in (here, *problem.neighbours)}
         left[here] -= self.demand_bytes
@@ -102,11 +108,21 @@ class Tables:
                 left[home] -= problem.sizes[tensor]
         free, homes = [t for t in self.persistent if problem.homes[t] == FREE], {}
         first_use = problem.lifetimes.first_use
-        for tensor in sorted(free, key=lambda t: (first_use[t] == NEVER, first_use[t], t)):
+        share = {} if self.late is None else {t: self.late.shares.get(t, 0.0) for t in self.late.candidates}
+        for tensor in sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t)):
             size = problem.sizes[tensor]
             homes[tensor] = home = next((tier for tier in left if size <= left[tier]), problem.neighbours[-1])
             left[home] -= size
         return problem.resolved_homes(homes)
+
+    @cached_property
+    def hottest(self) -> frozenset[int]:
+        """Candidates that may stay for good: those that live in the compute tier, and the likeliest that fit beside."""
+        if self.late is None:
+            return frozenset()
+        spare = self.problem.budget_bytes - self.demand_bytes - sum(self.problem.sizes[t] for t in self.residents)
+        live = self.late.candidates & self.staying
+        return live | self.late.hottest(spare, self.late.candidates - live)
 
     def coming(self, ahead: int) -> list[range]:
         """By op: the ops that come into view of a runtime that looks so far ahead, but not past a barrier."""

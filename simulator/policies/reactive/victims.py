@@ -75,9 +75,12 @@ class LeastRecent:
         self._after[left], self._before[right] = right, left
 
     def first(self, needed: Collection[int]) -> int:
-        """Return the least recent; what the op needs has just been touched, so it comes last."""
-        tensor = self._after[self._end]
-        return -1 if tensor == self._end or tensor in needed else tensor
+        """Return the least recent; what is needed has mostly just been touched, so it comes last."""
+        after, end = self._after, self._end
+        tensor = after[end]
+        while tensor != end and tensor in needed:
+            tensor = after[tensor]
+        return -1 if tensor == end else tensor
 
 
 class _Front:
