@@ -150,13 +150,16 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, chang
       hosim plan mine.yaml --out results/plan
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
+    from simulator.report.progress import Shown
     from simulator.run.plan import plan as plan_scenario
 
     if out is not None:
         from simulator.report.files import check_target
 
         check_target(out)
-    found = plan_scenario(scenario, policy, set=dict(catalog.setting(change) for change in changes))
+    settings = dict(catalog.setting(change) for change in changes)
+    with Shown() as progress:
+        found = plan_scenario(scenario, policy, set=settings, progress=progress)
     text = found.text(tensor)
     if out is not None:
         found.write(out)

@@ -14,7 +14,7 @@ from simulator.graph import Job
 from simulator.report.rows import fastest_ns, is_ok
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.largest import Largest, searched
-from simulator.run.one import Progress, row_of
+from simulator.run.one import Progress, row_of, silent
 from simulator.run.results import Result, Results
 from simulator.scenario import BoundKind, Keep, Scenario
 
@@ -114,11 +114,11 @@ def run_case(
     """
     results = []
     for label, decide in case.rows(policies).items():
-        results.append(row_of(case, label, decide, progress or _silent))
+        results.append(row_of(case, label, decide, progress or silent))
         if each is not None:
             each(results[-1])
     _compared(results)
-    return Results(case, results, _with_largest(case, results, policies, progress or _silent))
+    return Results(case, results, _with_largest(case, results, policies, progress or silent))
 
 
 def _with_largest(case: Case, results: list[Result], policies: Policies | None, progress: Progress) -> Largest | None:
@@ -140,7 +140,3 @@ def _compared(results: list[Result]) -> None:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
-
-
-def _silent(label: str, done: int, total: int) -> None:
-    """Show no progress."""

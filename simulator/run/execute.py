@@ -125,6 +125,7 @@ class Trier:
         A fixed plan is tried as if ops with late reads read all candidates, and took what is expected; a runtime is
         tried with draws that are not those of the run.
         """
+        self.tries.begin()
         graph, draws = problem.graph, self.lots.rehearsal(problem.graph) if plan.fixed is None else None
         times_ns = problem.durations_ns
         in_turn = _programs(alone(graph, times_ns), plan, times_ns, draws, problem.allocator)

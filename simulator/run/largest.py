@@ -14,7 +14,7 @@ from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.report import largest as report
 from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.execute import execute
-from simulator.run.one import Progress, plans_of, row_of
+from simulator.run.one import Progress, plans_of, row_of, silent
 from simulator.scenario import Largest as Question
 from simulator.scenario import Scenario
 
@@ -120,7 +120,7 @@ def largest(
         If an option or a plan is wrong. What cannot fit and what blocks itself is what is searched.
     """
     loaded = catalog.resolve(scenario, set)
-    return searched(loaded, catalog.question(loaded, asked), policies, progress or _silent)
+    return searched(loaded, catalog.question(loaded, asked), policies, progress or silent)
 
 
 def searched(loaded: Loaded, question: Question, policies: Policies | None, progress: Progress) -> Largest:
@@ -208,13 +208,14 @@ class _Search:
     def _obstacle(self, value: int) -> dict[str, Any]:
         """What is in the way of a value; empty if nothing is."""
         most = 1 + len(self.question.values).bit_length()
-        self.progress(f"{self.label}, {self.question.field} {value:,}", self.tried, most)
+        at, before = f"{self.label}, {self.question.field} {value:,}", self.tried
+        self.progress(at, before, most)
         self.tried += 1
         if found := self._proof(value):
             return found
         case = self.built(value).of(self.label)
         try:
-            plans = plans_of(case, self.label, self.decide)
+            plans = plans_of(case, at, self.decide, lambda said, *_: self.progress(said, before, most))
             trace = execute(case, plans, allocator=case.choice(self.label).allocator)
         except CapacityError as error:
             return _told(error.report)
@@ -230,7 +231,3 @@ class _Search:
 def _told(short: Shortfall) -> dict[str, Any]:
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
-
-
-def _silent(label: str, done: int, total: int) -> None:
-    """Show no progress."""

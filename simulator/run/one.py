@@ -17,6 +17,10 @@ Progress = Callable[[str, int, int], None]
 """Called now and then with the row at work, the computes that are done, and those that there are in all."""
 
 
+def silent(label: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
 def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
     """Run one row; at once told, if no plan of its kind can fit.
 
@@ -38,19 +42,19 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
     """Decide, and replay what was decided; what does not fit, or is not for this policy, is a row, too."""
     progress(label, 0, 0)
     try:
-        return replayed(case, label, plans_of(case, label, decide), partial(progress, label))
+        return replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label))
     except CapacityError as error:
         return _infeasible(case, label, decide, error.report, progress)
     except ScopeError as error:
         return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
 
-def plans_of(case: Case, label: str, decide: Policy) -> list[Plan]:
+def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list[Plan]:
     """Decide for each graph of the job.
 
     Parameters
     ----------
-    case, label, decide
+    case, label, decide, progress
         As for `row_of`.
 
     Raises
@@ -63,12 +67,18 @@ def plans_of(case: Case, label: str, decide: Policy) -> list[Plan]:
     plans, short = [], []
     for task in case.tasks:
         try:
-            plans.append(_decided(label, decide, task.problem))
+            with task.trier.tries.told(partial(tried, progress, label)):
+                plans.append(_decided(label, decide, task.problem))
         except CapacityError as error:
             short.append(error)
     if short:
         raise max(short, key=lambda error: error.report.gap_bytes)
     return plans
+
+
+def tried(progress: Progress, label: str, number: int) -> None:
+    """Tell which plan a row tries."""
+    progress(f"{label}, plan {number:,} is tried", 0, 0)
 
 
 def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
@@ -82,5 +92,17 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
 
 def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Result:
     summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    tell = partial(progress, f"{label}, how much room is enough")
-    return Result(case, label, summary, shortfall=advised(case, label, decide, report, tell))
+    return Result(case, label, summary, shortfall=enough(case, label, decide, report, progress))
+
+
+def enough(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Shortfall:
+    """Say how much room would be enough.
+
+    Parameters
+    ----------
+    case, label, decide, progress
+        As for `row_of`.
+    report
+        What does not fit.
+    """
+    return advised(case, label, decide, report, partial(progress, f"{label}, how much room is enough"))

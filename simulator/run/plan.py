@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from simulator.report import decisions, files, plan_files
 from simulator.report.crowds import crowded
 from simulator.report.names import folder_names
 from simulator.report.rows import percent
-from simulator.run.advice import advised
 from simulator.run.case import Case, Policy, prepare
+from simulator.run.one import Progress, enough, plans_of, silent, tried
 from simulator.run.rehearsal import decided
 from simulator.run.results import Result
 from simulator.run.row import notes, replayed
@@ -123,6 +124,7 @@ def plan(
     policy: str = "static",
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    progress: Progress | None = None,
 ) -> Planned:
     """Plan a scenario with one policy, and explain the plan.
 
@@ -134,12 +136,15 @@ def plan(
         A row of the scenario, or a policy with its default options.
     set
         Changes to the hardware.
+    progress
+        Called now and then.
 
     Raises
     ------
     HosimError
         If a document, an option or the plan is wrong, or nothing fits.
     """
+    progress = progress or silent
     case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
     rows = case.rows([policy])
     if len(rows) > 1:
@@ -147,20 +152,24 @@ def plan(
     ((label, decide),) = rows.items()
     case = case.of(label)
     try:
-        return _planned(case, label, decide)
+        return _planned(case, label, decide, progress)
     except CapacityError as error:
-        raise CapacityError(advised(case, label, decide, error.report)) from None
+        raise CapacityError(enough(case, label, decide, error.report, progress)) from None
 
 
-def _planned(case: Case, label: str, decide: Policy) -> Planned:
+def _planned(case: Case, label: str, decide: Policy, progress: Progress) -> Planned:
+    progress(label, 0, 0)
     unfit = case.unfit(may_repeat=case.may_repeat(label))
     if unfit is not None:
         raise CapacityError(unfit)
     options = case.static_options(label)
     if options is None:
-        return Planned(replayed(case, label, [decide(task.problem) for task in case.tasks]), ())
-    found = [_explained(case.choice(label), task.problem, options) for task in case.tasks]
-    result = replayed(case, label, [one.plan for one in found])
+        return Planned(replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label)), ())
+    found = []
+    for task in case.tasks:
+        with task.trier.tries.told(partial(tried, progress, label)):
+            found.append(_explained(case.choice(label), task.problem, options))
+    result = replayed(case, label, [one.plan for one in found], partial(progress, label))
     return Planned(result, tuple(replace(one, plan=replace(one.plan, policy=label)) for one in found))
 
 

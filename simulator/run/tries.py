@@ -1,6 +1,9 @@
-"""What a search has replayed: the plan that it ends with need not be replayed once more."""
+"""What a search has replayed: the plan that it ends with need not be replayed once more, and it tells how far it is."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
@@ -12,6 +15,28 @@ class Tries:
 
     def __init__(self) -> None:
         self._fastest: tuple[Problem, Plan, Trace, int] | None = None
+        self._begun = 0
+        self._tell: Callable[[int], None] = _silent
+
+    @contextmanager
+    def told(self, tell: Callable[[int], None]) -> Iterator[None]:
+        """Tell of each plan that is tried meanwhile which it is, from 1 on.
+
+        Parameters
+        ----------
+        tell
+            Called before it is tried.
+        """
+        self._begun, self._tell = 0, tell
+        try:
+            yield
+        finally:
+            self._tell = _silent
+
+    def begin(self) -> None:
+        """Note that one more plan is tried."""
+        self._begun += 1
+        self._tell(self._begun)
 
     def note(self, problem: Problem, plan: Plan, trace: Trace, step_ns: int) -> None:
         """Keep a replay that ended, if it is faster than all before.
@@ -36,6 +61,10 @@ class Tries:
         if kept is None or kept[0] is not problem or _decides(kept[1]) != _decides(plan):
             return None
         return kept[2]
+
+
+def _silent(number: int) -> None:
+    """Tell nothing."""
 
 
 def _decides(plan: Plan) -> tuple[object, ...]:

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import re
 
 import chain
 import pandas as pd
 
 import simulator
+from simulator.report import progress
 
 
 def test_plan_tells_what_moves_and_why(hosim, scenario):
@@ -151,3 +153,13 @@ def test_what_a_prefetch_is_waited_for_is_what_the_run_waits(hosim, tmp_path):
     found = told[told["waited_ns"] > 0].groupby("tensor")["waited_ns"].sum()
     assert found.to_dict() == expected.to_dict()
     assert found.sum() > 0
+
+
+def test_planning_tells_how_far_it_is(hosim, monkeypatch):
+    monkeypatch.setattr(progress, "SELDOM_S", 0)
+    done = hosim("plan", "tiny_train_910c")
+    assert re.search(r"hosim: after \d+ s: static, plan 2 is tried\n", done.err)
+    less = hosim("plan", "tiny_train_910c", "--set", "tiers.ddr.capacity=10 MB")
+    assert re.search(r"hosim: after \d+ s: static, how much room is enough", less.err)
+    monkeypatch.undo()
+    assert hosim("plan", "tiny_train_910c").err == ""

@@ -11,7 +11,7 @@ import pytest
 import simulator as hosim
 from simulator import engine
 from simulator.run import read
-from simulator.run.one import plans_of
+from simulator.run.one import plans_of, silent
 from simulator.run.rehearsal import REHEARSED
 
 STEPS = 3 * REHEARSED
@@ -58,7 +58,7 @@ def test_a_plan_that_was_tried_takes_what_it_did(story):
         few = case.problem.rehearsal
         assert few is not None
         assert few.graph.steps == REHEARSED
-        (plan,) = plans_of(case, label, case.rows([label])[label])
+        (plan,) = plans_of(case, label, case.rows([label])[label], silent)
         tried = few.replay(replace(plan, repeats=REHEARSED))
         assert tried.step_ns == case.problem.replay(plan).step_ns
 

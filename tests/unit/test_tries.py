@@ -54,3 +54,21 @@ def test_a_row_shows_what_its_search_has_replayed(monkeypatch):
     assert shown.summary == again.summary
     for table in ("spans", "waits", "memory"):
         assert getattr(shown, table).equals(getattr(again, table))
+
+
+def test_each_plan_that_is_tried_is_told_while_somebody_listens():
+    tries, told = Tries(), []
+    tries.begin()
+    with tries.told(told.append):
+        tries.begin()
+        tries.begin()
+    tries.begin()
+    with tries.told(told.append):
+        tries.begin()
+    assert told == [1, 2, 1]
+
+
+def test_a_run_tells_which_plan_it_tries():
+    told = []
+    hosim.run(SCENARIO, policies=["static"], progress=lambda label, *_: told.append(label))
+    assert told[:3] == ["static", "static, plan 1 is tried", "static, plan 2 is tried"]

@@ -13,7 +13,7 @@ from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.report import serving as report
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run import Progress
+from simulator.run.one import Progress, silent
 from simulator.run.serving.arrivals import arriving
 from simulator.run.serving.counts import iterations_of, of_all, requests_of, summary
 from simulator.run.serving.replays import MOST_REPLAYED, Replays, rows_of
@@ -156,7 +156,7 @@ def serve(
     """
     loaded = catalog.resolve(scenario, set)
     asked = _asked(loaded)
-    progress = progress or _silent
+    progress = progress or silent
     names, come = read_served(loaded, policies, progress)
     links = loaded.hardware.link_names
     room = rooms(loaded, asked, come.requests)
@@ -170,12 +170,8 @@ def serve(
     return Serving(loaded, [summary(story, links, token_bytes) | shared for story in stories], bool(set), stories)
 
 
-def _silent(label: str, done: int, total: int) -> None:
-    """Show no progress."""
-
-
 def read_served(
-    loaded: Loaded, policies: Sequence[str] | None = None, progress: Progress = _silent
+    loaded: Loaded, policies: Sequence[str] | None = None, progress: Progress = silent
 ) -> tuple[list[str], Arriving]:
     """Read the rows and the requests of a scenario; nothing runs.
 
