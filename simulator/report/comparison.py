@@ -16,7 +16,9 @@ from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_u
 from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
 from simulator.trace import CAUSES
 
-_ROW_IN, _ABOVE_IN, _BELOW_IN, _GAP_IN, _MARGIN_IN = 0.34, 0.8, 0.5, 0.3, 0.12
+_ROW_IN, _ABOVE_IN, _BELOW_IN, _GAP_IN, _MARGIN_IN = 0.34, 1.1, 0.5, 0.3, 0.12
+_TITLE_IN = 0.3
+"""Height of the line above the legend."""
 _STEP_SHARE, _MEMORY_IN = 0.56, 1.35
 """Of the width that labels leave, what the steps take where several memories are used, each at least so wide."""
 _LABEL, _LABEL_LINES = 30, 2
@@ -31,10 +33,9 @@ _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle":
 _LIMIT = (0, (5, 2))
 _CUT = 1.04
 """Where a bar that is cut ends, against the longest that is not."""
-_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 
-def comparison(rows: Sequence[Row]) -> Picture:
+def comparison(rows: Sequence[Row], title: str) -> Picture:
     """Draw the rows beside each other: compute, stalls by cause and the bound; and the peak of each memory in use.
 
     Parameters
@@ -42,15 +43,19 @@ def comparison(rows: Sequence[Row]) -> Picture:
     rows
         Rows of one table. Of those that did not run the status is written; of one that cannot fit the peak that it
         would need is drawn hollow.
+    title
+        What was run.
     """
     tiers = _used(rows)
     picture, axes = _panels([_label(row) for row in rows], len(tiers))
     _draw_steps(axes[0], rows)
     limited = [_draw_peaks(ax, rows, tier) for ax, tier in zip(axes[1:], tiers, strict=True)]
+    height = picture.get_figheight()
+    picture.text(0.01, 1 - 0.12 / height, title, va="top", **(TEXT | {"fontsize": 11}))
     picture.legend(
         handles=_marks(rows, is_limited=any(limited)),
         loc="upper left",
-        bbox_to_anchor=(0, 1),
+        bbox_to_anchor=(0, 1 - _TITLE_IN / height),
         ncols=12,
         fontsize=8,
         frameon=False,
@@ -162,7 +167,7 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> bool:
             (bar,) = ax.barh(y, min(most, _CUT * end) / size, height=2 * _HALF, color=colours.PEAK)
             bar.update({} if is_held else _HOLLOW)
         if most or is_held:
-            _write(ax, y, most / size, end / size, texts[y])
+            _write(ax, y, most / size, end / size, texts[y], limit / size if limit in near else math.inf)
         if limit in near:
             ax.plot([limit / size] * 2, [y - 0.5, y + 0.5], color=INK, linewidth=1.1, linestyle=_LIMIT)
     return bool(near)
@@ -182,12 +187,14 @@ def _scale(ax: Axes, end: float, letters: int) -> None:
     ax.set_xlim(0, end * width / max(0.3 * width, width - _LETTER_IN * (letters + 3)))
 
 
-def _write(ax: Axes, y: int, at: float, end: float, text: str) -> None:
-    """Write a value behind its bar; a bar that is cut has a gap, and an arrow behind it."""
+def _write(ax: Axes, y: int, at: float, end: float, text: str, limit: float = math.inf) -> None:
+    """Write a value behind its bar, and behind a limit that it would hide; a cut bar has a gap, and an arrow behind."""
     if at > end:
         at, text = _CUT * end, f"→ {text}"
         ax.plot([0.985 * end, 0.995 * end], [y + 0.45, y - 0.45], color="white", linewidth=3)
-    ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, bbox=_PAPER, **_SMALL)
+    inch = ax.get_xlim()[1] / (ax.get_position().width * WIDTH_IN)
+    at = limit if at <= limit < at + (len(text) + 2) * _LETTER_IN * inch else at
+    ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, **_SMALL)
 
 
 def _head(ax: Axes, title: str, limit: str, unit: str) -> None:

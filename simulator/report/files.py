@@ -147,7 +147,7 @@ class Pages:
         rows
             The rows of the table.
         """
-        drawn = comparison(rows).png()
+        drawn = comparison(rows, story.title or story.name).png()
         (self._folder / COMPARISON).write_bytes(drawn)
         page = html.page(story, rows, drawn, self._pictures)
         (self._folder / "report.html").write_text(page, encoding="utf-8")

@@ -271,7 +271,8 @@ class Results(Mapping[str, Result]):
         """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use."""
         from simulator.report.comparison import comparison  # noqa: PLC0415 - drawing takes time to import
 
-        return comparison(list(self.values()))
+        scenario = self.case.loaded.scenario
+        return comparison(list(self.values()), scenario.title or scenario.name)
 
     def write(self, out: str | Path) -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.

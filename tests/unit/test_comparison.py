@@ -68,7 +68,7 @@ def test_each_memory_in_use_has_a_panel_with_peaks_and_limit(results):
     hbm, ddr = ([line.get_xdata()[0] for line in ax.lines] for ax in picture.axes[1:])
     assert hbm == [4.3] * 3, "the budget, in each line"
     assert ddr == [], "a capacity far beyond the peaks is no line"
-    alone = comparison(rows_of(results, static={"peak_ddr_bytes": 0})[2:])
+    alone = comparison(rows_of(results, static={"peak_ddr_bytes": 0})[2:], "toy")
     assert len(alone.axes) == 2, "a memory that no row uses has none"
 
 
@@ -80,18 +80,18 @@ def test_what_does_not_fit_is_told_and_its_need_is_hollow(results):
     assert (colour[3], width) == (0, pytest.approx(shortfall.demand_bytes / 1e6))
     assert widths(picture.axes[0], 0) == {}
     assert "would need" in legend(picture)
-    assert "would need" not in legend(comparison(list(results.values())[1:]))
+    assert "would need" not in legend(comparison(list(results.values())[1:], "toy"))
 
 
 def test_a_need_beyond_the_limit_is_shown_against_it_however_little_others_hold(results):
     little = {label: {"peak_hbm_bytes": 100_000} for label in ("reactive", "static")}
-    hbm = comparison(rows_of(results, **little)).axes[1]
+    hbm = comparison(rows_of(results, **little), "toy").axes[1]
     assert list(widths(hbm, 0).values()) == pytest.approx([results["resident"].shortfall.demand_bytes / 1e6])
     assert [line.get_xdata()[0] for line in hbm.lines] == [4.3] * 3
 
 
 def test_a_table_without_a_row_that_ran_has_a_picture(results):
-    picture = comparison([results["resident"]])
+    picture = comparison([results["resident"]], "toy")
     assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == []
     assert not any(text.startswith(("compute", "bound")) for text in legend(picture))
 
@@ -100,7 +100,7 @@ def test_a_bar_far_beyond_the_others_is_cut_and_says_so(results):
     normal = results.comparison().axes[0]
     long = 100 * results["static"].summary["step_ns"]
     rows = rows_of(results, reactive={"step_ns": long, "wait_transfer_ns": long, "stall_ns": long})
-    picture = comparison(rows)
+    picture = comparison(rows, "toy")
     steps = picture.axes[0]
     assert sum(widths(steps, 1).values()) < 1.1 * sum(widths(normal, 2).values())
     assert "→ 150 ms, 100 % stall" in said(picture)
@@ -112,7 +112,7 @@ def test_a_few_times_the_median_is_not_cut(results):
     step = 9 * results["static"].summary["step_ns"]
     waits = {f"wait_{cause}_ns": 0 for cause in CAUSES}
     rows = rows_of(results, reactive={"step_ns": step, "compute_ns": step, "stall_ns": 0} | waits)
-    assert sum(widths(comparison(rows).axes[0], 1).values()) == pytest.approx(step / 1e6)
+    assert sum(widths(comparison(rows, "toy").axes[0], 1).values()) == pytest.approx(step / 1e6)
 
 
 def test_the_bound_is_a_tick_and_says_which_plans_it_holds_for(results):
@@ -128,7 +128,7 @@ def test_no_text_leaves_the_picture_or_its_panel(count, results):
     """Labels of any length, and values behind bars."""
     some = list(results.values())
     rows = [replace(some[i % 3], label=f"row {i} " + "which is described at length " * (i % 4)) for i in range(count)]
-    picture = comparison(rows)
+    picture = comparison(rows, "toy")
     picture.write(io.BytesIO())
     page = picture.bbox
     for ax in picture.axes:
@@ -138,6 +138,27 @@ def test_no_text_leaves_the_picture_or_its_panel(count, results):
             assert box.x1 <= (ax.bbox.x1 + 20 if text in ax.texts else page.x1)
     boxes = [label.get_window_extent() for label in picture.axes[0].get_yticklabels()]
     assert all(below.y1 <= above.y0 for above, below in pairwise(boxes)), "labels lie apart"
+
+
+def test_no_value_is_written_over_a_limit(results):
+    """What is held is written behind its bar, or where the limit lies there, behind that."""
+    for peak in range(2_000_000, 4_300_000, 100_000):
+        rows = rows_of(results, static={"peak_hbm_bytes": peak}, reactive={"peak_hbm_bytes": peak - 50_000})
+        picture = comparison(rows, "toy")
+        picture.write(io.BytesIO())
+        hbm = picture.axes[1]
+        (limit, _) = hbm.transData.transform((4.3, 0))
+        for text in hbm.texts:
+            box = text.get_window_extent()
+            assert not box.x0 - 2 < limit < box.x1 + 2, text.get_text()
+
+
+def test_the_picture_says_what_was_run(results):
+    picture = results.comparison()
+    heading, top = picture.texts[0], picture.legends[0]
+    assert heading.get_text() == results.case.loaded.scenario.title
+    picture.write(io.BytesIO())
+    assert heading.get_window_extent().y0 > top.get_texts()[0].get_window_extent().y1
 
 
 def test_weights_on_drives_and_caches_on_the_host_are_three_memories():
