@@ -6,6 +6,9 @@ there is room; if all do, and no other may move, there is nothing left to decide
 decides: it syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch
 for the ops whose late reads are revealed next, all candidates or a guess. Copies stay in the cache from one step to the
 next; when the run ends they leave.
+
+Where a cache beside the backbone could cost more than compiling saves, or has no room, a runtime that decides of
+everything on demand is tried as well: it has what is awaited only while that is awaited.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, Plan, Steps, View
-from simulator.policies import static
+from simulator.policies import reactive, static
 from simulator.policies.late import CACHES, LateOps, Leaving, leaving
 from simulator.policies.problem import Problem
 from simulator.policies.reactive.tables import Tables
-from simulator.policies.search import tune
+from simulator.policies.search import Best, tune
 from simulator.units import Bytes, human
 
 
@@ -76,9 +79,39 @@ def plan(problem: Problem, options: Options) -> Plan:
     ops = LateOps(problem)
     ops.check("hybrid")
     _check_apart(ops)
+    if not _may_be_slower(ops, options):
+        return _compiled(ops, options)
+    best = Best[None](problem)
+    for make in (_compiled, _undivided):
+        try:
+            best.offer(make(ops, options))
+        except CapacityError as error:
+            best.refuse(error)
+    return best.plan()
+
+
+def _compiled(ops: LateOps, options: Options) -> Plan:
+    """The fastest plan with a compiled backbone."""
     orders = CACHES if options.evict == "best" else (options.evict,)
-    divided = cache(partial(_divided, problem, options))
-    return tune(problem, (_divisions(ops, options), orders), lambda here, order: divided(here)(order))
+    divided = cache(partial(_divided, ops.problem, options))
+    return tune(ops.problem, (_divisions(ops, options), orders), lambda here, order: divided(here)(order))
+
+
+def _undivided(ops: LateOps, options: Options) -> Plan:
+    """The runtime that decides of everything, on demand."""
+    made = reactive.plan(ops.problem, reactive.Options(evict=options.evict, late="on_demand"))
+    return replace(
+        made, policy="hybrid", notes=("nothing is compiled: room that is not divided is worth more here", *made.notes)
+    )
+
+
+def _may_be_slower(ops: LateOps, options: Options) -> bool:
+    """Whether dividing the room could cost more than compiling saves, if nothing is asked for that divides it.
+
+    It costs nothing where the backbone stays as a whole, and homes are given: then all else is the cache's.
+    """
+    is_asked = options.cache is not None or options.prefetch != "none"
+    return not is_asked and (bool(ops.free) or _left_bytes(ops) < max(ops.awaited_bytes))
 
 
 def _divisions(ops: LateOps, options: Options) -> tuple[frozenset[int], ...]:

@@ -58,9 +58,17 @@ class LateOps:
         return frozenset(t for t in self.candidates if self.problem.homes[t] == FREE)
 
     def settled(self, here: Collection[int]) -> Problem:
-        """The problem with a home for each candidate: those of `here` in the compute tier, other free ones away."""
-        problem = self.problem
-        settled = {t: problem.compute_tier if t in here else problem.away(t)[0] for t in self.free}
+        """The problem with a home for each candidate: those of `here` in the compute tier, other free ones away.
+
+        Away is the nearest tier with room from which a link leads into the compute tier, for the likeliest first.
+        """
+        problem, settled = self.problem, dict.fromkeys(here, self.problem.compute_tier)
+        left = {tier: room for tier, room in problem.left_away.items() if (tier, problem.compute_tier) in problem.links}
+        for tensor in self.likeliest(self.free - settled.keys()):
+            size = problem.sizes[tensor]
+            fits = (tier for tier, room in left.items() if size <= room)
+            settled[tensor] = home = next(fits, next(iter(left), problem.neighbours[0]))
+            left[home] = left.get(home, 0) - size
         return replace(problem, homes=tuple(settled.get(t, home) for t, home in enumerate(problem.homes)))
 
     def most_bytes(self, op: int) -> int:
@@ -87,10 +95,14 @@ class LateOps:
                 found[tensor] = max(share, found.get(tensor, 0.0))
         return found
 
+    def likeliest(self, among: Collection[int]) -> list[int]:
+        """Some candidates, the likeliest first."""
+        return sorted(among, key=lambda t: (-self.shares.get(t, 0.0), t))
+
     def hottest(self, room_bytes: int | float, among: Collection[int] | None = None) -> frozenset[int]:
         """The likeliest candidates, of all or among some, that have room together."""
         found, left = set(), room_bytes
-        for tensor in sorted(self.candidates if among is None else among, key=lambda t: (-self.shares.get(t, 0.0), t)):
+        for tensor in self.likeliest(self.candidates if among is None else among):
             if self.problem.sizes[tensor] > left:
                 break
             left -= self.problem.sizes[tensor]

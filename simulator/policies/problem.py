@@ -241,6 +241,15 @@ class Problem:
         """Whether the tensor stays in the compute tier for as long as it is live."""
         return not self.away(tensor)
 
+    @cached_property
+    def left_away(self) -> dict[int, int | float]:
+        """What each neighbour has left beside what has its home there [B], the nearest first."""
+        left = {tier: self.capacities[tier] for tier in self.neighbours}
+        for tensor, home in enumerate(self.homes):
+            if home in left and self.starts_with[tensor]:
+                left[home] -= self.sizes[tensor]
+        return left
+
     def resolved_homes(self, chosen: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """Where each tensor is at time 0: its home, or `NOWHERE` if an op makes it.
 

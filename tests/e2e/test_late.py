@@ -89,6 +89,54 @@ def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budg
     assert hosim.run(story, policies=["on demand"])["on demand"].status == "ok"
 
 
+FAR = """\
+  pool: {capacity: inf}
+links:
+  d2p: {source: hbm, target: pool, bandwidth: 10 GB/s}
+  p2d: {source: pool, target: hbm, bandwidth: 10 GB/s}
+"""
+
+
+def test_what_is_read_late_and_free_lives_where_there_is_room(tmp_path) -> None:
+    """Three of the experts fit in the nearest tier, the others in the next."""
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    size = 2 * 3 * 64 * 512
+    box = documents.BOX.replace("ddr: {capacity: inf}", f"ddr: {{capacity: {3 * size} B}}").replace("links:\n", FAR, 1)
+    (tmp_path / "box.yaml").write_text(box)
+    story.write_text(story.read_text().replace("{expert: ddr}", "{expert: free}").replace("2 MB", "1 MB"))
+    rows = {name: row.summary for name, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
+    assert rows["hybrid"]["peak_ddr_bytes"] == 3 * size
+    assert rows["hybrid"]["peak_pool_bytes"] >= size
+    assert rows["hybrid"]["step_ns"] <= rows["on demand"]["step_ns"]
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_a_runtime_does_not_block_itself_over_two_links(tmp_path, evict) -> None:
+    """What came back when a step ended leaves unused in the next, in the room that copies over the other link took."""
+    small = EXPERTS.replace("routed: 6", "routed: 3").replace("512", "256").replace("1, dense_width: 64", "0")
+    fields = {"batch": 2, "sequence": 64, "new_tokens": 2, "steps": 2, "experts": "each"}
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    (tmp_path / "job.yaml").write_text(documents.decoder(3, small, **fields))
+    box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: DDR}").replace("links:\n", FAR, 1)
+    (tmp_path / "box.yaml").write_text(box.replace("DDR", "1140000 B"))
+    text = story.read_text().replace("{expert: ddr}", '{"*": free}').replace("2 MB", "676768 B")
+    story.write_text(text.replace("{late: on_demand}", f"{{late: on_demand, evict: {evict}, look_ahead: 32}}"))
+    assert hosim.run(story, policies=["on demand"])["on demand"].status == "ok"
+
+
+def test_hybrid_divides_no_room_where_there_is_none_to_divide(tmp_path) -> None:
+    """What is awaited lies beside few ops, and not beside the largest, which takes all of the room."""
+    story = folder(tmp_path)
+    job = documents.decoder(1, "kind: dense, width: 64", batch=2, sequence=24, steps=2, kv="{block: 4}")
+    sparse = "sparse: {compress: {block: 4, stride: 2}, select: {block: 4, top: 5}, window: 4}"
+    (tmp_path / "job.yaml").write_text(job.replace("head_size: 16", f"head_size: 16, {sparse}"))
+    text = story.read_text().replace("options: {prefetch: speculative}", "options: {}")
+    story.write_text(text.replace("{expert: ddr}", "{kv_cache: free, weight: free}").replace("2 MB", "19 kB"))
+    rows = hosim.run(story, policies=["on demand", "hybrid"])
+    assert {row.status for row in rows.values()} == {"ok"}
+    assert "nothing is compiled" in rows["hybrid"].summary["notes"]
+
+
 def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     """The files of a run, and its plan, repeat it to the byte; other draws are told from the plan."""
     rows = "".join(f"{step},{op},{step} {step + 1}\n" for step in range(4) for op in OPS)

@@ -174,6 +174,19 @@ def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
         assert not (trace.spans.whole()["kind"] == COPY).any()
 
 
+@given(graph=graphs, origin=origins, spare=st.integers(0, 60), home=st.sampled_from([DDR, FREE]))
+def test_hybrid_is_no_slower_than_a_runtime_on_demand(graph: Graph, origin: DrawsOrigin, spare: int, home: int) -> None:
+    """Under the draws that both try their plans with; and it has a plan wherever that has one."""
+    p = problem(graph, machine(), origin, least(graph) - FEW + spare, home=home)
+    try:
+        other = POLICIES["reactive"].plan(p, {"late": "on_demand"})
+    except CapacityError:
+        return
+    ours, theirs = (p.replay(plan) for plan in (POLICIES["hybrid"].plan(p, {}), other))
+    assert (ours.status, theirs.status) == ("ok", "ok")
+    assert ours.step_ns <= theirs.step_ns
+
+
 @given(graphs, origins, st.integers(0, 60), st.integers(0, 9))
 def test_a_perfect_guess_fetches_nothing_in_vain(graph: Graph, origin: DrawsOrigin, spare: int, seed: int) -> None:
     """Each copy in is of something that is chosen in that step, or in the next."""

@@ -62,6 +62,13 @@ def test_victims_follow_the_plain_rule(name, order):
             held.remove(got)
 
 
+def test_what_was_used_later_leaves_if_what_comes_first_must_stay():
+    order = LeastRecent(problem(chain(3)))
+    for tensor in range(3):
+        order.add(tensor)
+    assert [order.first({0}), order.first({0, 1}), order.first({0, 1, 2})] == [1, 2, -1]
+
+
 def words(text):
     return [step.strip() for step in text.split(";")]
 

@@ -38,7 +38,7 @@ class OnDemand(Runtime):
             self._is_last = step == view.steps - 1
             for start, stop in pairwise(cuts):
                 self._decide_beside(step * len(every), every[start:stop])
-                self._awaited.pop(stop - 1, None)
+                self._early.difference_update(self._awaited.pop(stop - 1, ()))
                 if stop - 1 in revealed:
                     codes.append((SYNC, self._ops.signal[stop - 1], 0, 0))
                     yield codes

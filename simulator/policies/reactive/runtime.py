@@ -38,6 +38,7 @@ class Runtime:
         "_copy_at",
         "_copy_valid",
         "_direct",
+        "_early",
         "_here",
         "_needed_until",
         "_room",
@@ -60,6 +61,7 @@ class Runtime:
         self._copy_at = [NONE] * n
         self._copy_valid = [False] * n
         self._needed_until = [NONE] * n
+        self._early = set[int]()
         self._room = list(problem.capacities)
         for tensor, tier in enumerate(tables.homes):
             if tier == self._tier:
@@ -98,10 +100,13 @@ class Runtime:
     def _decide(self, base: int, ops: Iterable[tuple[Code, tuple[int, ...], bool]]) -> None:
         """Issue some ops of the step that begins at op `base` of the run, and what they need."""
         tables, here, append, ahead = self._tables, self._here, self._codes.append, bool(self._coming)
-        victims, touch, tells_time = self._victims, self._victims.touch, self._victims.tells_time
+        early, victims, touch = self._early, self._victims, self._victims.touch
+        tells_time = victims.tells_time
         for compute, moves, busy in ops:
             if tells_time:
                 victims.now = base + compute[1]
+            if early:
+                early.difference_update(moves)
             absent: tuple[int, ...] = ()
             for tensor in moves:
                 if here[tensor]:
@@ -147,6 +152,12 @@ class Runtime:
         self._room[self._tier] -= self._sizes[tensor]
         self._victims.add(tensor)
 
+    def _arrive_early(self, tensor: int) -> None:
+        """Take in what the op at hand does not need."""
+        self._arrive(tensor)
+        if self._tables.may_overtake:
+            self._early.add(tensor)
+
     def _look_ahead(self, op: int, base: int) -> None:
         """Fetch what the ops that come into view lack, as far as there is room: at the first op all that are seen."""
         tables, here = self._tables, self._here
@@ -161,7 +172,7 @@ class Runtime:
                     self._make_room(needed, tables.kept[op], keep_after=base + op)
                     if self._room[self._tier] >= needed:
                         self._copy(tensor, self._copy_at[tensor], self._tier)
-                        self._arrive(tensor)
+                        self._arrive_early(tensor)
 
     def _make_room(self, needed: int, moves: Collection[int], keep_after: int | None = None) -> None:
         """Evict until there is room, never what is in `moves`; stop at what is needed after op `keep_after`."""
@@ -172,6 +183,13 @@ class Runtime:
             self._evict(victim)
 
     def _evict(self, tensor: int) -> None:
+        """Let a tensor leave; what came early, and is not used yet, once it has come.
+
+        Its copy may stand behind one that another, over another link, has overtaken into the room that is freed here.
+        """
+        if tensor in self._early:
+            self._early.remove(tensor)
+            self._codes.append((SYNC, tensor, 0, 0))
         if not self._copy_valid[tensor]:
             if self._copy_at[tensor] == NONE:
                 self._copy_at[tensor] = tier = self._room_away(tensor)
@@ -239,7 +257,7 @@ class Runtime:
             if not here[tensor]:
                 self._make_room(self._sizes[tensor], tables.staying)
                 self._copy(tensor, copy_at[tensor], tier)
-                self._arrive(tensor)
+                self._arrive_early(tensor)
             if copy_at[tensor] != NONE:
                 self._drop_copy(tensor)
         for output in tables.outputs:

@@ -44,6 +44,8 @@ class Tables:
         Persistent tensors that may move; those of them with their home in the compute tier, and with another.
     staying
         Residents in a form that is quick to look into.
+    may_overtake
+        Whether copies come into the compute tier over several queues, so that a later one may take room first.
     outputs
         Outputs that are not persistent.
 
@@ -81,6 +83,8 @@ class Tables:
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
         self.residents = [t for t in self.persistent if self.homes[t] == problem.compute_tier]
+        into = {problem.queue(hop) for hop in problem.links if hop[1] == problem.compute_tier}
+        self.may_overtake = len(into) > 1
         self.staying = frozenset(self.residents)
         self.guests = [t for t in self.persistent if self.homes[t] != problem.compute_tier]
 
@@ -101,11 +105,7 @@ class Tables:
         What is read late comes last, the likeliest first.
         """
         problem, here = self.problem, self.problem.compute_tier
-        left = {tier: problem.capacities[tier] for tier in (here, *problem.neighbours)}
-        left[here] -= self.demand_bytes
-        for tensor, home in enumerate(problem.homes):
-            if home in problem.neighbours and problem.starts_with[tensor]:
-                left[home] -= problem.sizes[tensor]
+        left = {here: problem.budget_bytes - self.demand_bytes, **problem.left_away}
         free, homes = [t for t in self.persistent if problem.homes[t] == FREE], {}
         first_use = problem.lifetimes.first_use
         share = {} if self.late is None else {t: self.late.shares.get(t, 0.0) for t in self.late.candidates}
