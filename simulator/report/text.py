@@ -89,18 +89,20 @@ def cause_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def memory_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns about memory: the peak of every tier, the bytes moved over every link, what crowds a bus.
+    """Return the columns about memory: peaks of tiers, bytes moved over links, both in use, and what crowds a bus.
 
     Parameters
     ----------
     rows
         The rows, in the order of the scenario.
     """
+    machine = rows[0].hardware
+    amounts = [("peak", name) for name in machine.tiers] + [("moved", name) for name in machine.links]
     found = []
-    for name in rows[0].hardware.tiers:
-        found.append(_numbers(f"peak {name}", rows, f"peak_{name}_bytes", "B"))
-    for name in rows[0].hardware.links:
-        found.append(_numbers(f"moved {name}", rows, f"moved_{name}_bytes", "B"))
+    for what, name in amounts:
+        key = f"{what}_{name}_bytes"
+        if any(row.summary.get(key) for row in rows):
+            found.append(_numbers(f"{what} {name}", rows, key, "B"))
     return [*found, *_addressed(rows), *_asked(rows)]
 
 

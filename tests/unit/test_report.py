@@ -2,6 +2,7 @@
 
 import io
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from types import SimpleNamespace
 
 import chain
@@ -368,6 +369,15 @@ def in_pieces(tmp_path_factory):
     machine = chain.MACHINE.replace("assumed:\n", price)
     scenario = chain.SCENARIO.replace("policies:\n", "policies:\n" + rows)
     return hosim.run(chain.write(folder, machine=machine, scenario=scenario))
+
+
+def test_what_no_row_uses_has_no_column(results):
+    """A link that carries nothing under any row, and a memory that holds nothing."""
+    rows = [replace(row, summary=row.summary | {"moved_d2h_bytes": 0}) for row in results.values()]
+    assert [column.head for column in text.memory_columns(rows)] == ["peak hbm", "peak ddr", "moved h2d"]
+    rows[-1] = replace(rows[-1], summary=rows[-1].summary | {"moved_d2h_bytes": 1, "peak_ddr_bytes": 0})
+    assert [column.head for column in text.memory_columns(rows)] == ["peak hbm", "peak ddr", "moved d2h", "moved h2d"]
+    assert [column.head for column in text.memory_columns(rows[:1])] == []
 
 
 def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in_pieces):
