@@ -27,6 +27,8 @@ _TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
 """Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
 INK, FAINT = "#222222", "#8a8a8a"
 TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
+_THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
+"""Widths: of the curve on top, how much wider the one below it is, and at most."""
 _FEW_STEPS = 40
 """Steps whose ends can still be told apart."""
 
@@ -130,6 +132,12 @@ def byte_unit(most: float) -> tuple[str, int]:
         if most >= size:
             return name, size
     return "B", 1
+
+
+def widths(curves: int) -> list[float]:
+    """Widths of curves that are drawn one over another: each wider than those above it, so that it shows at a tie."""
+    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, curves - 1))
+    return [_THIN + wider * above for above in reversed(range(curves))]
 
 
 def plain(ax: Axes) -> None:

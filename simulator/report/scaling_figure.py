@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, units
+from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, units, widths
 from simulator.report.rows import present, quantity
 from simulator.report.scaling import Amount, axes, is_over_ranks, rate, what_did_not_run
 
@@ -30,8 +30,6 @@ _DECADES = 100
 _NEAR = 2
 """A limit so many times as high as the highest point is drawn."""
 _MARKERS, _ABOVE_AXES = "osD^vP", 3
-_THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
-"""Widths: of the curve on top, how much wider the one below it is, and at most."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -145,10 +143,9 @@ def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
     """The policies that ran somewhere, and how each is drawn: what lies below is wider, so that it shows at a tie."""
     every = list(dict.fromkeys(row["policy"] for row in rows))
     ran = [policy for policy in every if any(row["policy"] == policy and present(row["step_ns"]) for row in rows)]
-    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, len(ran) - 1))
     found = {}
-    for above, policy in enumerate(reversed(ran)):
-        number, width = every.index(policy), _THIN + wider * above
+    for policy, width in zip(ran, widths(len(ran)), strict=True):
+        number = every.index(policy)
         found[policy] = {
             "color": colours.GROUPS[number % len(colours.GROUPS)],
             "marker": _MARKERS[number % len(_MARKERS)],
@@ -157,7 +154,7 @@ def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
             "clip_on": False,
             "zorder": _ABOVE_AXES,
         }
-    return dict(reversed(found.items()))
+    return found
 
 
 def _computed(rows: Rows) -> dict[str, tuple[str, dict[Any, int]]]:

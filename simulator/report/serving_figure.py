@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
-from simulator.report.drawing import INK, Picture, plain, units
+from simulator.report.drawing import INK, Picture, plain, units, widths
 
 _HEIGHT_IN = 4.4
 _PANELS = ((0.05, 0.13, 0.27, 0.66), (0.375, 0.13, 0.27, 0.66), (0.70, 0.13, 0.27, 0.66))
@@ -27,7 +28,10 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
     """
     picture = Picture(_HEIGHT_IN)
     first, after, queue = (picture.add_axes(place) for place in _PANELS)
-    named = {policy: colours.GROUPS[number % len(colours.GROUPS)] for number, policy in enumerate(about)}
+    named = {
+        policy: {"color": colours.GROUPS[number % len(colours.GROUPS)], "linewidth": width}
+        for number, (policy, width) in enumerate(zip(about, widths(len(about)), strict=True))
+    }
     for ax, column, label in ((first, "ttft_ns", "first token after"), (after, "tpot_ns", "a further token takes")):
         times = {
             policy: [row[column] for row in rows if row[column] is not None] for policy, (rows, _) in about.items()
@@ -41,13 +45,13 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
     return picture
 
 
-def _draw_shares(ax: Axes, times: Mapping[str, Sequence[int]], named: Mapping[str, str], label: str) -> None:
+def _draw_shares(ax: Axes, times: Mapping[str, Sequence[int]], named: Mapping[str, dict[str, Any]], label: str) -> None:
     """For each time, the share of requests that are no later."""
     unit, size = units(max((max(values, default=0) for values in times.values()), default=0))
     for policy, values in times.items():
         ordered = [0, *sorted(values)]
         shares = [100 * number / max(1, len(values)) for number in range(len(ordered))]
-        ax.step([ns / size for ns in ordered], shares, where="post", color=named[policy], label=policy)
+        ax.step([ns / size for ns in ordered], shares, where="post", label=policy, **named[policy])
     ax.set_xlabel(f"{label} [{unit}]", fontsize=9)
     ax.set_ylabel("share of requests [%]", fontsize=9)
     ax.set_xlim(left=0)
@@ -55,13 +59,16 @@ def _draw_shares(ax: Axes, times: Mapping[str, Sequence[int]], named: Mapping[st
     plain(ax)
 
 
-def _draw_queue(ax: Axes, ran: Mapping[str, Rows], named: Mapping[str, str]) -> None:
+def _draw_queue(ax: Axes, ran: Mapping[str, Rows], named: Mapping[str, dict[str, Any]]) -> None:
     unit, size = units(max((row["start_ns"] + row["took_ns"] for rows in ran.values() for row in rows), default=0))
     for policy, rows in ran.items():
         at = [row["start_ns"] / size for row in rows]
-        ax.step(at, [row["waiting"] for row in rows], where="post", color=named[policy])
-        ax.step(at, [row["decoding"] for row in rows], where="post", color=named[policy], linestyle=":", linewidth=1)
+        ax.step(at, [row["waiting"] for row in rows], where="post", **named[policy])
+        ax.step(
+            at, [row["decoding"] for row in rows], where="post", linestyle=":", **(named[policy] | {"linewidth": 1})
+        )
     ax.set_xlabel(f"time [{unit}]", fontsize=9)
     ax.set_ylabel("requests that wait (line), that decode (dotted)", fontsize=9)
     ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     plain(ax)

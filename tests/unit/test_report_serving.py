@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.report.serving import sentences, table
+from simulator.report.serving_figure import serving_picture
 from simulator.trace import CAUSES
 
 
@@ -121,6 +122,16 @@ def test_rows_are_compared_by_the_mean():
     assert sentences([row(), row("late")])[-1] == (
         "on average, first tokens come within 1 % as soon under static and late."
     )
+
+
+def test_curves_that_tie_all_show():
+    served = [{"ttft_ns": 5, "tpot_ns": 7}] * 2
+    ran = [{"start_ns": 0, "took_ns": 9, "waiting": 1, "decoding": 2}] * 2
+    picture = serving_picture(dict.fromkeys("abc", (served, ran)), "toy")
+    for ax in picture.axes:
+        found = [line.get_linewidth() for line in ax.lines if line.get_linestyle() == "-"]
+        assert len(found) == 3
+        assert found == sorted(set(found), reverse=True)
 
 
 def test_what_is_not_there_is_a_dash():
