@@ -102,7 +102,7 @@ def _draw_times(picture: Picture, rows: Rows, head_in: float) -> None:
         shares.plot([places[row[key]] for row in compared], [scale * row[figure] for row in compared], **style)
     for label, (colour, computed) in _computed(rows).items():
         at, times = [places[value] for value in computed], [ns / size for ns in computed.values()]
-        steps.plot(at, times, color=colour, linestyle=":", label=label)
+        steps.plot(at, times, color=colour, linestyle=":", label=label, zorder=_ABOVE_AXES)
     if over_ranks:
         shares.axhline(100, color=FAINT, linewidth=0.8, linestyle=":")
     for ax, label in (
