@@ -18,7 +18,6 @@ from the tiers between (`Tier.staging_bytes`), whether a copy is under way or no
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -120,16 +119,23 @@ def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], topology: Topolog
         If a tier has no room for them.
     """
     devices = {"device": 1, "node": topology.devices_per_node, "supernode": topology.devices}
-    kept: Counter[str] = Counter()
+    kept: dict[str, dict[str, int]] = {}
     for name, link in links.items():
         for stage in link.stages[1:]:
-            tier = tiers[stage.source]
-            kept[stage.source] += CHUNKS * link.chunk_bytes * link.channels * devices[tier.scope]
-            if kept[stage.source] > tier.capacity_bytes - tier.reserved_bytes:
-                must = f"the tier {stage.source!r} has room for the chunks that pass through it"
-                found = (
-                    f"{kept[stage.source]:,} B of chunks and {tier.capacity_bytes - tier.reserved_bytes:,} B of room"
-                )
-                do = "make the chunk smaller, let fewer channels pass, or raise the capacity of the tier"
-                raise FieldError(must, found, do, ("links", name, "chunk"))
-    return dict(kept)
+            of_links = kept.setdefault(stage.source, {})
+            chunks = CHUNKS * link.chunk_bytes * link.channels * devices[tiers[stage.source].scope]
+            of_links[name] = of_links.get(name, 0) + chunks
+    for name, of_links in kept.items():
+        _check_room(name, tiers[name], of_links)
+    return {name: sum(of_links.values()) for name, of_links in kept.items()}
+
+
+def _check_room(name: str, tier: Tier, of_links: Mapping[str, int]) -> None:
+    """Refuse a tier without room for the chunks of all links that go via it."""
+    kept, there = sum(of_links.values()), tier.capacity_bytes - tier.reserved_bytes
+    if kept > there:
+        whose = " and ".join(of_links)
+        must = f"the tier {name!r} has room for the chunks that pass through it"
+        found = f"{kept:,} B of chunks of {whose} and {there:,} B of room"
+        do = f"make it at least {kept + tier.reserved_bytes:,} B, make the chunks smaller, or let fewer channels pass"
+        raise FieldError(must, found, do, ("tiers", name, "capacity"))

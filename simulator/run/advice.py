@@ -96,7 +96,11 @@ def _witnessed(case: Case, row: str, report: Shortfall, tell: Tell) -> tuple[lis
         if key not in case.enough:
             case.enough[key] = _enough(case, witness, room, choice.allocator, tell)
         found.append(case.enough[key])
-    return found, "" if own else f", with which static{' with recompute' * again} runs"
+    if own:
+        return found, f", with which {row} runs" if any(
+            a != b for a, b in zip(found, report.rooms, strict=True)
+        ) else ""
+    return found, f", with which static{' with recompute' * again} runs"
 
 
 def _enough(

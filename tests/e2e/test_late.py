@@ -171,6 +171,15 @@ def test_a_cache_of_the_wrong_size_is_told_with_what_is_right(wrong: str, tier: 
     assert hosim.run(story, policies=["wrong"])["wrong"].status == "ok"
 
 
+def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) -> None:
+    """No op has room in nothing; of late reads it needs what is chosen, and `static` all that may be."""
+    story = folder(tmp_path, "draws: {distribution: zipf}\n")
+    story.write_text(story.read_text().replace("2 MB", "0 B"))
+    short = hosim.run(story, policies=["static"])["static"].shortfall
+    assert short.rooms[0]["hbm"] > short.gap_bytes
+    assert short.levers[0].endswith("B), with which static runs")
+
+
 def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a skew is of the distribution zipf, found skew with uniform; write"):
         hosim.run(folder(tmp_path, "draws: {skew: 2.0}\n"))

@@ -194,7 +194,7 @@ def test_the_referee_counts_what_goes_via_a_link():
         ({"via": ["read", "over"]}, "links that are wires"),
         ({"target": "ddr"}, "end at its target"),
         ({"chunk": "0 B"}, "stores and forwards chunks"),
-        ({"chunk": "60 B"}, "has room for the chunks.*make the chunk smaller"),
+        ({"chunk": "60 B"}, "has room for the chunks.*make it at least .* make the chunks smaller"),
         ({"channels": 2}, "several channels over servers are servers"),
     ],
 )
@@ -202,6 +202,20 @@ def test_a_way_that_is_none_is_refused(more, message):
     servers = {"sharing": "servers", "channels": 2} if "channels" in more else {}
     with pytest.raises(ValidationError, match=message):
         deep(ddr="100 B", on_over=more, on_read=servers)
+
+
+def test_chunks_of_all_links_that_find_no_room_are_one_message():
+    """24 B each, of which DDR has room for those of one."""
+    back = {"source": "hbm", "target": "ssd", "via": ["d2h", "write"], "chunk": "12 B"}
+    ways = {"d2h": ("hbm", "ddr"), "write": ("ddr", "ssd")}
+    links = {name: {"source": a, "target": b, "bandwidth": "1 GB/s"} for name, (a, b) in ways.items()}
+    document = deep(chunk="12 B").model_dump(mode="json", by_alias=True)
+    document["links"] |= links | {"back": back}
+    document["tiers"]["ddr"]["capacity"] = "30 B"
+    with pytest.raises(
+        ValidationError, match="48 B of chunks of over and back and 30 B of room; make it at least 48 B"
+    ):
+        Hardware.model_validate(document)
 
 
 def test_a_link_has_a_bandwidth_or_a_way():
