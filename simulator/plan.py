@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 COMPUTE, COPY, DETACH, SYNC = range(4)
+PART = SYNC + 1
+"""In what a reactive plan issues, ``(PART, i, 0, 0)`` stands for the steps of the i-th part of its backbone."""
+
 NOWHERE = -1
 """Home of a tensor that does not exist at time 0."""
 
@@ -186,9 +189,10 @@ class Plan:
     starts_ns
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
-    is_compiled
-        Whether a reactive plan decides about late reads alone: all else was planned before, and costs the host what it
-        does in a fixed plan. What is decided is what names candidates of late reads, and each sync.
+    backbone
+        Parts of a reactive plan that decides about late reads alone: all else was planned before, and costs the host
+        what it does in a fixed plan. What is decided is what names candidates of late reads, and each sync. The plan
+        issues its parts in turn, again and again; in between it copies and detaches candidates, which no part does.
     file
         Where it was read, as people wrote it; empty if it was made here.
     """
@@ -202,7 +206,7 @@ class Plan:
     looks: bool = True
     untouched: frozenset[int] = frozenset()
     starts_ns: tuple[int, ...] = (0,)
-    is_compiled: bool = False
+    backbone: tuple[Steps, ...] = ()
     file: str = ""
 
     @property

@@ -33,12 +33,13 @@ from simulator.engine.link import LinkQueue
 from simulator.engine.places import NEVER, Computes, Places
 from simulator.engine.program import Columns
 from simulator.engine.rounds import ISSUE_MASK
-from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep, free_compute
+from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, LateStep, Step, SyncStep, free_compute
 from simulator.errors import PlanError
 from simulator.plan import Code
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
+    from simulator.engine.issued import Issued
     from simulator.engine.late import LateReads
 
 Routes = list[list[LinkQueue | None]]
@@ -65,6 +66,8 @@ class Book:
         Takes the code of each step as it is issued.
     late
         What late reads choose, if there are some.
+    decider
+        Counts the steps of candidates of late reads, where those are decided at run time and this is a lap's book.
     lap_length
         How many steps a lap of a fixed plan has whose laps are counted as they are issued.
     """
@@ -96,6 +99,7 @@ class Book:
         "_tracked",
         "_writes",
         "_written",
+        "decider",
         "host",
         "lap_length",
         "late",
@@ -122,6 +126,7 @@ class Book:
         self.host: Host | None = None
         self.note: Callable[[Code], None] = deque[Code](maxlen=0).append
         self.late: LateReads | None = None
+        self.decider: Issued | None = None
         self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
         self._free = free_compute()
@@ -192,11 +197,13 @@ class Book:
             last_use[tensor] = last_write[tensor] = number
         return self._look_up(op, 0, unseen, unwritten)
 
-    def _compute_late(self, code: Code) -> ComputeStep:
+    def _compute_late(self, code: Code) -> ComputeStep | LateStep:
         """Count a compute of the only stream, where earlier ones may have named what they did not read."""
         late, op = self.late, code[1]
         if late is None or not late.concerns[op]:
             return self._compute(code)
+        if self.host is None:
+            return self._late_step(code, late)
         number = self._computes[0] + 1
         if op in late:
             self._admit_late(op, late)
@@ -207,6 +214,16 @@ class Book:
         if reads:
             step = self._look_up(op, 0, (*step.reads, *reads), tuple(step.writes))
         return late.timed(step)
+
+    def _late_step(self, code: Code, late: LateReads) -> LateStep:
+        """Count what is certain of a compute in a lap; what it reads late has another count in each."""
+        step = LateStep()
+        step.certain, step.late, step.decider, step.made = self._compute(code), late, self.decider, None
+        step.number, possible = self._computes[0], late.possible[code[1]]
+        step.fence = {tensor: self._fence[tensor] for tensor in possible}
+        for tensor in possible:
+            self._last_use[0][tensor] = step.number
+        return step
 
     def _admit_late(self, op: int, late: LateReads) -> None:
         """Let an op with late reads be issued; a fixed plan was checked before."""

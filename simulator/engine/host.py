@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 import simpy
 
 from simulator.cost import ceil_div
+from simulator.engine.backbone import Backbone, Counted, spelled_out
 from simulator.engine.book import Book
 from simulator.engine.rounds import RANK_SHIFT, recurring
 from simulator.engine.steps import Step
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, Plan, Steps
+from simulator.plan import COMPUTE, SYNC, Plan, Steps
 
 if TYPE_CHECKING:
     from simulator.engine.issued import Issued
@@ -103,7 +104,7 @@ class Host:
         self.prices, self.now = _prices(plan, costs)
         self._book = book
         self._laps = plan.repeats if plan.fixed is not None else 1
-        self.has_laps = self._laps > 1 and book.late is None
+        self.has_laps = self._laps > 1 and (book.late is None or len(self._streams) == 1)
         self.looks = plan.fixed is None and plan.looks
         self._steps: Iterator[tuple[int, Step]] = iter(())
         self._issue = self._program(plan)
@@ -150,7 +151,11 @@ class Host:
         if isinstance(steps, Steps):
             book.lap_length = len(steps)
             return partial(book.issue, chain.from_iterable(map(Steps.codes, repeat(steps, self._laps))), self)
-        return partial(book.issue, steps(cast("Issued", book)), self)
+        issued = cast("Issued", book)
+        if plan.backbone and len(self._streams) == 1:
+            self.has_laps = True
+            return partial(Backbone(plan.backbone, steps(issued), issued).issue, self)
+        return partial(book.issue, spelled_out(steps(issued), plan.backbone), self)
 
     def _pull(self) -> None:
         """Take steps from the plan, pay for them and issue them, as far as nothing has to be waited for."""
@@ -161,17 +166,17 @@ class Host:
     def _issue_laps(self, counted: list[tuple[int, Step]]) -> Step | None:
         """Issue counted steps, lap after lap, until one has to wait; that one, or None if there are no more."""
         while self.lap < self._laps:
-            step = self._issue_lap()
+            step = self.issue_counted(self._steps)
             if step is not None:
                 return step
             self.lap += 1
             self._steps = iter(counted)
         return None
 
-    def _issue_lap(self) -> Step | None:
-        """Issue the rest of a lap; the step that has to wait, if one has."""
+    def issue_counted(self, steps: Iterator[Counted]) -> Step | None:
+        """Issue the rest of some steps that were counted before; the one that has to wait, if one has."""
         prices = self.prices if any(self.prices) else None
-        for kind, step in self._steps:
+        for kind, step in steps:
             if prices is not None:
                 self.now += prices[kind]
             if kind == COMPUTE and self.credit and step.queue:  # type: ignore[union-attr]
@@ -255,7 +260,9 @@ class _Look:
 
 
 def _prices(plan: Plan, costs: HostCosts) -> tuple[tuple[int, ...], int]:
-    """The price of each kind of step, and the cost of the launch [ns]."""
-    if plan.fixed is not None or plan.is_compiled:
+    """The price of each kind of step, as far as its kind tells, and the cost of the launch [ns]."""
+    if plan.fixed is not None:
         return (costs.fixed.step_ns,) * 4, costs.fixed.launch_ns
+    if plan.backbone:
+        return (*(costs.fixed.step_ns,) * 3, costs.reactive.prices_ns[SYNC]), costs.fixed.launch_ns
     return costs.reactive.prices_ns, 0

@@ -5,14 +5,14 @@ It is also where a step that cannot act is refused at once, because nobody could
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from simulator.engine.book import Book, Routes
 from simulator.engine.late import LateReads
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, Step, SyncStep
+from simulator.engine.steps import BilledStep, ComputeStep, CopyStep, DetachStep, Step, SyncStep
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
@@ -32,6 +32,11 @@ class Issued(Book):
         Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
     noted
         Takes the codes of the steps, for the trace.
+
+    Attributes
+    ----------
+    noted
+        The same.
     """
 
     __slots__ = (
@@ -42,6 +47,7 @@ class Issued(Book):
         "_count_detach",
         "_decided",
         "_graph",
+        "_kept",
         "_late_ns",
         "_look_up_step",
         "_looks",
@@ -50,18 +56,21 @@ class Issued(Book):
         "_select_ns",
         "_state",
         "_update_ns",
+        "noted",
     )
 
     def __init__(self, places: Places, columns: Columns, routes: Routes, program: Program, noted: list[Code]) -> None:
         self._look_up_step, self._count_copy, self._count_detach = super()._look_up, super()._copy, super()._detach
         super().__init__(places, columns, routes)
-        self._looks, home, self.note = program.plan.looks, program.plan.home, noted.append
+        self._looks, home = program.plan.looks, program.plan.home
+        self.noted, self.note = noted, noted.append
         if self._looks:
             self._light = [None] * len(self._light)
         self._graph, self._compute_tier = program.graph, columns.compute_tier
         self._candidates, self._changes = program.graph.candidates, [t.persistent for t in program.graph.tensors]
+        self._kept = "the plan calls untouched"
         self._decided: Collection[int] = ()
-        self._more_ns = [0] * (SYNC - COMPUTE)
+        self._more_ns = [0] * (SYNC - COPY)
         self._late_ns = self._owed_ns = self._select_ns = self._update_ns = 0
         self._state = [[ABSENT] * len(home) for _ in places.tiers]
         for tensor, tier in enumerate(home):
@@ -71,9 +80,8 @@ class Issued(Book):
     def charge(self, costs: HostCosts, *, is_compiled: bool) -> None:
         """Let the host pay for what the kind of a step does not tell.
 
-        Under a compiled plan that is the price of a runtime for what is decided at run time: about late reads, and each
-        sync. Under any, it is what is selected, with the next step that is no compute or with the op that reads it; and
-        what goes home changed.
+        With a backbone that is the price of a runtime for what is decided about late reads. Under any, it is what is
+        selected, with the next step that is no compute or with the op that reads it; and what goes home changed.
         """
         self._select_ns, self._update_ns = costs.reactive.select_ns, costs.reactive.update_ns
         if is_compiled:
@@ -83,25 +91,77 @@ class Issued(Book):
             self._count = (count_compute, *(partial(self._billed, count) for count in counts))
 
     def _billed(self, count: Callable[[Code], Step], code: Code) -> Step:
-        self._pay_selection()
-        kind, tensor, source, _ = code
-        if kind == COPY and source == self._compute_tier and self._changes[tensor] and self.host is not None:
-            self.host.now += self._update_ns
+        self.pay_selection()
+        if self.host is not None:
+            self.host.now += self._update_of(code)
         return count(code)
 
-    def _pay_selection(self) -> None:
+    def _update_of(self, code: Code) -> int:
+        """What the host pays for an update that goes home with a copy [ns]."""
+        kind, tensor, source, _ = code
+        return self._update_ns if kind == COPY and source == self._compute_tier and self._changes[tensor] else 0
+
+    def pay_selection(self) -> None:
+        """Let the host pay for what was selected since it last did."""
         if self.host is not None:
             self.host.now += self._owed_ns
             self._owed_ns = 0
 
     def _charge_decisions(self, costs: HostCosts) -> None:
-        self._late_ns, *self._more_ns = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
-        self._decided = self._candidates
+        late, *self._more_ns, _ = [price - costs.fixed.step_ns for price in costs.reactive.prices_ns]
+        self._late_ns, self._decided = late, self._candidates
 
     def _pay(self, kind: int) -> None:
         """Pay what a step of this kind costs more if it is decided at run time."""
         if self.host is not None:
             self.host.now += self._more_ns[kind - COPY]
+
+    def count_backbone(self, codes: Iterable[Code]) -> list[tuple[int, Step]]:
+        """Count a lap of the backbone, whose steps are then none of this book's; each with its kind.
+
+        Parameters
+        ----------
+        codes
+            The lap. From now on what is decided names candidates of late reads that no step of it names.
+        """
+        codes = list(codes)
+        lap = Book(self._places, self._columns, self._routes)
+        if self.late is not None:
+            lap.decider = self
+            lap.take_late(self.late)
+        self._kept = "the backbone names, or the plan calls untouched,"
+        own = self._candidates.difference([code[1] for code in codes if code[0] != COMPUTE])
+        self._tracked = [tracked and tensor in own for tensor, tracked in enumerate(self._tracked)]
+        counted = lap.laps(codes)
+        if not (self._select_ns or self._update_ns):
+            return counted
+        return [self._with_bill(step, code) for (_, step), code in zip(counted, codes, strict=True)]
+
+    def _with_bill(self, step: Step, code: Code) -> tuple[int, Step]:
+        if isinstance(step, CopyStep | DetachStep | SyncStep):
+            billed = BilledStep()
+            billed.step, billed.more_ns, billed.decider = step, self._update_of(code), self
+            return code[0], billed
+        return code[0], step
+
+    def go_past(self, computes: int) -> None:
+        """So many computes of the backbone are issued."""
+        self._computes[0] += computes
+
+    def meet_late(self, op: int, number: int) -> Sequence[int]:
+        """Note a compute of the backbone that reads late or reveals; return after how many moves it reads each tensor.
+
+        Parameters
+        ----------
+        op, number
+            The compute, and its number among all of its stream.
+        """
+        if self.late is not None:
+            if op in self.late:
+                self._admit_late(op, self.late)
+            for tensor in self.late.possible[op]:
+                self._last_use[0][tensor] = number
+        return self._fence
 
     @property
     def steps(self) -> int:
@@ -173,7 +233,7 @@ class Issued(Book):
     def _admit_late(self, op: int, late: LateReads) -> None:
         """Pay for an op with late reads, and for selecting; check that all is there if nobody knows what it reads."""
         self._owed_ns += self._late_ns
-        self._pay_selection()
+        self.pay_selection()
         if late.is_revealed(op):
             return
         here = self._state[self._compute_tier]
@@ -228,13 +288,12 @@ class Issued(Book):
         return self._count_detach(code)
 
     def _sync(self, code: Code) -> SyncStep:
-        self._pay(SYNC)
         if not self._tracked[code[1]]:
             self._refuse_touch("sync", code[1], self._compute_tier)
         return super()._sync(code)
 
     def _refuse_touch(self, what: str, tensor: int, tier: int) -> None:
-        self._refuse(what, "a tensor that the plan calls untouched is not named", tensor, tier, "leave it out there")
+        self._refuse(what, f"a tensor that {self._kept} is not named", tensor, tier, "leave it out there")
 
     def _parts_with_output(self, tensor: int) -> bool:
         return all(state[tensor] != VALID for state in self._state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -59,17 +60,13 @@ class Channel(simpy.Event):
 class Shared:
     """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs."""
 
-    __slots__ = (
-        "_leads_ns",
-        "_link",
-        "_network",
-        "_path",
-        "_queue",
-    )
+    __slots__ = ("_caps", "_leads_ns", "_network", "_path", "_queue", "_works")
 
     def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
-        self._queue, self._link, self._path, self._network = queue, link, path, network
-        self._leads_ns = _Times(link, lead_ns)
+        self._queue, self._path, self._network = queue, path, network
+        self._leads_ns = _BySize(partial(lead_ns, link=link))
+        self._caps = _BySize(partial(rate_cap, link=link))
+        self._works = _BySize(partial(work, bandwidth_bytes_per_s=path.unit))
         for channel in queue.channels:
             channel.callbacks = [self._join_late]
 
@@ -88,19 +85,19 @@ class Shared:
     def _join(self, channel: Channel) -> None:
         key, step = channel.transfer[:2]
         size = self._queue.places.size_bytes[step.tensor]
-        own_work = stretched(work(size, self._path.unit), self._queue.factor(channel.transfer))
-        self._network.join(self._path, rate_cap(size, self._link), own_work, key, channel)
+        own_work = stretched(self._works[size], self._queue.factor(channel.transfer))
+        self._network.join(self._path, self._caps[size], own_work, key, channel)
 
 
-class _Times(dict[int, int]):
-    """By size [B], a time of a transfer on a link [ns]; found when first asked for."""
+class _BySize(dict[int, int]):
+    """By size [B], what a transfer of that size takes of something; found when first asked for."""
 
-    def __init__(self, link: Link, time_ns: Callable[[int, Link], int]) -> None:
+    def __init__(self, of: Callable[[int], int]) -> None:
         super().__init__()
-        self._link, self._time_ns = link, time_ns
+        self._of = of
 
     def __missing__(self, size: int) -> int:
-        self[size] = found = self._time_ns(size, self._link)
+        self[size] = found = self._of(size)
         return found
 
 
@@ -180,7 +177,7 @@ class LinkQueue:
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
-        self.alone_ns = _Times(link, transfer_ns)
+        self.alone_ns = _BySize(partial(transfer_ns, link=link))
         self._rounds = places.rounds
         self._alarm = Alarm(self._rounds, self)
         self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]

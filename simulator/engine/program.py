@@ -8,7 +8,7 @@ from itertools import chain
 
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
 from simulator.scenario import AllocatorKind
 
 
@@ -68,7 +68,7 @@ class Columns:
     outputs
         What a step puts out, beside what is persistent.
     parting
-        Positions, in a fixed plan, of the detaches that give up the only valid copy of an output.
+        Positions, in a fixed plan or a backbone, of the detaches that give up the only valid copy of an output.
     """
 
     __slots__ = (
@@ -140,10 +140,10 @@ def _tracked(plan: Plan, compute_tier: int, streams: int) -> list[bool]:
 def _parting(graph: Graph, plan: Plan, compute_tier: int) -> frozenset[int]:
     """Find the detaches that give up the only valid copy of an output."""
     valid = {t: {plan.home[t]} - {NOWHERE} for t in outputs(graph)}
-    if not valid or plan.fixed is None:
+    if not valid:
         return frozenset()
-    found = []
-    for at, (kind, a, b, c) in enumerate(plan.fixed.codes()):
+    found, parts = [], plan.backbone if plan.fixed is None else (plan.fixed,)
+    for at, (kind, a, b, c) in enumerate(chain.from_iterable(map(Steps.codes, parts))):
         if kind == COMPUTE:
             for tensor in valid.keys() & graph.ops[a].writes:
                 valid[tensor] = {compute_tier}

@@ -124,7 +124,7 @@ class Rank:
         if program.draws is not None:
             book.take_late(LateReads(program.graph, program.draws, columns))
         if isinstance(book, Issued):
-            book.charge(hardware.host, is_compiled=plan.is_compiled)
+            book.charge(hardware.host, is_compiled=bool(plan.backbone))
         self._host = Host(self, plan, book)
         self._host.now += program.starts_ns
         for stream in self.streams:

@@ -117,12 +117,12 @@ class Pipe:
         self.due_ns, self.is_touched = -1, False
 
     def is_alone(self) -> bool:
-        """Whether it has flows, and no other pipe is on its path and its resources."""
-        path = self.path
-        if not self.tags or (path.even and len(path.pipes) > 1):
+        """Whether no other pipe is on its path and its resources."""
+        path, own = self.path, 1 if self.tags else 0
+        if path.even and len(path.pipes) > own:
             return False
         for resource in path.shared:  # noqa: SIM110 (a generator costs more than the loop)
-            if len(resource.pipes) > 1:
+            if len(resource.pipes) > own:
                 return False
         return True
 
@@ -283,9 +283,10 @@ class Network:
         watched: dict[Resource, None] = {}
         for pipe in touched:
             pipe.is_touched = False
-            watched.update(dict.fromkeys(pipe.path.watched))
+            if pipe.path.watched:
+                watched.update(dict.fromkeys(pipe.path.watched))
             if pipe.is_alone():
-                if pipe.set_rate(now, _lone_rate(pipe)):
+                if pipe.tags and pipe.set_rate(now, _lone_rate(pipe)):
                     self._clock.at(pipe.due_ns, pipe)
                 continue
             connected = _connected(pipe, seen)

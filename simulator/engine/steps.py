@@ -6,13 +6,15 @@ See `simulator.engine.book`, which finds these counts and fills the steps in: a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from simulator.engine.places import Computes, Places, wait_for
+from simulator.engine.places import NEVER, Computes, Places, wait_for
 
 if TYPE_CHECKING:
     from simulator.engine.host import Host
+    from simulator.engine.issued import Issued
+    from simulator.engine.late import LateReads
     from simulator.engine.link import LinkQueue
     from simulator.engine.stream import Queued, Stream
 
@@ -75,6 +77,15 @@ class ComputeStep:
             host.rounds.consider(self.stream, key)
         return True
 
+    def reading(self, reads: Sequence[int], turns: Sequence[tuple[int, int]]) -> ComputeStep:
+        """Return a step like this one that reads more, each once so many moves of it have ended."""
+        step = ComputeStep()
+        step.op, step.stream, step.queue = self.op, self.stream, self.queue
+        step.after, step.line, step.writes, step.duration_ns = self.after, self.line, self.writes, self.duration_ns
+        step.turns, step.reads = [*self.turns, *turns], (*self.reads, *reads)
+        step.is_free = self.is_free and not reads
+        return step
+
 
 def free_compute() -> ComputeStep:
     """Make the step that all computes share which have nothing to see to; what waits in a queue names its op."""
@@ -82,6 +93,52 @@ def free_compute() -> ComputeStep:
     step.after = step.line = step.reads = step.writes = step.turns = ()
     step.is_free, step.duration_ns = True, -1
     return step
+
+
+class LateStep:
+    """A compute of a lap that reads late, or reveals what others do: each lap makes a step of it.
+
+    Attributes
+    ----------
+    certain
+        The compute with what it is sure to need.
+    number
+        Its number among the computes of its stream, from the begin of the lap.
+    late
+        What it reads besides.
+    fence
+        By tensor that it may read besides: moves that must have ended, by the lap.
+    decider
+        Who knows that where the moves of those tensors are decided at run time, and is told of the compute; or None.
+    made
+        The step of the present lap, if it waits to be issued.
+    """
+
+    certain: ComputeStep
+    number: int
+    late: LateReads
+    fence: Mapping[int, int]
+    decider: Issued | None
+    made: ComputeStep | None
+    queue: ClassVar[tuple[()]] = ()
+    __slots__ = ("certain", "decider", "fence", "late", "made", "number")
+
+    def issue(self, host: Host) -> bool:
+        """Issue the step of this lap, unless the queue is full."""
+        step = self.made or self._make(host.lap)
+        is_issued = step.issue(host)
+        self.made = None if is_issued else step
+        return is_issued
+
+    def _make(self, lap: int) -> ComputeStep:
+        certain = self.certain
+        fence: Mapping[int, int] | Sequence[int] = self.fence
+        number = self.number + lap * certain.stream.per_lap
+        if self.decider is not None:
+            fence = self.decider.meet_late(certain.op, number)
+        reads = self.late.needed(certain.op, certain.stream, number)
+        step = certain.reading(reads, [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER])
+        return self.late.timed(step)
 
 
 class CopyStep:
@@ -221,4 +278,29 @@ class SyncStep:
         return True
 
 
-Step = ComputeStep | CopyStep | DetachStep | SyncStep
+class BilledStep:
+    """A step of a backbone, no compute, that may pay for what is decided besides.
+
+    Attributes
+    ----------
+    step
+        The step.
+    more_ns
+        What it pays itself [ns].
+    decider
+        Who knows what is owed.
+    """
+
+    step: CopyStep | DetachStep | SyncStep
+    more_ns: int
+    decider: Issued
+    __slots__ = ("decider", "more_ns", "step")
+
+    def issue(self, host: Host) -> bool:
+        """Pay, and issue the step; if that waits, all is paid when it is issued again."""
+        self.decider.pay_selection()
+        host.now += self.more_ns
+        return self.step.issue(host)
+
+
+Step = ComputeStep | LateStep | CopyStep | DetachStep | SyncStep | BilledStep

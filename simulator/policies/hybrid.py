@@ -13,7 +13,7 @@ everything on demand is tried as well: it has what is awaited only while that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -24,7 +24,7 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, DETACH, PART, Code, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.late import CACHES, LateOps, Leaving, leaving
 from simulator.policies.problem import Problem
@@ -220,7 +220,8 @@ def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, orde
     exists = {t for t, home in enumerate(backbone.home) if home == problem.compute_tier}
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
-    start = partial(_run, ops, backbone, cache_bytes, options, order)
+    parts, ends = _parts(ops, _steps(backbone))
+    start = partial(_run, ops, (backbone.home, ends), cache_bytes, options, order)
     return Plan(
         "hybrid",
         problem.tiers,
@@ -230,44 +231,59 @@ def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, orde
         notes=(*backbone.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - set(ops.signal.values())),
-        is_compiled=True,
+        backbone=parts,
     )
 
 
-def _run(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View) -> Iterator[Code]:
+def _run(
+    ops: LateOps,
+    backbone: tuple[tuple[int, ...], Sequence[int]],
+    cache_bytes: int,
+    options: Options,
+    order: str,
+    view: View,
+) -> Iterator[Code]:
     """Start a fresh runtime; a plan may be run more than once."""
-    return chain.from_iterable(_parts(ops, backbone, cache_bytes, options, order, view))
+    return chain.from_iterable(_issued(ops, backbone, cache_bytes, options, order, view))
 
 
-def _parts(
-    ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str, view: View
+def _issued(
+    ops: LateOps,
+    backbone: tuple[tuple[int, ...], Sequence[int]],
+    cache_bytes: int,
+    options: Options,
+    order: str,
+    view: View,
 ) -> Iterator[Iterable[Code]]:
     """What is issued up to the next op that reveals, or reads, what is late; then what is decided there."""
-    cache = Cache(ops, backbone.home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
+    home, ends = backbone
+    cache = Cache(ops, home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
     ahead = Ahead(ops, options, view)
-    segments = _segments(ops, _steps(backbone))
     for _ in range(view.steps):
-        for codes, op in segments:
-            yield codes
+        for part, op in enumerate(ends):
+            yield ((PART, part, 0, 0),)
             cache.read(op)
+            for late in ops.revealed.get(op, ()):
+                yield cache.bring(late, view.chosen(late))
             if op in ops.revealed:
-                yield ((SYNC, ops.signal[op], 0, 0),)
-                for late in ops.revealed[op]:
-                    yield cache.bring(late, view.chosen(late))
                 yield cache.fetch(ahead.of(op))
     yield cache.clear()
 
 
-def _segments(ops: LateOps, steps: Steps) -> list[tuple[list[Code], int]]:
-    """The steps of the backbone, cut behind each op that reveals or reads what is late; with that op, or -1."""
-    found: list[tuple[list[Code], int]] = []
-    codes: list[Code] = []
+def _parts(ops: LateOps, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:
+    """The steps of the backbone, cut behind each op that reveals or reads what is late; and that op of each, or -1.
+
+    What is revealed is synced.
+    """
+    parts, ends = [Steps()], list[int]()
     for code in steps.codes():
-        codes.append(code)
+        parts[-1].append(*code)
         if code[0] == COMPUTE and (code[1] in ops.late or code[1] in ops.revealed):
-            found.append((codes, code[1]))
-            codes = []
-    return [*found, (codes, -1)]
+            if code[1] in ops.revealed:
+                parts[-1].sync(ops.signal[code[1]])
+            parts.append(Steps())
+            ends.append(code[1])
+    return tuple(parts), [*ends, -1]
 
 
 def _in_passing(ops: LateOps, options: Options) -> int:

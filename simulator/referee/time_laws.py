@@ -161,7 +161,7 @@ def _issue_costs(facts: Facts) -> Ints:
     by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
     prices = np.array(by_kind, np.int64)[facts.kind]
     updates = paid.update_ns * _goes_home_changed(facts)
-    if facts.plan.is_compiled:
+    if facts.plan.backbone:
         is_late = np.array([op.late is not None for op in facts.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(facts.sizes)), list(facts.graph.candidates))
         decided = facts.kind == SYNC

@@ -69,4 +69,4 @@ def _silent(number: int) -> None:
 
 def _decides(plan: Plan) -> tuple[object, ...]:
     """All of a plan that the engine heeds."""
-    return plan.tiers, plan.home, plan.steps, plan.repeats, plan.looks, plan.untouched, plan.starts_ns, plan.is_compiled
+    return plan.tiers, plan.home, plan.steps, plan.repeats, plan.looks, plan.untouched, plan.starts_ns, plan.backbone

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,20 @@ from hypothesis import strategies as st
 from late_cases import DDR, HBM, machine, moe
 from late_strategies import machines
 from policy_problems import replay
+from replays import rows
 
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
+from simulator.engine.backbone import spelled_out
+from simulator.engine.host import Host
+from simulator.engine.issued import Issued
+from simulator.engine.steps import Step
 from simulator.errors import CapacityError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, FREE, Plan
+from simulator.plan import COMPUTE, COPY, FREE, Code, Plan, Steps
 from simulator.policies import POLICIES, Problem, static
 from simulator.policies.hybrid import backbone_of
 from simulator.referee import Drawn, check_plan, check_trace
@@ -158,6 +164,32 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     assert backbone.fixed is not None
     assert kept == list(backbone.fixed.codes()) * backbone.repeats
     assert mine.home == backbone.home
+
+
+class SpelledOut:
+    """Issues a plan with a backbone step by step."""
+
+    def __init__(self, parts: Sequence[Steps], codes: Iterator[Code], decided: Issued) -> None:
+        self._codes, self._decided = spelled_out(codes, parts), decided
+
+    def issue(self, host: Host) -> Step | None:
+        return self._decided.issue(self._codes, host)
+
+
+@pytest.mark.parametrize("options", [options for name, options in OPTIONS if name == "hybrid"])
+@given(graph=graphs, origin=origins, hardware=machines(), seed=st.integers(0, 9), spare=st.integers(0, 120))
+def test_a_backbone_that_is_counted_once_runs_as_if_each_step_were(
+    options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware, seed: int, spare: int
+) -> None:
+    p = problem(graph, hardware, origin, least(graph) + spare)
+    plan, draws = POLICIES["hybrid"].plan(p, options), drawn(graph, hardware, origin, seed)
+    once = run(p, plan, draws)
+    with patch("simulator.engine.host.Backbone", SpelledOut):
+        each = run(p, plan, draws)
+    for name in ("spans", "waits", "residencies"):
+        assert rows(getattr(once, name)) == rows(getattr(each, name))
+    assert rows(once.issued[0]) == rows(each.issued[0])
+    assert (once.status, once.blocked) == (each.status, each.blocked)
 
 
 @pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])
