@@ -10,24 +10,32 @@ import gc
 import os
 import signal
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.connection import Connection
-from threading import active_count, current_thread, main_thread
+from queue import Queue
+from threading import Thread, active_count, current_thread, main_thread
 from typing import Any, Generic, Protocol, TypeVar
 
 Outcome = TypeVar("Outcome")
 Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 
+try:
+    import fcntl
+except ImportError:  # no process is forked there
+    fcntl = None  # type: ignore[assignment]
+
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 _MOST_WAITING = 64
-"""So many things may wait to be sent to another process: of a run, a third of a megabyte each."""
+"""So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
+
+_PIPE_BYTES = 1 << 20
+"""What waits in the pipe itself: as much as Linux grants to all."""
 
 
 @contextmanager
@@ -141,63 +149,55 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
         return
     with _ended_on_error():
         context = get_context("fork")
-        here, there = context.Pipe()
+        given, giving = context.Pipe(duplex=False)
+        told, telling = context.Pipe(duplex=False)
+        _widen(giving)
         with _interrupts_wait():
-            context.Process(target=_take, args=(taker, here, there)).start()
-        there.close()
-        with here, closing(_Given[Outcome](here)) as given:
-            yield given
+            context.Process(target=_take, args=(taker, given, telling, (giving, told))).start()
+        given.close()
+        telling.close()
+        with giving, told:
+            yield _Given(giving, told)
+
+
+def _widen(pipe: Connection) -> None:
+    """Let a pipe hold what is sent at once, so that who sends need not wait until it is read; where the system can."""
+    with suppress(AttributeError, OSError):
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class _Given(Generic[Outcome]):
-    """A taker in another process; a thread sends it what it is given, as it may take a while to take that."""
+    """A taker in another process."""
 
-    def __init__(self, there: Connection) -> None:
-        self._there, self._sender = there, ThreadPoolExecutor(1)
-        self._sent: deque[Future[None]] = deque()
-
-    def close(self) -> None:
-        """Send no more; the thread ends once what it is sending has come, or nobody is left to take it."""
-        self._sender.shutdown(wait=False, cancel_futures=True)
+    def __init__(self, giving: Connection, told: Connection) -> None:
+        self._giving, self._told = giving, told
 
     def take(self, value: Any) -> None:
         self._send(False, value)
 
     def finish(self, value: Any) -> Outcome:
         self._send(True, value)
-        self._wait_for(0)
-        self._sender.shutdown()
         outcome: Outcome
-        outcome, error = _told(self._there)
+        outcome, error = _told(self._told)
         if error is not None:
             raise error
         return outcome
 
     def _send(self, is_last: bool, value: Any) -> None:
-        self._wait_for(_MOST_WAITING - 1)
-        self._sent.append(self._sender.submit(self._there.send, (is_last, value)))
-
-    def _wait_for(self, most: int) -> None:
-        """Wait until at most so many things are still to be sent."""
         try:
-            while len(self._sent) > most:
-                self._sent.popleft().result()
+            self._giving.send((is_last, value))
         except ConnectionError:
             raise _ended_early() from None
 
 
-def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
+def _take(taker: Taker[Any], given: Connection, telling: Connection, others: Sequence[Connection]) -> None:
     """In a fork: take what comes, and tell what came of it; behind an error the rest is let pass."""
-    here.close()
+    for end in others:
+        end.close()
     gc.freeze()
     _begin(lambda: None)
     outcome = error = None
-    is_last = False
-    while not is_last:
-        try:
-            is_last, value = there.recv()
-        except EOFError:
-            break
+    for is_last, value in _received(given):
         try:
             if is_last and error is None:
                 outcome = taker.finish(value)
@@ -207,7 +207,27 @@ def _take(taker: Taker[Any], here: Connection, there: Connection) -> None:
             error = raised
             error.add_note(traceback.format_exc())
         if is_last:
-            there.send((outcome, error))
+            telling.send((outcome, error))
+
+
+def _received(given: Connection) -> Iterator[tuple[bool, Any]]:
+    """What comes, up to the last; some of it waits here, so that who sends it goes on while one thing takes long."""
+    inbox: Queue[tuple[bool, Any] | None] = Queue(_MOST_WAITING)
+    Thread(target=_receive, args=(given, inbox), daemon=True).start()
+    while (received := inbox.get()) is not None:
+        yield received
+
+
+def _receive(given: Connection, inbox: Queue[tuple[bool, Any] | None]) -> None:
+    """Put what comes into the inbox; None behind the last, or when no more can come."""
+    is_last = False
+    while not is_last:
+        try:
+            received = is_last, _ = given.recv()
+        except EOFError:
+            break
+        inbox.put(received)
+    inbox.put(None)
 
 
 def _can_fork() -> bool:
