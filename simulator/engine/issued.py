@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simulator.engine.book import Book, Routes
 from simulator.engine.late import LateReads
@@ -16,6 +17,9 @@ from simulator.engine.steps import BilledStep, ComputeStep, CopyStep, DetachStep
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
+
+if TYPE_CHECKING:
+    from simulator.engine.stream import Stream
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -148,20 +152,29 @@ class Issued(Book):
         """So many computes of the backbone are issued."""
         self._computes[0] += computes
 
-    def meet_late(self, op: int, number: int) -> Sequence[int]:
-        """Note a compute of the backbone that reads late or reveals; return after how many moves it reads each tensor.
+    def meet_late(self, op: int, stream: Stream, number: int) -> tuple[tuple[int, ...], Sequence[int]]:
+        """Check and note a compute of the backbone that reads late or reveals.
 
         Parameters
         ----------
-        op, number
-            The compute, and its number among all of its stream.
+        op, stream, number
+            The compute, where it is issued, and its number among all there.
+
+        Returns
+        -------
+        tuple
+            What it reads late; for each tensor, after how many of its moves it may be read.
         """
-        if self.late is not None:
-            if op in self.late:
-                self._admit_late(op, self.late)
-            for tensor in self.late.possible[op]:
-                self._last_use[0][tensor] = number
-        return self._fence
+        late = self.late
+        if late is None:
+            return (), self._fence
+        if op in late:
+            self._admit_late(op, late)
+        reads = late.needed(op, stream, number)
+        self._check_reads(op, reads)
+        for tensor in late.possible[op]:
+            self._last_use[0][tensor] = number
+        return reads, self._fence
 
     @property
     def steps(self) -> int:
@@ -251,17 +264,21 @@ class Issued(Book):
     def _look_up(self, op: int, stream: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> ComputeStep:
         """Check and note what no earlier compute has seen to."""
         step = self._look_up_step(op, stream, reads, writes)
+        self._check_reads(op, reads)
         here = self._state[self._compute_tier]
-        for tensor in reads:
-            if here[tensor] != VALID:
-                self._refuse(f"compute {self._graph.ops[op].name}", "what a compute reads is valid in the compute tier",
-                             tensor, self._compute_tier, "copy it in first")  # fmt: skip
         for tensor in writes:
             for state in self._state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
             here[tensor] = VALID
         return step
+
+    def _check_reads(self, op: int, reads: tuple[int, ...]) -> None:
+        here = self._state[self._compute_tier]
+        for tensor in reads:
+            if here[tensor] != VALID:
+                self._refuse(f"compute {self._graph.ops[op].name}", "what a compute reads is valid in the compute tier",
+                             tensor, self._compute_tier, "copy it in first")  # fmt: skip
 
     def _copy(self, code: Code) -> CopyStep:
         _, tensor, source, target = code

@@ -117,7 +117,7 @@ class LateStep:
     certain: ComputeStep
     number: int
     late: LateReads
-    fence: Mapping[int, int]
+    fence: Mapping[int, int] | Sequence[int]
     decider: Issued | None
     made: ComputeStep | None
     queue: ClassVar[tuple[()]] = ()
@@ -131,12 +131,12 @@ class LateStep:
         return is_issued
 
     def _make(self, lap: int) -> ComputeStep:
-        certain = self.certain
-        fence: Mapping[int, int] | Sequence[int] = self.fence
+        certain, fence = self.certain, self.fence
         number = self.number + lap * certain.stream.per_lap
-        if self.decider is not None:
-            fence = self.decider.meet_late(certain.op, number)
-        reads = self.late.needed(certain.op, certain.stream, number)
+        if self.decider is None:
+            reads = self.late.needed(certain.op, certain.stream, number)
+        else:
+            reads, fence = self.decider.meet_late(certain.op, certain.stream, number)
         step = certain.reading(reads, [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER])
         return self.late.timed(step)
 

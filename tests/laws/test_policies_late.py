@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -23,11 +24,11 @@ from simulator.engine.backbone import spelled_out
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.steps import Step
-from simulator.errors import CapacityError
+from simulator.errors import CapacityError, PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, FREE, Code, Plan, Steps
+from simulator.plan import COMPUTE, COPY, FREE, PART, Code, Plan, Steps, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.policies.hybrid import backbone_of
 from simulator.referee import Drawn, check_plan, check_trace
@@ -190,6 +191,39 @@ def test_a_backbone_that_is_counted_once_runs_as_if_each_step_were(
         assert rows(getattr(once, name)) == rows(getattr(each, name))
     assert rows(once.issued[0]) == rows(each.issued[0])
     assert (once.status, once.blocked) == (each.status, each.blocked)
+
+
+def forgetful(plan: Plan, number: int) -> Plan:
+    """The plan without one of the steps that are decided."""
+    start = plan.steps
+    assert not isinstance(start, Steps)
+
+    def steps(view: View) -> Iterator[Code]:
+        decided = count()
+        return (code for code in start(view) if code[0] == PART or next(decided) != number)
+
+    return replace(plan, steps=steps)
+
+
+@given(graphs, origins, st.integers(0, 9), st.integers(0, 120), st.integers(0, 9))
+def test_what_a_runtime_forgets_beside_a_backbone_is_refused_where_it_is_missed(
+    graph: Graph, origin: DrawsOrigin, seed: int, spare: int, number: int
+) -> None:
+    """At the op that reads late what did not come, or at the next step that names what did not come or leave."""
+    p = problem(graph, machine(), origin, least(graph) + spare)
+    plan = forgetful(POLICIES["hybrid"].plan(p, {"evict": "lru", "cache": f"{least(graph) - FEW} B"}), number)
+    program = engine.Program(graph, plan, p.durations_ns, draws=drawn(graph, p.hardware, origin, seed))
+
+    def outcome() -> str | tuple[str, ...]:
+        try:
+            trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes)
+        except PlanError as error:
+            return str(error)
+        return trace.status, *trace.blocked
+
+    once = outcome()
+    with patch("simulator.engine.host.Backbone", SpelledOut):
+        assert once == outcome()
 
 
 @pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])
