@@ -338,7 +338,7 @@ class Walk:
                 f"no compute of op {name!r}{more} in training step {done + 1} of {training_steps}",
                 "add it",
             )
-        if self._values.unlike and not self._unlike:
+        if done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
             found = self._held(*self._values.first_unlike())
             raise self._end_error(must, found, "run the op that makes this value last")

@@ -8,6 +8,7 @@ import pytest
 from stories import graph, machine, steps
 
 from simulator.errors import PlanError
+from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan
 from simulator.referee import check_plan
 
@@ -76,6 +77,20 @@ def test_after_the_last_step_nothing_that_outlasts_it_changes():
     said = refused(g, "compute u; compute v; compute f; detach a hbm; compute u")
     assert "no op changes what outlasts the last training step after its end" in said
     assert "'w'" in said
+
+
+def test_a_copy_that_is_left_behind_the_last_step_is_named_beside_what_steps_change():
+    g = GraphBuilder("late")
+    for name in ("w", "e0", "e1"):
+        g.tensor(name, 4, persistent=True)
+    g.tensor("r", 1)
+    g.op("u", ["w"], ["w", "r"], duration_ns=1)
+    g.op("f", ["r", "e0", "e1"], late=g.late("f", "u", ["e0", "e1"]))
+    text = "copy e0 ddr hbm; copy e1 ddr hbm; compute u; compute f; detach r hbm; detach e0 hbm"
+    home = {"e0": "ddr", "e1": "ddr"}
+    judge(g.build(), f"{text}; detach e1 hbm", **home)
+    with pytest.raises(PlanError, match=r"found 'e1' \(home ddr\) valid in hbm; copy it"):
+        judge(g.build(), text, **home)
 
 
 def test_what_is_not_repeatable_runs_once():
