@@ -240,6 +240,22 @@ def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
         assert not (trace.spans.whole()["kind"] == COPY).any()
 
 
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize(("sizes", "distribution", "seed", "budget"), [
+    ({"size": 3, "samples": 2, "steps": 2}, "uniform", 0, 23),
+    ({"size": 3, "samples": 1, "steps": 3}, "zipf", 0, 19),
+    ({"size": 8, "samples": 2, "steps": 2, "experts": 4, "readers": 2}, "zipf", 1, 78),
+])  # fmt: skip
+def test_what_came_home_and_leaves_unused_does_not_block_a_runtime(
+    sizes: dict[str, int], distribution: Any, seed: int, budget: int, ahead: int
+) -> None:
+    """Over one link: its copy in waited for room that a compute had taken which was issued later."""
+    graph, origin = moe(3, **sizes), DrawsOrigin(distribution=distribution)
+    p = problem(graph, machine(), origin, budget, home=FREE)
+    plan = POLICIES["reactive"].plan(p, {"late": "on_demand", "evict": "furthest", "look_ahead": ahead})
+    assert run(p, plan, drawn(graph, p.hardware, origin, seed)).status == "ok"
+
+
 @given(graph=graphs, origin=origins, spare=st.integers(0, 60), home=st.sampled_from([DDR, FREE]))
 def test_hybrid_is_no_slower_than_a_runtime_on_demand(graph: Graph, origin: DrawsOrigin, spare: int, home: int) -> None:
     """Under the draws that both try their plans with; and it has a plan wherever that has one."""

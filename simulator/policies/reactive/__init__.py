@@ -2,7 +2,8 @@
 
 Before each op the runtime looks at what is there, fetches what the op lacks, evicts under pressure and frees what
 is dead (it counts references). It knows the op at hand and, with `look_ahead`, a few more. It counts room in issue
-order, so whatever it issues can run: it never blocks itself.
+order, and waits for what it gives up unused, so whatever it issues can run: it never blocks itself where each link has
+a queue of its own.
 """
 
 from __future__ import annotations

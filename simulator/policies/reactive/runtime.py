@@ -155,8 +155,7 @@ class Runtime:
     def _arrive_early(self, tensor: int) -> None:
         """Take in what the op at hand does not need."""
         self._arrive(tensor)
-        if self._tables.may_overtake:
-            self._early.add(tensor)
+        self._early.add(tensor)
 
     def _look_ahead(self, op: int, base: int) -> None:
         """Fetch what the ops that come into view lack, as far as there is room: at the first op all that are seen."""
@@ -185,7 +184,7 @@ class Runtime:
     def _evict(self, tensor: int) -> None:
         """Let a tensor leave; what came early, and is not used yet, once it has come.
 
-        Its copy may stand behind one that another, over another link, has overtaken into the room that is freed here.
+        Until then what is issued later may take the room that is freed here, and keep the copy out.
         """
         if tensor in self._early:
             self._early.remove(tensor)

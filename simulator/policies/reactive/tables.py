@@ -44,8 +44,6 @@ class Tables:
         Persistent tensors that may move; those of them with their home in the compute tier, and with another.
     staying
         Residents in a form that is quick to look into.
-    may_overtake
-        Whether copies come into the compute tier over several queues, so that a later one may take room first.
     outputs
         Outputs that are not persistent.
 
@@ -83,8 +81,6 @@ class Tables:
         self.nothing_moves = all_here and int(live_bytes(graph, lifetimes).max()) <= problem.budget_bytes
         self.homes = problem.resolved_homes() if self.nothing_moves else self._choose_homes()
         self.residents = [t for t in self.persistent if self.homes[t] == problem.compute_tier]
-        into = {problem.queue(hop) for hop in problem.links if hop[1] == problem.compute_tier}
-        self.may_overtake = len(into) > 1
         self.staying = frozenset(self.residents)
         self.guests = [t for t in self.persistent if self.homes[t] != problem.compute_tier]
 
