@@ -128,9 +128,18 @@ def _check_events(facts: Facts, events: Block, rows: Block, hardware: Hardware, 
     mine = waits["cause"] == CAUSES.index("compaction")
     before = np.searchsorted(asked, waits["start_ns"], "right") - 1
     inside = before >= 0
-    inside[inside] = waits["end_ns"][inside] <= end[before[inside]]
+    inside[inside] = waits["end_ns"][inside] <= _until(asked, end)[before[inside]]
     law = "what waits for compaction waits while one is asked for or under way"
     facts.check(~mine | inside, law, "waits", facts.wait_row, waits, "op", "start_ns", "end_ns")
+
+
+def _until(asked: Ints, end: Ints) -> Ints:
+    """By compaction, when it ends, or the last of those that are each asked for as the one before ends."""
+    until = end.copy()
+    for number in range(len(until) - 2, -1, -1):
+        if asked[number + 1] == end[number]:
+            until[number] = until[number + 1]
+    return until
 
 
 def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: int) -> None:

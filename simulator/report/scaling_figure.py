@@ -96,7 +96,7 @@ def _draw_times(picture: Picture, rows: Rows, head_in: float) -> None:
     over_ranks, (head, key), places = is_over_ranks(rows), axes(rows)[0], _places(rows)
     figure, scale = ("efficiency", 100) if over_ranks else ("tokens_per_s", 1)
     for policy, style in _curves(rows).items():
-        own = [row for row in rows if row["policy"] == policy and present(row["step_ns"])]
+        own = [row for row in rows if row["policy"] == policy and present(row.get("step_ns"))]
         steps.plot([places[row[key]] for row in own], [row["step_ns"] / size for row in own], label=policy, **style)
         compared = [row for row in own if row[figure] is not None]
         shares.plot([places[row[key]] for row in compared], [scale * row[figure] for row in compared], **style)
@@ -124,7 +124,7 @@ def _draw_amount(ax: Axes, rows: Rows, amount: Amount) -> None:
     shown = amount.limit_bytes <= _NEAR * most
     unit, size = byte_unit(max(most, amount.limit_bytes if shown else 0))
     for policy, style in _curves(rows).items():
-        own = [row for row in rows if row["policy"] == policy and present(row[amount.key])]
+        own = [row for row in rows if row["policy"] == policy and present(row.get(amount.key))]
         ax.plot([places[row[key]] for row in own], [row[amount.key] / size for row in own], **style)
     if shown:
         ax.axhline(amount.limit_bytes / size, color=INK, linewidth=1.1, linestyle=(0, (5, 2)), zorder=_ABOVE_AXES)
@@ -142,7 +142,7 @@ def _title(amount: Amount, *, of_all: bool) -> str:
 def _curves(rows: Rows) -> dict[str, dict[str, Any]]:
     """The policies that ran somewhere, and how each is drawn: what lies below is wider, so that it shows at a tie."""
     every = list(dict.fromkeys(row["policy"] for row in rows))
-    ran = [policy for policy in every if any(row["policy"] == policy and present(row["step_ns"]) for row in rows)]
+    ran = [policy for policy in every if any(row["policy"] == policy and present(row.get("step_ns")) for row in rows)]
     found = {}
     for policy, width in zip(ran, widths(len(ran)), strict=True):
         number = every.index(policy)
@@ -161,7 +161,7 @@ def _computed(rows: Rows) -> dict[str, tuple[str, dict[Any, int]]]:
     """What of a step is compute [ns] by the value of the first axis: one curve with a colour if all policies agree."""
     found = dict[str, dict[Any, int]]()
     for row in rows:
-        if present(row["step_ns"]):
+        if present(row.get("step_ns")):
             own = found.setdefault(row["policy"], {})
             own[row[axes(rows)[0][1]]] = row["compute_ns"] + row["recompute_ns"]
     together = {value: ns for own in found.values() for value, ns in own.items()}

@@ -117,6 +117,12 @@ def test_the_folder_runs_again_and_holds_the_picture(hosim, curve, tmp_path):
     assert (tmp_path / "again" / "scaling.svg").read_bytes() == (out / "scaling.svg").read_bytes()
 
 
+def test_the_picture_is_drawn_where_some_rows_do_not_run(hosim, curve, tmp_path):
+    done = hosim("scaling", curve(), "--set", "tiers.hbm.capacity=60 MB", "--out", tmp_path / "out")
+    assert "fits at no point" in done.out
+    assert (tmp_path / "out" / "scaling.png").is_file()
+
+
 def test_what_does_not_fit_is_a_line_and_the_first_that_runs_is_compared_with(hosim, curve):
     """Optimizer state is sharded, so that only many ranks have room for it."""
     done = hosim("scaling", curve(), "--set", "tiers.hbm.capacity=92 MB", "--policy", "resident")

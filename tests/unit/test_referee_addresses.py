@@ -116,6 +116,27 @@ def test_a_trace_that_was_tampered_with_is_found(spoil, law):
         told(spoil=spoil)
 
 
+@pytest.mark.parametrize(("gap_ns", "holds"), [(0, True), (1, False)])
+def test_a_wait_may_go_on_through_compactions_that_touch(gap_ns, holds):
+    def split(trace):
+        old = trace.compactions.whole()
+        asked, start = int(old["asked_ns"][0]), int(old["start_ns"][0])
+        between = asked + 1
+        assert between + gap_ns <= start
+        first = {"start_ns": between, "end_ns": between, "pages": 0, "is_remap": 0}
+        whole = {name: int(values[0]) for name, values in old.items()}
+        rows = [[*(whole | first).values()], [*(whole | {"asked_ns": between + gap_ns}).values()]]
+        new = Table(trace.compactions.columns)
+        new.append(np.array(rows, np.int64).tobytes())
+        return replace(trace, compactions=new)
+
+    if holds:
+        told(spoil=split)
+    else:
+        with pytest.raises(InvariantError, match="what waits for compaction waits while one is asked for"):
+            told(spoil=split)
+
+
 def test_offsets_chosen_before_the_run_need_no_compaction():
     def spoil(trace):
         new = Table(trace.compactions.columns)

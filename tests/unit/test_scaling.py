@@ -170,9 +170,9 @@ def test_the_picture_has_a_panel_for_each_amount_and_the_limits_that_are_near():
 
 
 def missing(about, policy, status="infeasible"):
-    """The row at the same point that did not run."""
+    """The row at the same point that did not run: it has no figures."""
     named = {key: value for key, value in about.items() if key.startswith("set ")}
-    return dict.fromkeys(about) | {"policy": policy, "status": status, "ranks": 1} | named
+    return {"policy": policy, "status": status, "ranks": 1, "efficiency": None} | named
 
 
 def test_what_does_not_run_is_said_in_words_and_is_not_in_the_legend():
