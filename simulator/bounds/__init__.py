@@ -2,6 +2,7 @@
 
 from simulator.bounds.before import Before
 from simulator.bounds.fit import infeasible
+from simulator.bounds.full import full
 from simulator.bounds.laps import of_laps
 from simulator.bounds.levers import lowered, raised, smaller_chunks, staged
 from simulator.bounds.limits import Limits
@@ -18,6 +19,7 @@ __all__ = [
     "Order",
     "Team",
     "bound",
+    "full",
     "infeasible",
     "lowered",
     "of_laps",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.bounds.full import full
 from simulator.bounds.levers import levers as other_levers
 from simulator.bounds.levers import rooms as least_rooms
 from simulator.bounds.room import Fit, Need
-from simulator.errors import Shortfall, full_from
+from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import launched
+from simulator.lifetime import NEVER, Lifetimes, launched
 
 
 def infeasible(
@@ -51,13 +55,26 @@ def infeasible(
 
 
 def _full(fit: Fit, worst: Need) -> str:
-    """From which op on what is needed has no room, and what was made last of all that stays; empty if nothing was."""
-    if worst.at is None:
-        return ""
-    found, ops = fit.idle.lifetimes, fit.graph.ops
-    first = int((fit.by_op(counts_idle=worst.counts_idle) > worst.capacity_bytes).argmax())
-    made = ((born, t) for t, born in enumerate(found.born) if 0 < born <= first and found.dies[t] >= worst.at)
-    last = max(made, default=None)
-    if last is None:
-        return ""
-    return full_from(f"op {ops[first].name!r}", f"op {ops[worst.at].name!r}", fit.graph.tensors[last[1]].name)
+    """When the tier is full: of what is needed at an op, as it comes; of homes, if they filled as they are used."""
+    found = fit.idle.lifetimes
+    if worst.at is not None:
+        needed = fit.by_op(counts_idle=worst.counts_idle)
+        stay = [t for t, dies in enumerate(found.dies) if dies >= worst.at]
+        return full(fit.graph, needed, worst.capacity_bytes, worst.at, {t: found.born[t] for t in stay})
+    came = {t: _filled_with(found, t) for t in fit.at_home[worst.tier]}
+    said = full(fit.graph, _come_by(fit.graph, came), worst.capacity_bytes, 0, came)
+    return f"{said}, if homes filled as they are used" if said else ""
+
+
+def _filled_with(found: Lifetimes, tensor: int) -> int:
+    """The op that first fills the home of a tensor; 0 if it is full from the start, or never used."""
+    first = found.first_use[tensor]
+    return 0 if first == NEVER or found.is_read(tensor, first) else first
+
+
+def _come_by(graph: Graph, came: Mapping[int, int]) -> NDArray[np.int64]:
+    """By op, what has come with it and before [B]."""
+    change = np.zeros(len(graph.ops), np.int64)
+    for tensor, op in came.items():
+        change[op] += graph.tensors[tensor].size_bytes
+    return np.cumsum(change)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
+from simulator.bounds import full
 from simulator.errors import CapacityError, Shortfall
 from simulator.lifetime import NEVER, live_bytes
 from simulator.plan import COMPUTE, FREE
@@ -134,34 +136,37 @@ class Tables:
     @cached_property
     def demand_bytes(self) -> int:
         """The most that any op needs with all else evicted [B]."""
+        demand = self._demand_by_op()
+        most = max(demand, default=0)
+        if most > self.problem.budget_bytes:
+            raise CapacityError(self._shortfall(demand, demand.index(most)))
+        return most
+
+    def _demand_by_op(self) -> list[int]:
+        """What each op needs with all else evicted [B]."""
         problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
         change = [0] * (len(self.moves) + 1)
         for tensor, pinned in enumerate(self.pinned):
             if pinned and lifetimes.born[tensor] != NEVER:
                 change[lifetimes.born[tensor]] += sizes[tensor]
                 change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
-        worst, most, held = 0, -1, 0
-        for op, moves in enumerate(self.moves):
-            held += change[op]
-            demand = held + problem.graph.ops[op].workspace_bytes + sum(sizes[t] for t in moves)
-            demand += 0 if self.late is None else self.late.awaited_bytes[op]
-            worst, most = (op, demand) if demand > most else (worst, most)
-        if most > problem.budget_bytes:
-            raise CapacityError(self._shortfall(worst, most))
-        return most
+        found = []
+        for op, (moves, held) in enumerate(zip(self.moves, accumulate(change), strict=False)):
+            awaited = 0 if self.late is None else self.late.awaited_bytes[op]
+            found.append(held + problem.graph.ops[op].workspace_bytes + sum(sizes[t] for t in moves) + awaited)
+        return found
 
-    def _shortfall(self, op: int, demand_bytes: int) -> Shortfall:
+    def _shortfall(self, demand: list[int], op: int) -> Shortfall:
         problem, lifetimes = self.problem, self.problem.lifetimes
         tensors = problem.graph.tensors
+        staying = {t: lifetimes.born[t] for t, pinned in enumerate(self.pinned) if pinned and lifetimes.dies[t] >= op}
         held = set(self.moves[op])
-        held.update(
-            t for t, pinned in enumerate(self.pinned) if pinned and lifetimes.born[t] <= op <= lifetimes.dies[t]
-        )
+        held.update(t for t, born in staying.items() if born <= op)
         stay = any(tensors[t].persistent and self.pinned[t] for t in held) and problem.neighbours
         largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
         return Shortfall(
             tier=problem.tiers[problem.compute_tier],
-            demand_bytes=demand_bytes,
+            demand_bytes=demand[op],
             capacity_bytes=int(problem.budget_bytes),
             at=f"op {problem.graph.ops[op].name!r}",
             largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
@@ -169,4 +174,5 @@ class Tables:
                 *(["homes that are left free would pin less"] if stay else []),
                 "a smaller batch or a shorter sequence needs less",
             ),
+            full=full(problem.graph, demand, problem.budget_bytes, op, staying),
         )
