@@ -32,6 +32,9 @@ from simulator.policies.reactive.tables import Tables
 from simulator.policies.search import Best, tune
 from simulator.units import Bytes, human
 
+_TRIES = 4
+"""So often a cache that is too large may shrink by what the backbone lacks beside it."""
+
 
 class Options(Part):
     """How late reads are handled; ``best`` tries the values by replay and takes the fastest.
@@ -206,12 +209,31 @@ def _left_bytes(ops: LateOps) -> int:
 
 def _beside(ops: LateOps, asked: int | None, error: CapacityError) -> CapacityError:
     """Why the backbone does not fit; beside a cache that is too large, with how large it may be."""
-    left = _left_bytes(ops)
-    if asked is None or left < max(ops.awaited_bytes):
+    most = 0 if asked is None else _most_beside(ops, asked, error.report)
+    if most < max(ops.awaited_bytes):
         return error
-    smaller = (f"give the cache at most {human(left, 'B')} ({left:,} B)",)
+    smaller = (f"give the cache at most {human(most, 'B')} ({most:,} B)",)
     tier = f"{ops.problem.tiers[ops.problem.compute_tier]} beside the cache"
     return CapacityError(replace(error.report, tier=tier, levers=smaller, rooms=()))
+
+
+def _most_beside(ops: LateOps, asked: int, short: Shortfall) -> int:
+    """The largest cache [B] beside which the backbone has a plan: smaller by what it lacks, as often as it does.
+
+    If that takes too long, or another tier is too small, one beside which nothing of it moves.
+    """
+    problem, left, room = ops.problem, _left_bytes(ops), asked
+    for _ in range(_TRIES):
+        room -= short.gap_bytes
+        if room <= left or short.tier != problem.tiers[problem.compute_tier]:
+            break
+        try:
+            static.plan(backbone_of(problem, room), static.Options())
+        except CapacityError as error:
+            short = error.report
+        else:
+            return room
+    return left
 
 
 def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str) -> Plan:
