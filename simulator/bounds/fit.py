@@ -60,9 +60,9 @@ def _full(fit: Fit, worst: Need) -> str:
     if worst.at is not None:
         needed = fit.by_op(counts_idle=worst.counts_idle)
         stay = [t for t, dies in enumerate(found.dies) if dies >= worst.at]
-        return full(fit.graph, needed, worst.capacity_bytes, worst.at, {t: found.born[t] for t in stay})
+        return full(fit.graph, found, needed, worst.capacity_bytes, worst.at, {t: found.born[t] for t in stay})
     came = {t: _filled_with(found, t) for t in fit.at_home[worst.tier]}
-    said = full(fit.graph, _come_by(fit.graph, came), worst.capacity_bytes, 0, came)
+    said = full(fit.graph, found, _come_by(fit.graph, came), worst.capacity_bytes, 0, came)
     return f"{said}, if homes filled as they are used" if said else ""
 
 

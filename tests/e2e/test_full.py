@@ -74,3 +74,10 @@ def test_what_is_too_much_for_any_plan_tells_from_which_op_on_also_if_nothing_ca
     story.write_text(STORY.replace("free}", "hbm}").replace("164 kB", "100 kB"))
     found = hosim.run(story)
     assert [row.shortfall.full for row in found.values()] == ["from op 't00/embed/decode/tokens' on"] * 2
+
+
+def test_a_block_is_named_before_what_the_same_op_makes_for_the_next_only(story):
+    story.write_text(STORY.replace("free}", "hbm}"))
+    for row in hosim.run(story).values():
+        assert row.shortfall.at == "op 't12/L00/decode/attn.core'"
+        assert row.shortfall.full == "once 'L00/kv/s2/b0011' has come"

@@ -174,5 +174,5 @@ class Tables:
                 *(["homes that are left free would pin less"] if stay else []),
                 "a smaller batch or a shorter sequence needs less",
             ),
-            full=full(problem.graph, demand, problem.budget_bytes, op, staying),
+            full=full(problem.graph, lifetimes, demand, problem.budget_bytes, op, staying),
         )
