@@ -38,7 +38,8 @@ class Lots:
         Raises
         ------
         ConfigError
-            If a file of draws is wrong, or draws are given for a job in which nothing is drawn.
+            If a file of draws is wrong, or says what ops choose that nobody in the job has; or if draws are given for
+            a job in which nothing is drawn.
         """
         scenario = loaded.scenario
         origin: Origin = scenario.draws
@@ -47,6 +48,8 @@ class Lots:
             raise ConfigError(loaded.place("draws"), must, "none in what runs", do)
         if scenario.draws.file is not None:
             origin = formats.read_routing(loaded.paths["draws"])
+        if isinstance(origin, Routing):
+            _check_ops(origin, job)
         return cls(origin, scenario.seed, loaded.hardware)
 
     @property
@@ -100,3 +103,13 @@ class Lots:
             return max(0, before - last)
         every, least = sum(graph.tensors[t].size_bytes for t in late.candidates), graph.certain.ops[op]
         return duration_ns(chosen_op(least, every), self.hardware) - duration_ns(least, self.hardware)
+
+
+def _check_ops(origin: Routing, job: Job) -> None:
+    """Refuse choices of ops that no graph of the job has, or that read nothing late: they are of another model."""
+    choosing = {op.name for graph in job.graphs for op in graph.ops if op.late is not None}
+    strange = sorted({name for _, name in origin.by_step} - choosing)
+    if strange:
+        more = f" and {len(strange) - 1:,} more" if len(strange) > 1 else ""
+        must = "each op in the file is one with late reads of what runs"
+        raise ConfigError(origin.source, must, f"{strange[0]!r}{more}", "take the file of this model")
