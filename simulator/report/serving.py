@@ -102,9 +102,9 @@ def sentences(rows: Rows) -> list[str]:
 
 
 def _overloaded(row: Mapping[str, Any]) -> str:
-    served = f", and {row['served_per_s']:.3g} are served" if row["served_per_s"] else ""
+    served = f", and {_rate(row['served_per_s'])} are served" if row["served_per_s"] else ""
     return (
-        f"{row['policy']} is overloaded: {row['offered_per_s']:.3g} requests come in a second{served}; "
+        f"{row['policy']} is overloaded: {_rate(row['offered_per_s'])} requests come in a second{served}; "
         f"{row['waiting_at_last']:,} of {row['requests']:,} waited when the last one came, and the run ends there."
     )
 
@@ -182,10 +182,10 @@ _NAMES = {
 
 def _queue(row: Mapping[str, Any]) -> str:
     if row["status"] == "ok" and row["outpaced_growth"] is not None:
-        come, admitted = (f"{row[f'outpaced_{name}_per_s']:.3g}" for name in ("come", "admitted"))
+        come, admitted = (_rate(row[f"outpaced_{name}_per_s"]) for name in ("come", "admitted"))
         longer = human(round(row["outpaced_growth"] * 10**9), "ns")
         return (
-            f"under {row['policy']} requests come faster than they are served: in the second half of the arrivals "
+            f"under {row['policy']} requests come faster than they are served: of the second half of the arrivals "
             f"{come} come in a second and {admitted} are admitted, somebody always waits, and who comes a second later "
             f"waits {longer} longer, so that the latencies tell how many came."
         )

@@ -190,7 +190,7 @@ def test_a_rate_above_what_is_served_is_said_though_all_are_served(hosim, tmp_pa
     done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
     assert done.code == 0
     assert "60 of 60" in done.out
-    assert "under static requests come faster than they are served: in the second half of the arrivals " in done.out
+    assert "under static requests come faster than they are served: of the second half of the arrivals " in done.out
 
 
 def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):

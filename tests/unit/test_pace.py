@@ -11,9 +11,9 @@ from simulator.workload import Request
 ROOM = (1000.0,)
 
 
-def story(arrivals, **more):
+def story(arrivals, max_sequences=1, output=1):
     """Ten tokens are read at 10 ns each."""
-    return told([Request(at, 10, 1) for at in arrivals], ROOM, max_sequences=1, **more)[0]
+    return told([Request(at, 10, output) for at in arrivals], ROOM, max_sequences=max_sequences)[0]
 
 
 def test_the_rate_and_the_growth_are_those_of_the_second_half():
@@ -25,6 +25,17 @@ def test_the_rate_and_the_growth_are_those_of_the_second_half():
     assert pace.come_per_s == pytest.approx(10**9 / 80)
     assert pace.admitted_per_s == pytest.approx(10**9 / 100)
     assert pace.growth == pytest.approx(20 / 80)
+
+
+def test_the_rates_imply_the_growth_where_many_begin_side_by_side():
+    """Eight run together, of 400 tokens each; while they do all others come, and nobody else is admitted."""
+    found = story(range(0, 40 * 100, 100), max_sequences=8, output=400)
+    assert found.status == "ok"
+    pace = outpaced(found)
+    assert pace is not None
+    assert pace.come_per_s == pytest.approx(10**9 / 100)
+    assert pace.growth == pytest.approx(pace.come_per_s / pace.admitted_per_s - 1)
+    assert pace.growth > 100
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,17 @@ def test_rows_that_cannot_serve_say_why():
 def test_requests_that_come_faster_than_they_are_served_are_told():
     pace = {"outpaced_come_per_s": 12.5, "outpaced_admitted_per_s": 10.0, "outpaced_growth": 0.25}
     assert sentences([row(waiting_at_last=4, **pace)])[-1] == (
-        "under static requests come faster than they are served: in the second half of the arrivals 12.5 come in a "
+        "under static requests come faster than they are served: of the second half of the arrivals 12.5 come in a "
         "second and 10 are admitted, somebody always waits, and who comes a second later waits 250 ms longer, "
         "so that the latencies tell how many came."
     )
+
+
+def test_rates_are_whole_numbers_from_a_hundred_on():
+    pace = {"outpaced_come_per_s": 825_817.6, "outpaced_admitted_per_s": 1585.0, "outpaced_growth": 520.0}
+    assert "825,818 come in a second and 1,585 are admitted" in sentences([row(waiting_at_last=4, **pace)])[-1]
+    overloaded = row(status="overloaded", offered_per_s=825_817.6, served_per_s=1585.0, waiting_at_last=7)
+    assert "825,818 requests come in a second, and 1,585 are served" in sentences([overloaded])[0]
 
 
 def test_rows_are_compared_by_the_mean():

@@ -70,9 +70,9 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         ``offered_per_s``, ``served_per_s``
             Requests that came, by the time in which they came; and that left, by the busy time.
         ``outpaced_come_per_s``, ``outpaced_admitted_per_s``, ``outpaced_growth``
-            If requests come faster than they are served (`simulator.run.serving.pace`): how many came, and were
-            admitted, in a second of the second half of the arrivals, and how much longer who comes a second later waits
-            [s]; else None.
+            If requests come faster than they are served (`simulator.run.serving.pace`): of the second half of
+            the arrivals, how many came, and how many were admitted, in a second, and how much longer who comes a second
+            later waits [s]; else None.
     """
     left = [one for one in story.served if one.end_ns is not None]
     ran = [one for one in story.ran if one.about["held_blocks"]]
