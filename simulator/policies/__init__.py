@@ -29,7 +29,7 @@ from simulator.policies import (
 )
 from simulator.policies.fused import contract
 from simulator.policies.problem import Problem, Replay
-from simulator.units import in_yaml
+from simulator.units import FieldError, in_yaml
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
 
@@ -119,6 +119,9 @@ def _wrong(
     model: type[Part], given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]
 ) -> ConfigError:
     """Say what is wrong with the first option that breaks a rule, or with the part of it that does."""
+    said = error.errors()[0].get("ctx", {}).get("error")
+    if isinstance(said, FieldError):
+        return ConfigError(place(*said.at), said.must, said.found, said.do)
     keys = [str(key) for key in error.errors()[0]["loc"]]
     at, value = 1, given[keys[0]]
     field = model.model_fields[keys[0]]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
@@ -30,7 +30,7 @@ from simulator.policies.late import CACHES, LateOps, Leaving, leaving
 from simulator.policies.problem import Problem
 from simulator.policies.reactive.tables import Tables
 from simulator.policies.search import Best, tune
-from simulator.units import Bytes, human
+from simulator.units import Bytes, FieldError, human
 
 _TRIES = 4
 """So often a cache that is too large may shrink by what the backbone lacks beside it."""
@@ -51,13 +51,20 @@ class Options(Part):
         When late reads are revealed, what is fetched for the ops whose late reads are revealed next: nothing
         (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
     accuracy
-        How likely each of what is chosen is guessed.
+        How likely each of what is chosen is guessed; without a guess there is none.
     """
 
     cache: Bytes | None = Field(None, description="room for what is read late")
     evict: Literal["best", "lru", "lfu", "hot"] = Field("best", description="who leaves the cache first")
     prefetch: Literal["none", "next_layer_all", "speculative"] = Field("none", description="what is fetched ahead")
     accuracy: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="how often a guess is right")
+
+    @model_validator(mode="after")
+    def _accuracy_is_of_a_guess(self) -> Self:
+        if "accuracy" in self.model_fields_set and self.prefetch != "speculative":
+            must, do = "an accuracy is of a guess", "write prefetch: speculative, or remove accuracy"
+            raise FieldError(must, f"accuracy with prefetch: {self.prefetch}", do, ("accuracy",))
+        return self
 
 
 def plan(problem: Problem, options: Options) -> Plan:

@@ -104,6 +104,16 @@ def test_a_wrong_option_is_told_where_it_is_wrong_and_as_people_write_it(given, 
     assert caught.value.args == (f"policy 'static', option '{where}'", must, found, do)
 
 
+@pytest.mark.parametrize("given", [{}, {"prefetch": "none"}, {"prefetch": "next_layer_all"}])
+def test_an_option_without_effect_is_refused(given):
+    with pytest.raises(ConfigError) as caught:
+        POLICIES["hybrid"].read_options({"accuracy": 0.8, **given})
+    found = f"accuracy with prefetch: {given.get('prefetch', 'none')}"
+    do = "write prefetch: speculative, or remove accuracy"
+    assert caught.value.args == ("policy 'hybrid', option 'accuracy'", "an accuracy is of a guess", found, do)
+    assert POLICIES["hybrid"].read_options({"accuracy": 0.8, "prefetch": "speculative"})
+
+
 def test_an_option_of_a_policy_without_options():
     with pytest.raises(ConfigError, match="it has no options"):
         POLICIES["resident"].read_options({"x": 1})
