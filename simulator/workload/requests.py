@@ -57,7 +57,7 @@ class Prefixes(Part):
     number
         How many there are.
     tokens
-        How long each is; of a shorter prompt, all of it.
+        How long each is, at most as the mean prompt; of a shorter prompt, all of it.
     skew
         The r-th most frequent one has a share like r to the power of minus this; 0: all are equally frequent.
     """
@@ -114,6 +114,14 @@ class Requests(Part):
         if extra:
             must = "a file says when requests come, how long they are and what they share"
             raise FieldError(must, extra[0], f"remove {extra[0]}, or file", (extra[0],))
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_are_parts(self) -> Self:
+        if self.prefixes is not None and self.prompt is not None and self.prefixes.tokens > self.prompt.mean:
+            must, do = "a prefix is a part of the mean prompt", "lower tokens, or raise the mean of prompt"
+            found = f"{self.prefixes.tokens:,} of {self.prompt.mean:,} tokens"
+            raise FieldError(must, found, do, ("prefixes", "tokens"))
         return self
 
     @model_validator(mode="after")

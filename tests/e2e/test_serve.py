@@ -117,6 +117,7 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
     [
         ("  count: 12\n", "", "requests come from a file, or have count, arrivals, prompt, output, found no count"),
         ("  count: 12\n", "  count: 12\n  file: x.csv\n", "a file says when requests come"),
+        ("tokens: 24", "tokens: 41", "a prefix is a part of the mean prompt, found 41 of 40 tokens"),
         ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
         ("interval: 40 us", "interval: 40", "a time has a unit"),
         ("number: 2,", "number: 100001,", "prefixes.number: a number of at most 100000 is needed, found 100001"),
