@@ -49,6 +49,10 @@ def validate(
         from simulator.report.files import check_target
 
         check_target(out)
+    if junit is not None:
+        from simulator.report.writable import check_file
+
+        check_file("--junit", junit)
     with Shown() as progress:
         found = run_validate(scenarios or None, scale=scale, workers=workers or os.cpu_count() or 1, progress=progress)
     if out is not None:

@@ -20,10 +20,11 @@ from simulator.report.comparison import comparison
 from simulator.report.names import COMPARISON, folder_names
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
+from simulator.report.writable import check_beside
 
 
 def check_target(out: Path) -> None:
-    """Refuse an output folder that holds anything but an earlier run.
+    """Refuse an output folder that holds anything but an earlier run, or cannot be made.
 
     Parameters
     ----------
@@ -33,15 +34,14 @@ def check_target(out: Path) -> None:
     Raises
     ------
     ConfigError
-        If it is a file, the working directory or one above it, or holds what hosim did not write.
+        If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
+        be made: it is filled beside its place.
     """
     where, must = f"--out {out}", "the results get a folder of their own"
     if out.is_symlink() and not out.exists():
         raise ConfigError(where, must, "a link that leads nowhere", "remove it, or choose another folder")
     if not out.exists():
-        above = next(p for p in out.absolute().parents if p.exists())
-        if not above.is_dir():
-            raise ConfigError(where, must, f"that {above} is a file", "choose another folder")
+        check_beside(where, out, must, "choose another folder")
         return
     if not out.is_dir():
         raise ConfigError(where, must, "a file", "choose another folder")
@@ -56,6 +56,7 @@ def check_target(out: Path) -> None:
             f"{strange[0]!r}{more}",
             "choose another folder, or move that away",
         )
+    check_beside(where, out, must, "choose another folder")
 
 
 def _contents(folder: Path) -> set[str]:

@@ -285,3 +285,32 @@ def test_of_several_ranks_the_slowest_is_compared(hosim, tmp_path):
     for row in found["rows"]:
         assert sum(one["difference"] for one in row["spent"]) == row["step"]["difference"]
     assert any(one["column"] == "wait_peer_ns" and one["on"].startswith("rank ") for one in found["rows"][0]["spent"])
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+@pytest.mark.parametrize("file", ["/proc/nope/x.xml", "taken/x.xml"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(hosim, tmp_path, command, file):
+    (tmp_path / "taken").write_text("a file")
+    scenario = chain.write(tmp_path, scenario=chain.SCENARIO + HOLD)
+    above = tmp_path / "taken" if file.startswith("taken") else "/proc"
+    found = f"that {above} is a file" if file.startswith("taken") else "that nothing can be made in /proc"
+    done = hosim(command, scenario, "--set" if command == "run" else "--scale", "no.such=1", "--junit", tmp_path / file)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"hosim: --junit {tmp_path / file}: the file can be written, found {found}")
+    assert "choose another file" in done.err
+
+
+@pytest.mark.parametrize("command", ["run", "scaling", "serve", "plan"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_read(hosim, tmp_path, command):
+    done = hosim(command, tmp_path / "no_such.yaml", "--out", "/proc/a")
+    assert (done.code, done.out) == (1, "")
+    must = "the results get a folder of their own, found that nothing can be made in /proc"
+    assert done.err.startswith(f"hosim: --out /proc/a: {must}")
+    assert ".partial" not in done.err
+
+
+def test_a_report_that_is_there_is_kept_until_it_is_replaced(hosim, tmp_path):
+    file = tmp_path / "x.xml"
+    file.write_text("earlier")
+    assert hosim("run", tmp_path / "no_such.yaml", "--junit", file).code == 1
+    assert file.read_text() == "earlier"
