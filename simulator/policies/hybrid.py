@@ -157,10 +157,11 @@ def _divided(problem: Problem, options: Options, here: frozenset[int]) -> Callab
         backbone = static.plan(backbone_of(ops.problem, cache_bytes), static.Options())
     except CapacityError as error:
         raise _beside(ops, options.cache, error) from None
+    notes = [f"of all but what is read late: {note}" for note in backbone.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
-        backbone = replace(backbone, notes=(*backbone.notes, f"{size} of what is read late stays in {tier}"))
-    return partial(_make, ops, backbone, cache_bytes, options)
+        notes.append(f"{size} of what is read late stays in {tier}")
+    return partial(_make, ops, replace(backbone, notes=tuple(notes)), cache_bytes, options)
 
 
 def _check_apart(ops: LateOps) -> None:
