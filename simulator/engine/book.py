@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, NoReturn
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import NEVER, Computes, Places
 from simulator.engine.program import Columns
+from simulator.engine.refusals import no_link, unknown_stream
 from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, LateStep, Step, SyncStep, free_compute
-from simulator.errors import PlanError
 from simulator.plan import Code
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Book:
         """Count a compute of the only stream; it sees to what no earlier one has."""
         _, op, stream, _ = code
         if stream:
-            raise self._unknown_stream(stream)
+            raise unknown_stream(self._number, stream, len(self._streams))
         last_use, last_write, sole = self._last_use[0], self._last_write[0], self._sole
         self._computes[0] = number = self._computes[0] + 1
         unseen: tuple[int, ...] = ()
@@ -232,7 +232,7 @@ class Book:
         """Count a compute of one of several streams."""
         _, op, stream, _ = code
         if not 0 <= stream < len(self._streams):
-            raise self._unknown_stream(stream)
+            raise unknown_stream(self._number, stream, len(self._streams))
         self._gate, reads, writes = stream, self._reads[op], self._writes[op]
         self._computes[stream] = number = self._computes[stream] + 1
         after = self._after(op, stream)
@@ -285,14 +285,6 @@ class Book:
                     self._seen_after[stream][other] = number
                     found.append((self._streams[other], number))
         return tuple(found)
-
-    def _unknown_stream(self, number: int) -> PlanError:
-        return PlanError(
-            f"step {self._number} (compute)",
-            f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}",
-            f"stream {number}",
-            "issue it on stream 0, or make a fixed plan",
-        )
 
     def _look_up(self, op: int, stream: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> ComputeStep:
         """A compute that must see to these tensors itself, because no earlier one does."""
@@ -349,12 +341,7 @@ class Book:
 
     def _no_link(self, source: int, target: int) -> NoReturn:
         names = [tier.name for tier in self._places.tiers]
-        raise PlanError(
-            f"step {self._number} (copy {names[source]} -> {names[target]})",
-            "a link joins the two tiers",
-            "none",
-            "copy along the links of the hardware profile, or add the link",
-        )
+        raise no_link(self._number, names[source], names[target])
 
     def _latest(self, last: list[list[int]], tensor: int) -> Computes:
         """The compute that a list by stream and tensor names, for each stream that has one, unless it has ended.
