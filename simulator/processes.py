@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from queue import Queue
@@ -23,11 +24,6 @@ from typing import Any, Generic, Protocol, TypeVar
 Outcome = TypeVar("Outcome")
 Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
-
-try:
-    import fcntl
-except ImportError:  # no process is forked there
-    fcntl = None  # type: ignore[assignment]
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -162,7 +158,8 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
 
 def _widen(pipe: Connection) -> None:
     """Let a pipe hold what is sent at once, so that who sends need not wait until it is read; where the system can."""
-    with suppress(AttributeError, OSError):
+    with suppress(ImportError, AttributeError, OSError):
+        fcntl = import_module("fcntl")
         fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
