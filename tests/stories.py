@@ -16,8 +16,12 @@ from simulator.trace import CAUSES, Trace
 def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: dict[str, Any] | None = None,
             compute: dict[str, Any] | None = None, queue: tuple[str, ...] = (),
             **links: dict[str, Any]) -> Hardware:  # fmt: skip
-    """HBM and an endless DDR; 1 GB/s is 1 byte per ns. ``d2h={"channels": 2}`` changes a link; `queue` joins some."""
+    """HBM and an endless DDR; 1 GB/s is 1 byte per ns. ``d2h={"channels": 2}`` changes a link; `queue` joins some.
+
+    A link from or to another tier (``read={"source": "pool", "target": "hbm"}``) brings it along, endless too.
+    """
     base = {"d2h": {"source": "hbm", "target": "ddr"}, "h2d": {"source": "ddr", "target": "hbm"}}
+    below = {"ddr", *(link[end] for link in links.values() for end in ("source", "target") if end in link)} - {"hbm"}
     return Hardware.model_validate(
         {
             "schema": "hosim/hardware/1",
@@ -25,7 +29,10 @@ def machine(hbm: str = "100 B", *, host: dict[str, Any] | None = None, buses: di
             "compute_tier": "hbm",
             "compute": {"peak": {"bf16": "1 TFLOP/s"}, **(compute or {})},
             "host": host or {},
-            "tiers": {"hbm": {"capacity": hbm, "bandwidth": "1 GB/s"}, "ddr": {"capacity": "inf", "scope": "node"}},
+            "tiers": {
+                "hbm": {"capacity": hbm, "bandwidth": "1 GB/s"},
+                **{name: {"capacity": "inf", "scope": "node"} for name in sorted(below)},
+            },
             "links": {n: {"bandwidth": "1 GB/s", **base.get(n, {}), **links.get(n, {})} for n in {**base, **links}},
             "buses": buses or {},
             "copy_queues": {"copies": queue} if queue else {},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from heapq import heappop
 from typing import TYPE_CHECKING
 
 from simulator.engine.rounds import Rounds, Taker
 from simulator.engine.spaces import Space
-from simulator.engine.tier import Queue, TierInstance
+from simulator.engine.tier import TierInstance
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
 from simulator.trace import ADDRESSES, RESERVED, packer
@@ -72,21 +71,13 @@ class AddressedTier(TierInstance):
             return False
         return self._admit(self._copies, head, key, size)
 
-    def _admit(self, queue: Queue, head: Taker, key: int, size: int) -> bool:
-        is_next = not queue or queue[0][0] == key
-        if is_next and self.used + size <= self.capacity and self._place(head):
-            self.used += size
-            if queue:
-                heappop(queue)
-                self._consider_next()
-            return True
-        self._wait(queue, head, key)
-        return False
-
-    def _place(self, head: Taker) -> bool:
+    def _take(self, head: Taker, size: int) -> bool:
         """Give addresses to what the head takes; if it fits in no hole as they lie, ask for compaction."""
+        if self.used + size > self.capacity:
+            return False
         wanted, space = head.wanted(), self.space
         if space.take(wanted):
+            self.used += size
             for item, _ in wanted:
                 self.note(item, *space.places[item])
             self.note_reserved()

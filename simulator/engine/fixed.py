@@ -52,7 +52,7 @@ class FixedTier(AddressedTier):
         """Take room at time 0."""
         self.used += size
         if size:
-            self._take(item, self._layout.at_home[item])
+            self._occupy(item, self._layout.at_home[item])
             self.note_reserved()
 
     def admit_compute(self, head: Taker, key: int, size: int) -> bool:
@@ -73,7 +73,7 @@ class FixedTier(AddressedTier):
                     return False
         for item, tenancy in wanted:
             self._taken[item] += 1
-            self._take(item, tenancy)
+            self._occupy(item, tenancy)
         self.used += size
         return True
 
@@ -82,7 +82,7 @@ class FixedTier(AddressedTier):
         tenancies = self._layout.of_item[item]
         return tenancies[self._taken[item] % len(tenancies)]
 
-    def _take(self, item: int, tenancy: int) -> None:
+    def _occupy(self, item: int, tenancy: int) -> None:
         offset, size = self._layout.offsets[tenancy], self._layout.tenancies[tenancy].size_bytes
         self.space.places[item] = (offset, size)
         self._tenancy[item] = tenancy

@@ -45,18 +45,20 @@ class TierInstance:
         return True
 
     def _admit(self, queue: Queue, head: Taker, key: int, size: int) -> bool:
-        used = self.used + size
-        if used <= self.capacity:
-            if not queue:
-                self.used = used
-                return True
-            if queue[0][0] == key:
+        if (not queue or key <= queue[0][0]) and self._take(head, size):
+            if queue and key == queue[0][0]:
                 heappop(queue)
-                self.used = used
                 self._consider_next()
-                return True
+            return True
         self._wait(queue, head, key)
         return False
+
+    def _take(self, head: Taker, size: int) -> bool:
+        """Take room, if there is as much."""
+        if self.used + size > self.capacity:
+            return False
+        self.used += size
+        return True
 
     def _wait(self, queue: Queue, head: Taker, key: int) -> None:
         if not any(key == waiting for waiting, _ in queue):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.plan import COMPUTE, COPY, SYNC
+from simulator.plan import COPY, SYNC
 from simulator.referee.earlier import NONE, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
@@ -112,7 +112,7 @@ def check_valid(facts: Facts) -> Ints:
         ("valid at ns", facts.times(valid)),
     )
     ready = np.full(len(facts.kind), NONE, np.int64)
-    np.maximum.at(ready, needs, valid)
+    np.maximum.at(ready, needs, np.where(valid == NONE, facts.never, valid))
     return ready
 
 
@@ -135,20 +135,18 @@ def check_syncs(facts: Facts, ready: Ints) -> None:
 def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ...]) -> None:
     """Check that a wait which is not for room ends when data, order, stream, line and host let the op start.
 
-    Of several streams an op stands in line for room behind those issued before; on one stream these have started.
-
     Parameters
     ----------
     facts
         One rank's trace.
     ready
-        By issue, when data and order let the step start.
+        By issue, when data, order and the line for room let the step start.
     room_causes
         The causes that may keep an op which could start otherwise.
     """
     waits = facts.waits
     issue = waits["issue"]
-    allowed = np.maximum(np.maximum(ready, _line(facts))[issue], facts.issued[issue])
+    allowed = np.maximum(ready[issue], facts.issued[issue])
     end = np.searchsorted(facts.clock, waits["end_ns"], "right") - 1
     facts.check(
         np.isin(waits["cause"], room_causes) | (end <= allowed),
@@ -162,12 +160,3 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
         "end_ns",
         "cause",
     )
-
-
-def _line(facts: Facts) -> Ints:
-    """By issue, when the last of the computes issued before had started, or come to its meeting."""
-    host = facts.earlier.host
-    came = np.append(facts.at(np.array([host.line_ns])), np.where(facts.kind == COMPUTE, facts.arrived, NONE))
-    line = np.maximum.accumulate(came)
-    host.line_ns = int(facts.times(line[-1:])[0])
-    return np.asarray(line[:-1])

@@ -211,6 +211,11 @@ class Facts:
         is_met = (spans["kind"] == COMPUTE) & self.program.meets[spans["item"] * (spans["kind"] == COMPUTE)]
         return np.where(is_met, found[spans["issue"]], spans["start_ns"])
 
+    @property
+    def queues(self) -> Ints:
+        """For each link the queue that it waits in, as the number of the first link there."""
+        return self.program.queues
+
     def steps(self, kind: int) -> Ints:
         """Issue numbers of the steps of a kind, ascending."""
         return np.flatnonzero(self.kind == kind)

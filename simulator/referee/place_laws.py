@@ -70,6 +70,7 @@ class Room:
         spare = [[once[name].get(instance, 0) for instance in range(ranks)] for name in hardware.tiers]
         self._spare = np.array(spare, np.int64)
         self._used = np.zeros((len(hardware.tiers), ranks), np.int64)
+        self._known: list[list[Ints]] = [[] for _ in hardware.tiers]
         self._rows = self._now_ns = 0
 
     def take(self, rows: Block) -> None:
@@ -85,7 +86,7 @@ class Room:
         if len(back):
             i = int(back[0])
             found = f"{int(time[i]):,} ns after {int(time[i - 1]) if i else self._now_ns:,} ns"
-            raise _broken(self._where(i), "places are taken and freed in the order of time", found)
+            raise broken(self._where(i), "places are taken and freed in the order of time", found)
         for number in range(len(self._capacity)):
             self._take_of(number, rows)
         self._rows += len(time)
@@ -105,8 +106,45 @@ class Room:
             first, name = int(wrong[0]), self._hardware.tier_names[number]
             must = f"a tier holds at least 0 B and at most its capacity ({_bytes(self._capacity[number])} in {name})"
             found = f"{int(used[first]):,} B at {int(rows['time_ns'][at[first]]):,} ns"
-            raise _broken(self._where(int(at[first])), must, found)
+            raise broken(self._where(int(at[first])), must, found)
         known[where] = used
+        if self._capacity[number] != math.inf:
+            self._known[number].append(np.stack((where, rows["time_ns"][at], used - self._spare[number][where])))
+
+    def name(self, tier: int) -> str:
+        """The name of a tier."""
+        return self._hardware.tier_names[tier]
+
+    def instance(self, tier: int, rank: int) -> int:
+        """Which instance of a tier a rank has."""
+        return int(self._sharers[tier][0][rank])
+
+    def capacity_bytes(self, tier: int) -> int | float:
+        """What may be used of a tier [B]."""
+        return self._capacity[tier]
+
+    def used_bytes(self, tier: int, instance: int) -> tuple[Ints, Ints]:
+        """When what an instance holds changed, and what it held then, as far back as is not forgotten [ns], [B]."""
+        where, time, used = self._sorted(tier)
+        mine = slice(*np.searchsorted(where, [instance, instance + 1]))
+        time, used = time[mine], used[mine]
+        last = np.append(time[1:] != time[:-1], True)[: len(time)]
+        return time[last], used[last]
+
+    def forget(self, until_ns: int) -> None:
+        """Forget what was before a time, but for what was held then."""
+        for tier in range(len(self._known)):
+            rows = self._sorted(tier)
+            is_last = np.append(rows[0, 1:] != rows[0, :-1], True)[: rows.shape[1]]
+            self._known[tier] = [rows[:, is_last | (np.append(rows[1, 1:], 0)[: len(is_last)] > until_ns)]]
+
+    def _sorted(self, tier: int) -> Ints:
+        """Instance, time and bytes held of all changes that are known, by instance."""
+        rows = np.concatenate([np.empty((3, 0), np.int64), *self._known[tier]], axis=1)
+        if len(self._known[tier]) > 1:
+            rows = rows[:, np.argsort(rows[0], kind="stable")]
+        self._known[tier] = [rows]
+        return rows
 
     def _where(self, row: int) -> str:
         return f"trace, residencies row {self._rows + row:,}"
@@ -140,7 +178,8 @@ def _bytes(capacity: int | float) -> str:
     return "no limit" if capacity == math.inf else f"{capacity:,} B"
 
 
-def _broken(where: str, law: str, found: str) -> InvariantError:
+def broken(where: str, law: str, found: str) -> InvariantError:
+    """The error that names the row, the law and the numbers."""
     return InvariantError(where, law, found, "report this: it is a bug of hosim")
 
 

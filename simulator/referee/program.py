@@ -39,6 +39,8 @@ class Program:
         Of each op, whether it is a collective.
     streams
         Those that computes may run on.
+    queues
+        For each link the queue that it waits in, as the number of the first link there.
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
@@ -50,6 +52,10 @@ class Program:
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
         steps = plan.fixed
         self.streams: Sequence[int] = range(1 + len(graph.groups))
+        self.queues = np.arange(len(hardware.links))
+        for shared in hardware.copy_queues.values():
+            members = [hardware.link_names.index(name) for name in shared]
+            self.queues[members] = min(members)
         self._lap: Columns | None = None
         if steps is not None:
             kind, a, b, c = (np.array(column, np.int64) for column in (steps.kind, steps.a, steps.b, steps.c))

@@ -55,31 +55,47 @@ def check_all_ran(facts: Facts) -> None:
         raise facts.broken("when a run completes, every op has run in each step", "spans", found)
 
 
-def check_tracks(facts: Facts) -> None:
-    """Check that a stream and a channel run one span at a time, and streams and links start in issue order."""
+def check_tracks(facts: Facts) -> Ints:
+    """Check that a stream and a channel run one span at a time, and streams and links start in issue order.
+
+    Returns
+    -------
+    by issue
+        When its stream, or its queue and a channel, let the step start (position of the clock, or `NONE`).
+    """
     computes, copies = facts.ran(COMPUTE), facts.ran(COPY)
     stream = facts.track[computes]
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
     _check_links(facts, copies)
     channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
-    queue = _queues(facts)[facts.track[copies]]
+    queue = facts.queues[facts.track[copies]]
     channel = queue * channels + facts.channel[copies]
+    free = np.full(len(facts.kind), NONE, np.int64)
+    free[copies] = _channel_is_free(facts, copies, queue, channels)
     for what, issues, track, last, law in (
         ("stream", computes, stream, facts.end, "a stream runs one op at a time, in issue order"),
         ("channel", copies, channel, facts.end, "a channel runs one transfer at a time, in issue order"),
         ("queue", copies, queue, facts.start, "a link starts its transfers in issue order"),
     ):
-        _check_sequence(facts, (what, track), issues, last, law)
+        before = _check_sequence(facts, (what, track), issues, last, law)
+        if what != "channel":
+            free[issues] = np.maximum(free[issues], before)
+    return free
 
 
-def _queues(facts: Facts) -> Ints:
-    """For each link the queue that it waits in, as the number of the first link there."""
-    numbers = {name: i for i, name in enumerate(facts.hardware.link_names)}
-    first = np.arange(len(numbers))
-    for shared in facts.hardware.copy_queues.values():
-        members = [numbers[name] for name in shared]
-        first[members] = min(members)
-    return first
+def _channel_is_free(facts: Facts, copies: Ints, queue: Ints, channels: int) -> Ints:
+    """When the first channel of its queue is free of those copies that were issued before."""
+    found, known = np.full(len(copies), NONE, np.int64), facts.earlier.track_ns
+    for one in np.unique(queue).tolist():
+        mine = np.flatnonzero(queue == one)
+        number, end = facts.channel[copies[mine]], facts.end[copies[mine]]
+        free = np.full(len(mine), facts.never)
+        for channel in range(list(facts.hardware.links.values())[one].channels):
+            since = facts.at(np.array([known.get(("channel", one * channels + channel), NONE)]))
+            latest = np.maximum.accumulate(np.append(since, np.where(number == channel, end, NONE)))[:-1]
+            free = np.minimum(free, latest)
+        found[mine] = free
+    return found
 
 
 def _check_links(facts: Facts, copies: Ints) -> None:
@@ -95,10 +111,10 @@ def _check_links(facts: Facts, copies: Ints) -> None:
     facts.check_steps(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
-def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: Ints, law: str) -> None:
-    """Check that on each track no step starts before `last` (start or end) of the one issued before it."""
+def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: Ints, law: str) -> Ints:
+    """Check that on each track no step starts before `last` (start or end) of the one issued before it: return that."""
     if not len(issues):
-        return
+        return issues
     (what, track), known = tracks, facts.earlier.track_ns
     order = np.argsort(track, kind="stable")
     issues, track = issues[order], track[order]
@@ -110,12 +126,20 @@ def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: 
     facts.check_steps(issues, facts.start[issues] >= before, law, ("starts at ns", facts.start_ns[issues]), shown)
     ends = facts.times(last[issues[np.append(is_first[1:], True)]])
     known |= {(what, one): ns for one, ns in zip(first, ends.tolist(), strict=True)}
+    return np.asarray(before[np.argsort(order)])
 
 
-def check_program_point(facts: Facts, switches: Switches | None) -> None:
-    """Check that a copy starts after the last compute issued before it started (or ended)."""
+def check_program_point(facts: Facts, switches: Switches | None) -> Ints:
+    """Check that a copy starts after the last compute issued before it started (or ended).
+
+    Returns
+    -------
+    by issue
+        When that was (position of the clock, or `NONE`); `NONE` for other steps.
+    """
     ended = switches is not None and switches.copies_wait_for == "end"
     moments = facts.last_computes(facts.end if ended else facts.arrived, ended=ended)
+    points = np.where(facts.kind == COPY, moments, NONE)
     copies = facts.ran(COPY)
     copies = copies[moments[copies] != NONE]
     moment = moments[copies]
@@ -126,6 +150,7 @@ def check_program_point(facts: Facts, switches: Switches | None) -> None:
         ("starts at ns", facts.start_ns[copies]),
         ("that compute at ns", facts.times(moment)),
     )
+    return points
 
 
 def check_host(facts: Facts) -> None:

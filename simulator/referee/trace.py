@@ -13,7 +13,16 @@ from simulator.errors import InvariantError, PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
-from simulator.referee import address_laws, bandwidth_laws, data_laws, meeting_laws, place_laws, stored_once, time_laws
+from simulator.referee import (
+    address_laws,
+    bandwidth_laws,
+    data_laws,
+    meeting_laws,
+    place_laws,
+    stored_once,
+    time_laws,
+    work_laws,
+)
 from simulator.referee.earlier import Earlier
 from simulator.referee.facts import Facts, Part, RankRows
 from simulator.referee.findings import Findings, Look
@@ -81,7 +90,7 @@ def check_trace(
     stored_once.check(hardware, trace, once)
     room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
     room.take(trace.residencies.whole())
-    rows, ranks = RankRows(trace), list[Facts]()
+    rows, ranks, lines = RankRows(trace), list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}
     programs: dict[tuple[int, int], Program] = {}
     for rank, plan in enumerate(decided):
@@ -93,8 +102,10 @@ def check_trace(
             drawn = given if isinstance(given, Drawn) else Drawn(given, None)
             one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
             ranks.append(one.take(rows.part(one.program, rank)))
+            lines.take(rank, one.requests)
             found[rank] = one.finish(ranks[-1])
             address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
+    lines.check()
     _check_together(job, hardware, trace, ranks, switches)
     return _merge([found[rank] for rank in trace.stands_in])
 
@@ -152,6 +163,7 @@ class RankWatch:
         self.program, self._rank, self._switches = program, rank, switches
         graph, plan = program.graph, program.plan
         self._earlier, self._look = Earlier(graph, plan), Look()
+        self._has_addresses = drawn.allocator != "ideal"
         self._walk = None
         if plan.fixed is None:
             self._walk = Walk(graph, program.hardware, plan, drawn.pinned, drawn.draws)
@@ -161,10 +173,20 @@ class RankWatch:
         """Check a part."""
         facts = Facts(self.program, part, self._earlier, self._rank)
         self._check_issued(facts)
-        self._look.take(facts, _check_part(facts, self._switches))
+        held, self.requests = _check_part(facts, self._switches, has_addresses=self._has_addresses)
+        self._look.take(facts, held)
         facts.close()
         time_laws.check_all_ran(facts)
         return facts
+
+    @property
+    def settled_ns(self) -> int:
+        """Before this time no step of a later part can have been kept waiting by room alone [ns].
+
+        A compute comes after the one before it on its stream, a copy after the last compute issued before it.
+        """
+        filled = self._earlier.track_ns
+        return min([self._earlier.host.last_start_ns, *(filled.get(("filled", s), 0) for s in self.program.streams)])
 
     def finish(self, facts: Facts) -> Findings:
         """Say what was noticed, behind the last part."""
@@ -186,10 +208,12 @@ class RankWatch:
             raise self._refused
 
 
-def _check_part(facts: Facts, switches: time_laws.Switches | None) -> place_laws.Held:
+def _check_part(
+    facts: Facts, switches: time_laws.Switches | None, *, has_addresses: bool
+) -> tuple[place_laws.Held, work_laws.Requests]:
     time_laws.check_issued(facts)
-    time_laws.check_tracks(facts)
-    time_laws.check_program_point(facts, switches)
+    track = time_laws.check_tracks(facts)
+    point = time_laws.check_program_point(facts, switches)
     time_laws.check_host(facts)
     time_laws.check_durations(facts, switches)
     held = place_laws.check_held(facts)
@@ -199,12 +223,14 @@ def _check_part(facts: Facts, switches: time_laws.Switches | None) -> place_laws
     place_laws.check_taken_at_start(facts, held)
     place_laws.check_workspace(facts)
     in_turn = data_laws.check_order(facts, data_laws.accesses(facts, held))
-    ready = np.maximum(in_turn, data_laws.check_valid(facts))
+    taken = work_laws.taken_bytes(facts, held)
+    line = work_laws.line(facts, taken)
+    ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
     data_laws.check_syncs(facts, in_turn)
     time_laws.check_waits(facts)
     data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
     meeting_laws.check_waits_of_others(facts)
-    return held
+    return held, work_laws.check_started(facts, (track, point, ready), taken, has_addresses=has_addresses)
 
 
 class Watch:
@@ -238,6 +264,7 @@ class Watch:
         self._one = RankWatch(program, drawn, 0, switches)
         once: dict[str, dict[int, int]] = {tier: {} for tier in hardware.tiers}
         self._room = place_laws.Room(hardware, (0,), budget_bytes, once)
+        self._lines = work_laws.Lines(self._room)
 
     def take(self, happened: Mapping[str, Block]) -> None:
         """Take what happened since the last time.
@@ -265,6 +292,9 @@ class Watch:
 
     def _check(self, part: Part) -> Facts:
         facts = self._one.take(part)
+        self._lines.take(0, self._one.requests, None if part.is_last else self._one.settled_ns)
+        if part.is_last:
+            self._lines.check()
         bandwidth_laws.check_bandwidth([facts], None, (0,), self._switches)
         return facts
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from stories import graph, machine, play, timeline, waits
+import pytest
+from stories import graph, machine, play, steps, timeline, waits
 
+from simulator.engine.rounds import Taker
+from simulator.engine.tier import Queue, TierInstance
+from simulator.errors import InvariantError
+from simulator.plan import Plan
+from simulator.referee import check_trace
 from simulator.scenario import Switches
 
 
@@ -129,3 +135,62 @@ def test_10_by_switch_a_copy_takes_bandwidth_of_the_compute_tier_from_kernels():
     assert timeline(play(h, g, plan, "w ddr, x hbm"), g, h) == ["0-30 h2d w", "0-20 f", "30-60 g"]
     t = play(h, g, plan, "w ddr, x hbm", switches=Switches(hbm_contention=True))
     assert timeline(t, g, h) == ["0-50 h2d w", "0-40 f", "50-80 g"]
+
+
+BEHIND = (
+    "copy z ddr hbm; copy a ddr hbm; copy b pool hbm; compute f; detach z hbm; detach a hbm; compute g; detach b hbm"
+)
+TENSORS, OPS = (
+    "h 10 persistent, z 30 persistent, a 20 persistent, b 70 persistent",
+    ("f: z a ->, 5 ns", "g: b ->, 5 ns"),
+)
+HOMES = "h hbm, z ddr, a ddr, b pool"
+
+
+def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
+    """`b` waits for 70 B while `a`, issued before it, still stands behind `z` on its own link; then `a` fits."""
+    h, g = machine(read={"source": "pool", "target": "hbm"}), graph(TENSORS, *OPS)
+    t = play(h, g, BEHIND, HOMES)
+    assert t.status == "ok", t.blocked
+    assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
+
+
+def admit_only_the_first(self: TierInstance, queue: Queue, head: Taker, key: int, size: int) -> bool:
+    """Queue whoever finds a queue, and look at nobody until something is freed."""
+    if queue and queue[0][0] != key:
+        self._wait(queue, head, key)
+        return False
+    return ADMIT(self, queue, head, key, size)
+
+
+ADMIT = TierInstance._admit
+
+
+@pytest.mark.parametrize("frees", [False, True], ids=["blocked", "late"])
+def test_the_referee_sees_a_copy_that_could_have_started(monkeypatch: pytest.MonkeyPatch, frees: bool):
+    """As above, with the engine broken; `a` never starts, or once `y` is freed at 90 ns."""
+    h = machine(read={"source": "pool", "target": "hbm"})
+    g, text, homes = graph(TENSORS, *OPS), BEHIND, HOMES
+    if frees:
+        g = graph(f"{TENSORS}, y 10 input", "k: y ->, 90 ns", *OPS)
+        text, homes = BEHIND.replace("compute f", "compute k; detach y hbm; compute f"), f"{HOMES}, y hbm"
+    monkeypatch.setattr(TierInstance, "_admit", admit_only_the_first)
+    t = play(h, g, text, homes)
+    assert t.status == ("ok" if frees else "blocked")
+    places = dict(item.split() for item in homes.split(","))
+    plan = Plan("story", h.tier_names, tuple(h.tier_names.index(places[x.name]) for x in g.tensors), steps(g, h, text))
+    with pytest.raises(InvariantError, match=r"first in line for room of a tier \(hbm\).*20 B beside .* at 30 ns"):
+        check_trace(g, h, [plan], t)
+
+
+@pytest.mark.parametrize(
+    ("size", "law"), [(30, r"\(hbm\) starts when it fits, found 30 B"), (0, "what could start has started")]
+)
+def test_the_referee_sees_a_copy_whose_program_point_was_missed(size: int, law: str):
+    """The engine lets copies wait for the end of the last compute, and the referee is told that they do not."""
+    h, g = machine(), graph(f"w {size} persistent", "f: ->, 10 ns", "g: w ->, 10 ns")
+    text, end = "compute f; copy w ddr hbm; compute g; detach w hbm", Switches(copies_wait_for="end")
+    t, plan = play(h, g, text, "w ddr", switches=end), Plan("story", h.tier_names, (1,), steps(g, h, text))
+    check_trace(g, h, [plan], t, None, end)
+    with pytest.raises(InvariantError, match=law):
+        check_trace(g, h, [plan], t)
