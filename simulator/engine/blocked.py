@@ -81,11 +81,12 @@ class Explainer:
         what = self._op(stream.queue[0])
         if behind(step.after, lap) is not None:
             return []
-        tensor = stream.lacks(step, lap)
-        if tensor < 0:
+        lacked = stream.lacks(step, lap)
+        if lacked is None:
             if ahead_in_line(stream) is not None:
                 return []
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
+        tensor = lacked[1]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
         return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []
 

@@ -20,6 +20,9 @@ _row = packer(RESIDENCIES)
 NEVER = -(1 << 60)
 """Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
 
+NO_COPY = 1 << 62
+"""In place of the key of a transfer: behind all there are."""
+
 Computes = tuple[tuple["Stream", int], ...]
 """Computes of some streams, each by its stream and its number there, counted from the begin of the lap."""
 
@@ -127,6 +130,10 @@ class Places:
         if transfers is not None and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
+
+    def last_transfer(self, tensor: int, before: int) -> int:
+        """Key of the last transfer of the tensor that has not ended, among those issued before a step, if any."""
+        return next((one[0] for one in reversed(self.transfers.get(tensor, ())) if one[0] < before), NO_COPY)
 
     def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
         """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""

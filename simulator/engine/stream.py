@@ -26,8 +26,8 @@ Queued = tuple[int, int, "ComputeStep", int, int]
 """A compute that was issued: key, op, step, time of issue [ns], lap."""
 
 
-_NOTHING = (0, 0)
-"""Of the turns, and of the reads, of the head: how many it has seen to, when it was tried in vain."""
+Lacked = tuple[int, int, int, bool]
+"""What the head lacks: key of its last copy issued before, tensor, moves that must have ended, whether it is read."""
 
 
 class Span(simpy.Event):
@@ -84,13 +84,13 @@ class Stream:
         "_due_ns",
         "_duration_ns",
         "_held",
+        "_lacked",
         "_leaps",
         "_moves_ended",
         "_moves_per_lap",
         "_others",
         "_room",
         "_rounds",
-        "_seen",
         "_spans",
         "_track",
         "_valid",
@@ -125,7 +125,8 @@ class Stream:
         self.running: Queued | None = None
         self.start_ns = 0
         self.considered = False
-        self.lacking, self._seen = -1, _NOTHING
+        self.lacking = -1
+        self._lacked: list[Lacked] | None = None
         self.behind: Stream | None = None
         self.watchers: list[Stream] = []
         self.waiting = Waiting(self, waits)
@@ -228,25 +229,36 @@ class Stream:
         self.ended = self.started
         clock.leap(start)
 
-    def lacks(self, step: ComputeStep, lap: int) -> int:
-        """The first tensor that the head waits for, or -1: not its turn, or read and not valid.
+    def lacks(self, step: ComputeStep, lap: int) -> Lacked | None:
+        """The first tensor that the head waits for, if any: not its turn, or read and not valid.
 
-        What it has seen to stays so until it runs, and is not looked at again.
+        First is what was copied first, in issue order, whatever the order of its reads. What it has once found there
+        stays so until it runs, and is not looked at again.
         """
-        turns, reads = step.turns, step.reads
-        turn, read = self._seen
-        if turns:
-            moves_ended, per_lap = self._moves_ended, self._moves_per_lap
-            for tensor, count in turns[turn:] if turn else turns:
-                if moves_ended[tensor] < count + lap * per_lap[tensor]:
-                    self._seen = turns.index((tensor, count), turn), 0
-                    return tensor
-        valid = self._valid
-        for tensor in reads[read:] if read else reads:
-            if not valid[tensor]:
-                self._seen = len(turns), reads.index(tensor, read)
-                return tensor
-        return -1
+        if self._lacked is None:
+            self._lacked = self._lacking(step, lap)
+        lacked, moves_ended, valid = self._lacked, self._moves_ended, self._valid
+        while lacked:
+            _, tensor, moves, is_read = lacked[-1]
+            if moves_ended[tensor] < moves or (is_read and not valid[tensor]):
+                return lacked[-1]
+            lacked.pop()
+        return None
+
+    def _lacking(self, step: ComputeStep, lap: int) -> list[Lacked]:
+        """All that the head lacks, the first one last."""
+        moves_ended, per_lap, valid = self._moves_ended, self._moves_per_lap, self._valid
+        due = {}
+        for tensor, count in step.turns:
+            moves = count + lap * per_lap[tensor]
+            if moves_ended[tensor] < moves:
+                due[tensor] = moves
+        absent = {tensor for tensor in step.reads if not valid[tensor]}
+        if not due and not absent:
+            return []
+        key, last_transfer, reads = self.queue[0][0], self.places.last_transfer, {*step.reads}
+        found = [(last_transfer(one, key), one, due.get(one, NEVER), one in reads) for one in due.keys() | absent]
+        return sorted(found, reverse=True)
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
@@ -301,10 +313,10 @@ class Stream:
         key, op, step, _, lap = head
         if step.after and self._wait_for_other_stream(step, lap):
             return False
-        self.lacking = tensor = self.lacks(step, lap)
-        if tensor >= 0:
-            count = next((moves for other, moves in step.turns if other == tensor), NEVER)
-            self.places.wait_for_moves(tensor, count + lap * self._moves_per_lap[tensor], key, self)
+        lacked = self.lacks(step, lap)
+        self.lacking = -1 if lacked is None else lacked[1]
+        if lacked is not None:
+            self.places.wait_for_moves(lacked[1], lacked[2], key, self)
             return False
         workspace = self._workspace_bytes[op]
         if step.writes or workspace:
@@ -314,7 +326,7 @@ class Stream:
             if room and not self._room.admit_compute(self, key, room):
                 return False
             self._take_places(op, step, workspace)
-        self._seen = _NOTHING
+        self._lacked = None
         if step.duration_ns >= 0:
             self._duration_ns[op] = step.duration_ns
         return True

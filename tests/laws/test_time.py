@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -187,3 +188,11 @@ def test_a_host_ahead_of_the_clock_changes_nothing(case: Case, chosen: Switches,
     assert rows(looks.waits) == rows(does_not.waits)
     taken = [sorted(rows(trace.residencies), key=lambda row: tuple(row.values())) for trace in (looks, does_not)]
     assert taken[0] == taken[1]
+
+
+@given(any_cases, switches, st.randoms(use_true_random=False))
+def test_the_order_in_which_an_op_lists_its_reads_changes_nothing(case: Case, chosen: Switches, random: Random):
+    """No row of the trace, and so no cause of a wait."""
+    ops = tuple(replace(op, reads=tuple(random.sample(op.reads, len(op.reads)))) for op in case.graph.ops)
+    shuffled = replace(case, graph=replace(case.graph, ops=ops))
+    assert same(run(case, switches=chosen), run(shuffled, switches=chosen))

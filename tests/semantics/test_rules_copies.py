@@ -194,3 +194,17 @@ def test_the_referee_sees_a_copy_whose_program_point_was_missed(size: int, law: 
     check_trace(g, h, [plan], t, None, end)
     with pytest.raises(InvariantError, match=law):
         check_trace(g, h, [plan], t)
+
+
+@pytest.mark.parametrize("reads", ["a b", "b a"])
+def test_11_of_several_tensors_an_op_waits_for_the_one_that_was_copied_first_however_it_lists_them(reads: str):
+    """`a` waits for the room of `x`, which leaves until 60 ns; `b` comes from 0 to 80 ns."""
+    h = machine(h2d={"bandwidth": "0.5 GB/s"}, read={"source": "pool", "target": "hbm"})
+    g = graph("x 60 input, a 50 persistent, b 40 persistent", "k: x ->, 10 ns", f"f: {reads} ->, 5 ns")
+    first, second = "copy a pool hbm", "copy b ddr hbm"
+    rest = "compute k; copy x hbm ddr; detach x hbm; compute f; detach x ddr; detach a hbm; detach b hbm"
+    t = play(h, g, f"{second}; {first}; {rest}", "x hbm, a pool, b ddr")
+    assert timeline(t, g, h)[-1] == "110-115 f"
+    assert waits(t, g) == ["10-80 f transfer", "80-110 f transfer"]
+    t = play(h, g, f"{first}; {second}; {rest}", "x hbm, a pool, b ddr")
+    assert waits(t, g) == ["10-60 f capacity", "60-110 f transfer", "110-140 f transfer"]
