@@ -47,8 +47,11 @@ def rate_cap(size_bytes: int, link: Link) -> int:
     size_bytes
         Size of the transfer [B].
     link
-        With its efficiency curve: linear in the logarithm of the size between points, constant outside.
+        With its efficiency curve: linear in the logarithm of the size between points, constant outside. Of an endless
+        link any part is endless, so that only buses limit it.
     """
+    if link.bandwidth_bytes_per_s == math.inf:
+        return FULL_RATE
     share = link.reached_fraction(size_bytes)
     if link.sharing == "servers":
         share = min(share, 1 / link.channels)

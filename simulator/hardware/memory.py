@@ -154,9 +154,10 @@ class Link(Part):
     @model_validator(mode="after")
     def _sizes_increase(self) -> Self:
         sizes = [point.size_bytes for point in self.efficiency]
-        if sizes != sorted(set(sizes)):
+        if 0 in sizes or sizes != sorted(set(sizes)):
             found = ", ".join(f"{size:,} B" for size in sizes)
-            raise FieldError("the sizes of the curve increase", found, "sort the points", ("efficiency",))
+            must, do = "the sizes of the curve are above 0 B and increase", "sort the points, and leave out one at 0 B"
+            raise FieldError(must, found, do, ("efficiency",))
         return self
 
 

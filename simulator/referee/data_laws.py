@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.plan import COPY, SYNC
+from simulator.plan import COPY, DETACH, SYNC
 from simulator.referee.earlier import NONE, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
@@ -21,7 +21,8 @@ class Accesses:
     tensor, issue
         Which tensor, which step.
     start, end
-        When (positions of the clock); a detach is an instant, a sync takes no part in the order.
+        When (positions of the clock); a detach is an instant, a sync takes no part in the order. The detach of a tensor
+        of 0 B leaves no row: it acts as early as the order lets it, and its own time is `NONE`.
     exclusive
         Whether it waits for all earlier ones: a compute that writes, or a detach.
     """
@@ -37,7 +38,7 @@ def accesses(facts: Facts, held: Held) -> Accesses:
     """Collect the accesses of all tensors, syncs included."""
     by_compute, which = facts.compute_uses()
     copies, syncs = facts.steps(COPY), facts.steps(SYNC)
-    detaches, freed = held.detaches, held.detached
+    detaches, freed = facts.steps(DETACH), held.detached
     issue = np.concatenate((by_compute, copies, syncs, detaches))
     tensor = np.concatenate((facts.uses.tensor[which], facts.a[copies], facts.a[syncs], facts.a[detaches]))
     start, end = facts.start[issue], facts.end[issue]
@@ -61,11 +62,12 @@ def check_order(facts: Facts, found: Accesses) -> Ints:
     ended = np.where(is_sync, NONE, found.end)
     earlier, exclusive = facts.earlier, np.where(found.exclusive, ended, NONE)
     after_all = facts.running_max(found.tensor, ended, earlier.ended_ns)
+    exclusive = np.where(found.exclusive & (ended == NONE), after_all, exclusive)
     after_exclusive = facts.running_max(found.tensor, exclusive, earlier.exclusive_ns)
     allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
     facts.check_steps(
         found.issue,
-        is_sync | (found.start >= allowed),
+        is_sync | (found.start == NONE) | (found.start >= allowed),
         "steps that name the same tensor take effect in issue order; only reads and copies of it overlap",
         ("tensor", found.tensor),
         ("starts at ns", facts.times(found.start)),

@@ -75,7 +75,7 @@ class Look:
         mortal[list(facts.graph.outputs)] = False
         follower, last_end = _neighbours(facts, held)
         dead = mortal[facts.a[held.detaches]] & (follower != _READS)
-        dead &= (last_end != NONE) & (held.detached != facts.never)
+        dead &= (last_end != NONE) & (held.detached != facts.never) & (held.detached != NONE)
         issues, freed = held.detaches[dead], held.detached[dead]
         place = facts.a[issues] * facts.tiers + facts.b[issues]
         since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))

@@ -31,7 +31,7 @@ class Held:
     is_new
         Whether it was taken in the part.
     detaches, detached
-        Detaches that were issued, and when each acted, or `Facts.never`.
+        Detaches that were issued, and when each acted, or `Facts.never`; `NONE` where it frees 0 B.
     """
 
     place: Ints
@@ -87,6 +87,10 @@ class Room:
             i = int(back[0])
             found = f"{int(time[i]):,} ns after {int(time[i - 1]) if i else self._now_ns:,} ns"
             raise broken(self._where(i), "places are taken and freed in the order of time", found)
+        odd = np.flatnonzero((rows["tier"] < 0) | (rows["tier"] >= len(self._capacity)))
+        if len(odd):
+            must = f"a place lies in one of the {len(self._capacity)} tiers"
+            raise broken(self._where(int(odd[0])), must, f"tier {int(rows['tier'][odd[0]])}")
         for number in range(len(self._capacity)):
             self._take_of(number, rows)
         self._rows += len(time)
@@ -221,9 +225,8 @@ def _number_in_group(group: Ints) -> Ints:
 
 
 def _pair_detaches(facts: Facts, freed_place: Ints, freed_at: Ints) -> tuple[Ints, Ints]:
-    """Give each detach the time of its free: the k-th of a place is the k-th free there."""
+    """Give each detach the time of its free: the k-th of a place is the k-th free there; `NONE` if it frees 0 B."""
     detaches = facts.steps(DETACH)
-    detaches = detaches[facts.sizes[facts.a[detaches]] > 0]
     place = facts.a[detaches] * facts.tiers + facts.b[detaches]
     order = np.argsort(place, kind="stable")
     many = len(detaches) + len(freed_place) + 1
@@ -237,6 +240,7 @@ def _pair_detaches(facts: Facts, freed_place: Ints, freed_at: Ints) -> tuple[Int
     acted = answered[at] == asked if len(answered) else np.zeros(len(asked), bool)
     when = np.full(len(detaches), facts.never)
     when[order[acted]] = freed_at[at[acted]]
+    when[facts.sizes[facts.a[detaches]] == 0] = NONE
     law = "when a run completes, every detach has acted"
     facts.check_steps(detaches, (when != facts.never) | (not facts.complete), law, ("tier", facts.b[detaches]))
     return detaches, when
@@ -270,7 +274,7 @@ def check_outputs(facts: Facts, held: Held) -> None:
     last = facts.last_computes(facts.end, ended=True)[detaches]
     facts.check_steps(
         detaches,
-        gone >= last,
+        (gone >= last) | (gone == NONE),
         "an output stays until the last compute issued before its last detach has ended",
         ("detached at ns", facts.times(gone)),
         ("that compute ends at ns", facts.times(last)),

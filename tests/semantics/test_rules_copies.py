@@ -208,3 +208,29 @@ def test_11_of_several_tensors_an_op_waits_for_the_one_that_was_copied_first_how
     assert waits(t, g) == ["10-80 f transfer", "80-110 f transfer"]
     t = play(h, g, f"{first}; {second}; {rest}", "x hbm, a pool, b ddr")
     assert waits(t, g) == ["10-60 f capacity", "60-110 f transfer", "110-140 f transfer"]
+
+
+def test_5_a_detach_of_nothing_is_in_order_like_any_other():
+    """`w` has 0 B: its detach leaves no row, and the copy back still waits for all that was issued before."""
+    h = machine(d2h={"latency": "10 ns"}, h2d={"latency": "5 ns"})
+    g = graph("w 0 persistent", "f: w ->, 30 ns", "g: w ->, 5 ns")
+    text = "copy w hbm ddr; detach w ddr; compute f; detach w hbm; compute g"
+    t = play(h, g, text.replace("; detach w hbm", ""), "w hbm")
+    plan = Plan("story", h.tier_names, (0,), steps(g, h, text.replace("; detach w hbm", "")))
+    check_trace(g, h, [plan], t)
+    assert timeline(t, g, h) == ["0-10 d2h w", "10-40 f", "40-45 g"]
+    text = "compute f; detach w hbm; copy w ddr hbm; compute g; detach w hbm"
+    t, plan = play(h, g, text, "w ddr"), Plan("story", h.tier_names, (1,), steps(g, h, f"copy w ddr hbm; {text}"))
+    t = play(h, g, f"copy w ddr hbm; {text}", "w ddr")
+    assert timeline(t, g, h) == ["0-5 h2d w", "5-35 f", "35-40 h2d w", "40-45 g"]
+    check_trace(g, h, [plan], t)
+
+
+@pytest.mark.parametrize("efficiency", [[], [{"size": "1 B", "fraction": 0.5}]])
+def test_10_a_link_without_a_limit_takes_all_of_its_bus_whatever_its_channels_and_its_curve(efficiency: list[object]):
+    bus = {"bus": {"links": ["h2d"], "bandwidth": "1 GB/s"}}
+    more = {"channels": 3, "sharing": "servers", "efficiency": efficiency}
+    h = machine("2 kB", h2d={"bandwidth": "inf", **more}, buses=bus)
+    g = graph("w 1000 persistent", "f: w ->, 1 ns")
+    t = play(h, g, "copy w ddr hbm; compute f; detach w hbm", "w ddr")
+    assert timeline(t, g, h) == ["0-1000 h2d w", "1000-1001 f"]

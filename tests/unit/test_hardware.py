@@ -152,7 +152,22 @@ def test_a_tier_may_be_read_only():
                 }
             },
             "links.d2h.efficiency",
-            "the sizes of the curve increase, found 1,000,000 B, 1,000 B; sort the points",
+            "the sizes of the curve are above 0 B and increase, "
+            "found 1,000,000 B, 1,000 B; sort the points, and leave out one at 0 B",
+        ),
+        (
+            {
+                "links": {
+                    "d2h": {
+                        "source": "hbm",
+                        "target": "ddr",
+                        "bandwidth": "1 GB/s",
+                        "efficiency": [{"size": "0 B", "fraction": 0.5}],
+                    }
+                }
+            },
+            "links.d2h.efficiency",
+            "the sizes of the curve are above 0 B and increase, found 0 B; sort the points, and leave out one at 0 B",
         ),
         (
             {"tiers": {"hbm": {"capacity": "1 GB", "bandwidth": "1 TB/s", "scope": "node"}}},

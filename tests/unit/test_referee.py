@@ -208,10 +208,15 @@ def test_a_blocked_run_is_judged_by_what_happened():
     rows = Rows()
     drop("spans", 2)(rows)
     drop("residencies", 6)(rows)
-    judge(rows, status="blocked", blocked=("g waits",))
+    needy = graph("w 10 persistent, a 4", "f: w -> a, 10 ns, workspace 2", "g: a ->, 5 ns, workspace 97")
+    judge(rows, g=needy, status="blocked", blocked=("g waits",))
+    with pytest.raises(InvariantError, match=r"first in line for room .*97 B beside 4 B at 20 ns do not start"):
+        judge(rows, g=needy, status="blocked", blocked=("g waits",), budget=101)
+    with pytest.raises(InvariantError, match="what could start has started"):
+        judge(rows, status="blocked", blocked=("g waits",))
     put("spans", 1, end_ns=21)(rows)
     with pytest.raises(InvariantError, match="a compute takes its own time"):
-        judge(rows, status="blocked", blocked=("g waits",))
+        judge(rows, g=needy, status="blocked", blocked=("g waits",))
 
 
 def test_an_exclusive_step_waits_for_earlier_ones_and_later_ones_for_it():
@@ -230,47 +235,38 @@ def test_an_exclusive_step_waits_for_earlier_ones_and_later_ones_for_it():
 
 
 def test_copies_start_in_issue_order_and_after_their_program_point():
-    g = graph("v 4 persistent, w 4 persistent", "f: -> , 10 ns")
-    plan = plan_of("compute f; copy v ddr hbm; copy w ddr hbm; detach v hbm; detach w hbm", g, {"v": "ddr", "w": "ddr"})
-    two = machine(h2d={"channels": 2, "sharing": "servers", "bandwidth": "2 GB/s"})
+    g = graph("v 4 persistent, w 4 persistent, x 5 persistent", "f: x -> , 10 ns")
+    text = "copy x pool hbm; compute f; copy v ddr hbm; copy w ddr hbm; detach v hbm; detach w hbm; detach x hbm"
+    wide = {"channels": 2, "sharing": "servers", "bandwidth": "2 GB/s"}
+    two = machine(h2d=wide, read={"source": "pool", "target": "hbm"})
+    plan, read, pool = plan_of(text, g, {"v": "ddr", "w": "ddr", "x": "pool"}, two), 2, 2
 
     def rows(first: int, second: int) -> Rows:
-        taken = sorted([[first, 0, HBM, 0, 4], [second, 0, HBM, 1, 4]])
-        freed = sorted([[first + 4, 0, HBM, 0, -4], [second + 4, 0, HBM, 1, -4]])
+        """`x` comes from 0 to 5 ns, and `f` runs from then to 15."""
+        taken = [[0, 0, HBM, 2, 5], [first, 0, HBM, 0, 4], [second, 0, HBM, 1, 4]]
+        freed = [[first + 4, 0, HBM, 0, -4], [second + 4, 0, HBM, 1, -4], [15, 0, HBM, 2, -5]]
         return Rows(
             [
-                [0, COPY, 0, H2D, 0, 1, 0, first, first + 4],
-                [0, COPY, 1, H2D, 1, 2, 0, second, second + 4],
-                [0, COMPUTE, 0, 0, 0, 0, 0, 0, 10],
+                [0, COPY, 2, read, 0, 0, 0, 0, 5],
+                [0, COPY, 0, H2D, 0, 2, 0, first, first + 4],
+                [0, COPY, 1, H2D, 1, 3, 0, second, second + 4],
+                [0, COMPUTE, 0, 0, 0, 1, 0, 5, 15],
             ],
-            [],
-            [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], *taken, *freed],
+            [[0, 0, 0, 1, 0, 5, TRANSFER, 2, read, 2]],
+            [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], [0, 0, pool, 2, 5], *sorted(taken + freed)],
         )
 
-    def late(start: int) -> Rows:
-        found = rows(start, start + 3)
-        found.spans[2][7:] = [5, 15]
-        found.waits.append([0, 0, 0, 0, 0, 5, CAUSES.index("capacity"), -1, HBM, -1])
-        for row in found.spans[:2]:
-            row[8] += 10
-        found.residencies[-2][0] += 10
-        found.residencies[-1][0] += 10
-        return found
-
-    long = rows(5, 4)
-    long.spans[1][8] = long.residencies[-2][0] = 20
-    long.residencies[-2:] = long.residencies[:-3:-1]
-    with pytest.raises(InvariantError, match="a link starts its transfers in issue order"):
-        check(g, two, plan, long.trace(), 100)
-    check(g, two, plan, rows(0, 1).trace(), 100)
-    check(g, two, plan, late(5).trace(), 100)
-    with pytest.raises(InvariantError, match="a copy waits until the last compute issued before it has started"):
-        check(g, two, plan, late(4).trace(), 100)
-    with pytest.raises(InvariantError, match="a link starts its transfers in issue order"):
-        check(g, two, plan, rows(1, 0).trace(), 100)
+    for first, second, law in (
+        (6, 5, "a link starts its transfers in issue order"),
+        (4, 5, "a copy waits until the last compute issued before it has started"),
+        (5, 6, r"first in line for room of a tier \(hbm\) starts when it fits, found 4 B beside 9 B at 5 ns"),
+    ):
+        with pytest.raises(InvariantError, match=law):
+            check(g, two, plan, rows(first, second).trace(), 100)
+    check(g, two, plan, rows(5, 5).trace(), 100)
     with pytest.raises(InvariantError, match="a copy waits until the last compute issued before it has ended"):
-        check(g, two, plan, rows(0, 1).trace(), 100, Switches(copies_wait_for="end"))
-    check(g, two, plan, rows(10, 11).trace(), 100, Switches(copies_wait_for="end"))
+        check(g, two, plan, rows(5, 5).trace(), 100, Switches(copies_wait_for="end"))
+    check(g, two, plan, rows(15, 15).trace(), 100, Switches(copies_wait_for="end"))
 
 
 def test_a_channel_of_a_copy_queue_serves_all_its_links_in_turn():
@@ -330,8 +326,8 @@ def test_nothing_is_issued_after_a_sync_before_the_tensor_settles():
 def test_findings_tell_what_was_dead_and_still_held_and_what_was_copied_for_nothing():
     text = TEXT.replace("detach a hbm", "copy a hbm ddr; detach a ddr; detach a hbm")
     rows = Rows()
-    rows.spans.append([0, COPY, A, D2H, 0, 4, 0, 25, 29])
-    rows.residencies[6:] = [[25, 0, DDR, A, 4], [29, 0, DDR, A, -4], [30, 0, HBM, A, -4]]
+    rows.spans.append([0, COPY, A, D2H, 0, 4, 0, 20, 24])
+    rows.residencies[6:] = [[20, 0, DDR, A, 4], [29, 0, DDR, A, -4], [30, 0, HBM, A, -4]]
     found = judge(rows, plan_of(text))
     assert found.dead_byte_ns == {"hbm": 20, "ddr": 16}
     assert found.worst == (("a", "hbm", 4, 5), ("a", "ddr", 4, 4))
