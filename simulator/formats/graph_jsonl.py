@@ -39,7 +39,7 @@ op       `kind`             compute, collective or host                         
 op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
-op       `barrier`          no cache operator may be moved across it; not in a fused group         false
+op       `barrier`          no copy in is moved across it; not in a fused group                    false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
                             no copy, detach or sync between them

@@ -144,7 +144,7 @@ class Op:
     phase
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier
-        No cache operator may be moved across it; no op of a fused group is one.
+        No copy into the compute tier may be moved across it; no op of a fused group is one.
     repeatable
         Running it again on the same values makes the same values again, and does nothing else.
     collective

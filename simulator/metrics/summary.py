@@ -116,7 +116,8 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         ``compactions``, ``peak_reserved_<tier>_bytes``
             See `simulator.metrics.fragmentation`; only where places have addresses.
         ``bound_ns``, ``bound_kind``, ``gap_fraction``
-            The bound, and ``step_ns / bound_ns - 1``.
+            The bound, and ``step_ns / bound_ns - 1``; where the bound is of the mean step, as that of fixed plans of
+            graphs with late reads, ``makespan_ns / (steps * bound_ns) - 1``.
     """
     return counted(graph, hardware, Ran.of(graph, hardware, trace), bound)
 

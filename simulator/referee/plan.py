@@ -8,7 +8,8 @@ what late reads may choose, and no op writes, may stay from one step to the next
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
 program order gives it (`values`): run again after something was overwritten, it would make something else. The ops of a
-fused group are issued in a row (`fused`), the collectives of a group of ranks in program order (`turns`).
+fused group are issued in a row (`fused`), the collectives of a group of ranks in program order (`turns`), and no copy
+in crosses a barrier (`barriers`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from simulator.errors import PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
+from simulator.referee.barriers import Barriers
 from simulator.referee.fused import FusedGroups
 from simulator.referee.naming import describe
 from simulator.referee.turns import Turns
@@ -152,6 +154,7 @@ class Walk:
         self._given_up: dict[int, Place] = {}
         self._ran: set[int] = set()
         self._values, self._groups, self._turns = Values(graph), FusedGroups(graph), Turns(graph)
+        self._barriers = Barriers(graph, self._compute_tier)
         self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
         self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
@@ -165,7 +168,7 @@ class Walk:
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
-            breach = self._groups.step(kind, a, b) or self._turns.step(kind, a, b)
+            breach = self._groups.step(kind, a, b) or self._turns.step(kind, a, b) or self._barriers.step(*code)
             if breach is not None:
                 raise self._error(*breach)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
@@ -189,6 +192,7 @@ class Walk:
         self._ran.clear()
         self._given_up.clear()
         self._values.begin_step()
+        self._barriers.begin_step()
 
     def _compute(self, op: int, stream: int, _: int) -> None:
         self._check_range("an op id", op, len(self._graph.ops))

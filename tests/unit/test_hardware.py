@@ -152,8 +152,10 @@ def test_a_tier_may_be_read_only():
                 }
             },
             "links.d2h.efficiency",
-            "the sizes of the curve are above 0 B and increase, "
-            "found 1,000,000 B, 1,000 B; sort the points, and leave out one at 0 B",
+            (
+                "the sizes of the curve are above 0 B and increase, "
+                "found 1,000,000 B, 1,000 B; sort the points, and leave out one at 0 B"
+            ),
         ),
         (
             {

@@ -210,3 +210,19 @@ def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: st
     with pytest.raises(PlanError) as error:
         check_plan(GRAPH, MACHINE, replace(plan, steps=type(plan.fixed).from_columns(*columns)))
     assert message in str(error.value)
+
+
+def test_no_copy_in_crosses_a_barrier():
+    """`w` comes in before `k` and is used behind it; behind the barrier, or used before it, it is fine."""
+    g = graph("w 10 persistent, a 4", "f: w -> a, 10 ns", "k: ->, 1 ns", "h: w ->, 5 ns", "g: a ->, 5 ns")
+    g = replace(g, ops=tuple(replace(op, barrier=op.name == "k") for op in g.ops))
+    crossing = "copy w ddr hbm; compute f; detach w hbm; copy w ddr hbm; compute k; compute h; detach w hbm; compute g"
+    with pytest.raises(PlanError) as error:
+        check_plan(g, MACHINE, plan_of(f"{crossing}; detach a hbm", g))
+    assert str(error.value) == (
+        "plan 'hand', step 4 (compute k): no copy in is moved across barrier 'k', found 'w' copied in before it and "
+        "not used yet (1 in all); copy it in behind the barrier"
+    )
+    behind = crossing.replace("copy w ddr hbm; compute k", "compute k; copy w ddr hbm")
+    for text in (behind, "copy w ddr hbm; compute f; compute k; compute h; detach w hbm; compute g"):
+        check_plan(g, MACHINE, plan_of(f"{text}; detach a hbm", g))
