@@ -193,7 +193,9 @@ class Rounds:
             self.close()
             return
         head.try_start()
-        if self.heads or self.frees or self.restless or self.touched:
+        if self.heads:
+            self._start_heads()
+        if self.frees or self.restless or self.touched:
             self.settle()
 
     def settle(self) -> None:
@@ -203,10 +205,7 @@ class Rounds:
             while frees:
                 detach = frees.popleft()
                 detach.places.free(detach.tensor, detach.tier)
-            while heads:
-                head = heappop(heads)[1]
-                head.considered = False
-                head.try_start()
+            self._start_heads()
         if self.touched:
             for network in self.touched:
                 network.reset_rates()
@@ -216,6 +215,14 @@ class Rounds:
                 if stream.running is None:
                     stream.waiting.look()
             self.restless.clear()
+
+    def _start_heads(self) -> None:
+        """Grant and start; what is detached meanwhile is freed when no head is left to try."""
+        heads = self.heads
+        while heads:
+            head = heappop(heads)[1]
+            head.considered = False
+            head.try_start()
 
 
 class Alarm:

@@ -371,3 +371,12 @@ def test_every_step_of_a_repeated_plan_counts_its_runs_from_one():
     assert names == [f"step{n}/{what}" for n in (0, 1) for what in ("f", "f#2", "g")]
     row = metrics.summarise(g, h, t)
     assert [row[c] for c in ("compute_ns", "recompute_ns", "stall_ns", "step_ns")] == [15, 10, 0, 25]
+
+
+def test_9_what_a_host_detaches_while_computes_start_is_freed_behind_them():
+    """As `e` starts the host goes on and detaches `x`; `f`, which stands in line behind `e`, starts before that."""
+    h = machine("3 B", host={"queue_depth": 2})
+    g = graph("x 1 input, a 1", "d: x ->", "e: ->, workspace 1", "f: -> a", "k: ->")
+    t = play(h, g, "compute d 1; compute e 1; compute f; compute k; detach x hbm; detach a hbm", "x hbm")
+    assert t.status == "ok"
+    assert peak_bytes(t, 0) == 3
