@@ -144,5 +144,5 @@ def test_bytes_that_are_no_text(folder):
 
 def test_a_file_that_is_far_too_large(folder):
     Path("x.yaml").write_bytes(b"#" * 4_000_001)
-    message = "x.yaml: a document has at most 4,000,000 bytes, found 4,000,001 bytes; check that it is the right file"
+    message = "x.yaml: an input has at most 4,000,000 bytes, unpacked, found more than 4,000,000 bytes; check that it is the right file"
     assert refusal(catalog.load, "x.yaml") == message
