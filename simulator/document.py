@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from simulator.units import FieldError, closest
 
@@ -14,6 +14,54 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """The name of a part of a document; without a dot, because field paths are dotted."""
+
+
+LONGEST_NAME = 1000
+"""Most characters of a name that is none of a catalogue's: of a tensor, an op, a row."""
+
+
+def flaw(name: str, longest: int = LONGEST_NAME) -> str | None:
+    """Say why a text is no name that tables and terminals show as it is; None if it is one.
+
+    Parameters
+    ----------
+    name
+        Of a tensor, an op, a row and the like.
+    longest
+        How many characters it may have.
+    """
+    if len(name) > longest:
+        return f"one of {len(name):,} characters"
+    if not name.isprintable():
+        return f"one with a line's end, or another character that is not printed: {name!r}"
+    if name.startswith(("=", "+", "-", "@")):
+        return f"{name!r}, whose begin a table of other programs takes for a formula"
+    return None
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise FieldError("this is one line of printable characters", repr(text), "write it as one line")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+"""A text of one line."""
+
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+"""How many there are of what is only counted, or how wide or long something is: tokens, sequences, elements."""
+CountOrNone = Annotated[int, Field(ge=0, le=10**9, strict=True)]
+"""The same, or 0."""
+Few = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+"""How many there are of what is made one by one: experts, blocks that are chosen, channels."""
+FewOrNone = Annotated[int, Field(ge=0, le=100_000, strict=True)]
+"""The same, or 0."""
+Layers = Annotated[int, Field(ge=1, le=10_000, strict=True)]
+"""How many layers there are, each of them with many ops."""
+MOST_RANKS = 1 << 20
+"""Most ranks of a job, and most devices: what is said of each of them still takes seconds."""
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
+"""How many ranks or devices there are, also along one axis."""
 
 
 class Part(BaseModel):
@@ -86,7 +134,7 @@ class Document(Part):
     """
 
     name: Name
-    title: str = ""
+    title: Line = ""
     sources: dict[str, Citations] = {}
     assumed: dict[str, Reason] = {}
     fitted: dict[str, Fit] = {}

@@ -9,12 +9,39 @@
     ├── CapacityError     no such plan fits: carries a Shortfall with the levers
     └── InvariantError    a law was broken: a bug in hosim
 
-Every message has one shape: *where: what must hold, found what was found; what to do*.
+Every message has one shape: *where: what must hold, found what was found; what to do*. It has less than 2,000
+characters, and none that a terminal would act upon, whatever it quotes.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+"""What moves a terminal's cursor, rings, or turns the order of characters round; but not a line's end and a tab."""
+
+_LONGEST = (350, 500, 250, 850)
+"""Most characters of where, what must hold, what was found, and what to do."""
+
+
+def quotable(text: str, most: int) -> str:
+    """Make a text safe to print: its middle left out where it is long, and written out what is no printable character.
+
+    Parameters
+    ----------
+    text
+        Of any origin; its lines stay lines.
+    most
+        How many characters it may have.
+    """
+    if len(text) > most:
+        kept = (most - 5) // 3
+        text = f"{text[: most - 5 - kept]} ... {text[-kept:]}"
+    if text.isprintable():
+        return text
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return shown if len(shown) <= most else quotable(shown, most)
 
 
 class HosimError(Exception):
@@ -37,8 +64,10 @@ class HosimError(Exception):
     """
 
     def __init__(self, where: str, must: str, found: str, do: str) -> None:
-        super().__init__(where, must, found, do)
-        self.where, self.must, self.found, self.do = where, must, found, do
+        on_a_line = (text.replace("\n", "\\n") for text in (where, must, found))
+        said = [quotable(text, most) for text, most in zip((*on_a_line, do), _LONGEST, strict=True)]
+        super().__init__(*said)
+        self.where, self.must, self.found, self.do = said
 
     def __str__(self) -> str:
         return f"{self.where}: {self.must}, found {self.found}; {self.do}"
@@ -139,7 +168,8 @@ class CapacityError(HosimError):
         advice = f"; {r.levers[0]}" if r.levers else ""
         full = f", and full {r.full}" if r.full else ""
         full += f", {r.staged}" if r.staged else ""
-        return (
+        return quotable(
             f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
-            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{full}{advice}"
+            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{full}{advice}",
+            sum(_LONGEST),
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import filterfalse
 from typing import TypedDict, Unpack
 
+from simulator.document import MOST_RANKS, flaw
 from simulator.errors import ConfigError
 from simulator.graph import (
     ALGORITHMS,
@@ -45,6 +46,7 @@ class OpFields(TypedDict, total=False):
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
+_TEXTS = frozenset(("op_class", "dtype", "fused"))
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
 _OP_KINDS = {str(kind): kind for kind in OpKind}
 _COLLECTIVE_KINDS = {str(kind): kind for kind in CollectiveKind}
@@ -101,7 +103,7 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a field breaks its rule.
         """
-        if not name or name in self._tensor_ids:
+        if name in self._tensor_ids or not name or flaw(name):
             raise self._bad_name("tensor", name)
         if not _is_whole(size_bytes):
             raise self._bad_number("tensor", name, "size_bytes", size_bytes)
@@ -134,12 +136,12 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a rank is no whole number or twice among those that meet.
         """
-        if not name or name in self._rank_groups:
+        if name in self._rank_groups or not name or flaw(name):
             raise self._bad_name("group", name)
         found = tuple(map(tuple, members))
         for ranks in found:
-            if not ranks or not all(map(_is_whole, ranks)) or len(set(ranks)) < len(ranks):
-                must = "those who meet are different ranks, whole numbers from 0"
+            if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
+                must = f"those who meet are different ranks, whole numbers from 0 to below {MOST_RANKS:,}"
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
         self._rank_groups[name] = Group(name, found)
 
@@ -203,16 +205,9 @@ class GraphBuilder:
             a barrier, the members that its collective names cannot meet, its late reads cannot be chosen as it says, or
             a field breaks its rule.
         """
-        if not name or name in self._op_ids:
+        if name in self._op_ids or not name or flaw(name):
             raise self._bad_name("op", name)
-        for field, value in more.items():
-            if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
-                raise self._bad_number("op", name, field, value)
-        known = _OP_KINDS.get(kind)
-        if known is None:
-            raise self._bad_choice("op", name, "kind", kind, _OP_KINDS)
-        if more.get("phase", "") not in PHASES:
-            raise self._bad_choice("op", name, "phase", more["phase"], PHASES[1:])
+        known = self._check_fields(name, kind, more)
         self._check_fused(name, more.get("fused", ""), is_barrier=more.get("barrier", False))
         self._check_collective(name, known, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
@@ -254,6 +249,8 @@ class GraphBuilder:
             op writes an output; or the sizes or the durations add up to more than `LARGEST`.
         """
         self.line = 0
+        if found := flaw(self._name):
+            raise ConfigError(self._where, "a graph has a name", found, "rename it")
         if not self._ops:
             raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
         if self._early:
@@ -275,7 +272,7 @@ class GraphBuilder:
         return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
 
     def _bad_name(self, what: str, name: str) -> ConfigError:
-        found = "it twice" if name else "an empty one"
+        found = flaw(name) or ("it twice" if name else "an empty one")
         return self._error(what, name, f"each {what} has its own name", found, "rename it")
 
     def _bad_number(self, what: str, name: str, field: str, value: object) -> ConfigError:
@@ -295,6 +292,21 @@ class GraphBuilder:
             do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+    def _check_fields(self, op: str, kind: str, fields: OpFields) -> OpKind:
+        for field, value in fields.items():
+            if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
+                raise self._bad_number("op", op, field, value)
+            if field in _TEXTS and (found := flaw(str(value))):
+                raise self._error("op", op, f"its {field} is a name", found, "correct it")
+        if kind == "host":
+            must, do = "an op runs on the accelerator", "leave it out; what a runtime pays is in the machine's profile"
+            raise self._error("op", op, must, "kind 'host', which is not simulated", do)
+        if kind not in _OP_KINDS:
+            raise self._bad_choice("op", op, "kind", kind, _OP_KINDS)
+        if fields.get("phase", "") not in PHASES:
+            raise self._bad_choice("op", op, "phase", fields["phase"], PHASES[1:])
+        return _OP_KINDS[kind]
 
     def _check_late(
         self, op: str, late: Late, what: tuple[OpKind, str], tensors: tuple[tuple[int, ...], tuple[int, ...]]

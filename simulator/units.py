@@ -46,6 +46,8 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 _EXAMPLES = {"B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s"}
 _WHAT = {"B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic"}
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
+_BITS = re.compile(r"([kKMGTP]i?)?(?:b|bit)(?:/s|ps)?")
+"""A lower-case b is a bit, as in the rate of a network."""
 _LARGEST = 2**63 - 1
 _ROUNDED = Decimal("1e-6")
 """Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake."""
@@ -152,9 +154,20 @@ def parse(text: object, unit: str, example: str = "") -> int | float:
         must = f"{what} is a number and a unit, such as {example!r}"
         raise FieldError(must, repr(text), f"write it as {example!r}")
     name = match[2].replace("µ", "u").replace("μ", "u")
+    if bits := _BITS.fullmatch(name):
+        raise _of_bits(Decimal(match[1]), bits[1] or "", unit, text)
     if name not in _ALLOWED[unit]:
         raise FieldError(f"{what} is needed, such as {example!r}", repr(text), nearest(name, _ALLOWED[unit]))
     return _whole(Decimal(match[1]), name, unit, text)
+
+
+def _of_bits(number: Decimal, prefix: str, unit: str, text: str) -> FieldError:
+    what, per = _WHAT[unit], "/s" if unit.endswith("/s") else ""
+    must = f"{what} is needed, such as {_EXAMPLES[unit]!r}"
+    if unit not in ("B", "B/s"):
+        return FieldError(must, f"{text!r}, which counts bits", "write what is needed here")
+    whole = f"{(number / 8).normalize():.12g} {'k' if prefix == 'K' else prefix}B{per}"
+    return FieldError(f"{must}, and in bytes", f"{text!r}, which counts bits", f"write '{whole}'")
 
 
 def _whole(number: Decimal, name: str, unit: str, text: str) -> int:

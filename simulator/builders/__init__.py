@@ -90,6 +90,19 @@ def _replicated(job: Job, workload: Workload) -> Job:
     return Job.of(job.graphs[0], workload.replicas)
 
 
+def check(workload: Workload) -> None:
+    """Refuse a model that cannot run as the workload says, without building it.
+
+    Raises
+    ------
+    ConfigError
+        If there are too many ops or tensors, or the model cannot be spread over ranks as the workload says.
+    """
+    if workload.model is not None and workload.phase != "requests":
+        _check_size(workload, workload.model)
+    layouts(workload)
+
+
 def layouts(workload: Workload) -> dict[str, Weight]:
     """How the weights of a workload's model are spread over ranks, by name; empty where none is cut.
 
@@ -106,7 +119,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
 def _build(workload: Workload, base_dir: Path | None, read_graph: ReadGraph | None) -> Job:
     where = f"workload {workload.name}"
     if workload.model is not None:
-        check_run(_ops(workload, workload.model), workload.steps, where)
+        _check_size(workload, workload.model)
         return MODELS[workload.model.family](workload, workload.model)
     if workload.graph is None or read_graph is None:
         raise ConfigError(where, "a graph comes from a model or a file", "neither", "name one of the two")
@@ -121,16 +134,19 @@ def _ranks(graph: Graph) -> int:
     return 1 + max((rank for group in graph.groups for ranks in group.members for rank in ranks), default=0)
 
 
-def _ops(workload: Workload, model: Model) -> int:
-    """About how many ops the longest graph has, from models of one and of two layers: every layer has as many."""
+def _check_size(workload: Workload, model: Model) -> None:
+    """Refuse too many ops or tensors, known from models of one and of two layers: every layer has as many."""
     parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
     fewest = pools and pools.model_copy(update={"new_tokens": 1})
     once = workload.model_copy(
         update={"steps": 1, "parallel": Parallel(), "pools": fewest, "chunk": None, "new_tokens": 1}
     )
     small = (build_model(once, model.with_layers(n)) for n in (1, 2))
-    one, two = (max(len(graph.ops) for graph in job.graphs) for job in small)
+    one, two = (
+        [max(len(getattr(graph, what)) for graph in job.graphs) for what in ("ops", "tensors")] for job in small
+    )
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
-    return times * (one + (layers - 1) * (two - one))
+    ops, tensors = (first + (layers - 1) * (more - first) for first, more in zip(one, two, strict=True))
+    check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)

@@ -10,14 +10,13 @@ from simulator.catalog.shelf import (
     load,
     names,
     path_of,
-    read_bytes,
     read_hardware,
     read_scenario,
     read_workload,
     schema,
-    shown,
 )
 from simulator.catalog.unstated import taken
+from simulator.inputs import shown
 
 __all__ = [
     "KINDS",
@@ -32,7 +31,6 @@ __all__ = [
     "path_of",
     "points",
     "question",
-    "read_bytes",
     "read_hardware",
     "read_scenario",
     "read_workload",

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, quotable
 from simulator.units import FieldError, closest, nearest
 
 Path = tuple[str | int, ...]
+_LONGEST = 750
+"""Of several faults so many characters are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,11 @@ def to_error(faults: Iterable[Fault], file: str, place: Callable[[Path], str]) -
     told = {str(error): error for error in errors}
     if len(told) == 1:
         return errors[0]
-    do = "correct each:" + "".join(f"\n  {text}" for text in told)
+    lines = [f"\n  {text}" for text in told]
+    fit = [line for line, end in zip(lines, accumulate(map(len, lines)), strict=True) if end <= _LONGEST]
+    left = len(lines) - max(len(fit), 1)
+    more = f"\n  and {left} more" if left else ""
+    do = "correct each:" + "".join(fit or [quotable(lines[0], _LONGEST)]) + more
     return ConfigError(file, "a document keeps its rules", f"{len(told)} faults", do)
 
 
@@ -129,7 +136,7 @@ _RULES: dict[str, tuple[str, str]] = {
     "int_from_float": ("a whole number is needed", "write a whole number"),
     "int_type": ("a whole number is needed", "write a whole number without a unit or quotes"),
     "less_than": ("a number below {lt} is needed", "correct the number"),
-    "less_than_equal": ("a number of at most {le} is needed", "correct the number"),
+    "less_than_equal": ("a number of at most {le:,} is needed", "lower it"),
     "literal_error": ("{expected} is needed", "write one of them"),
     "model_type": ("a mapping of keys to values is needed", "write 'key: value' lines below it"),
     "string_pattern_mismatch": ("a name of letters, digits, '_' and '-' is needed", "correct the name"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
 from typing import Any, cast
 
+from simulator import inputs
 from simulator.catalog.checks import check_budget, check_figures, check_tiers, place
 from simulator.catalog.settings import Change, apply, multiplied
-from simulator.catalog.shelf import Entry, dump, load, path_of, read_bytes
+from simulator.catalog.shelf import Entry, dump, load, path_of
 from simulator.catalog.text import scalar
 from simulator.catalog.unstated import changed, check_open, open_of
 from simulator.document import Fit
@@ -313,10 +313,10 @@ def _above(path: Path) -> Path:
 
 def _add_file(loaded: Loaded, role: str, path: Path, entry: Entry[Any] | None, keys: tuple[str, ...]) -> None:
     try:
-        data = read_bytes(path)
+        digest = inputs.digest(path)
     except ConfigError as error:
         if entry is None:
             raise
         found = f"{error.found}: {error.where!r}"
         raise ConfigError(entry.place(*keys), error.must, found, error.do) from None
-    loaded.paths[role], loaded.sha256[role] = path, hashlib.sha256(data).hexdigest()
+    loaded.paths[role], loaded.sha256[role] = path, digest

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -92,7 +93,7 @@ def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
     document
         The machine, or the workload.
     changes
-        Dotted path, in which ``*`` stands for every entry -> the change; later ones win.
+        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> the change; later ones win.
 
     Raises
     ------
@@ -124,7 +125,7 @@ def stated(document: Document, key: str) -> list[tuple[tuple[str, ...], Any]]:
     document
         The machine, or the workload.
     key
-        Dotted path, in which ``*`` stands for every entry.
+        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``).
 
     Returns
     -------
@@ -148,7 +149,7 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
     document
         The machine.
     factors
-        Dotted path, in which ``*`` stands for every entry -> what the figure is multiplied by.
+        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> what the figure is multiplied by.
 
     Returns
     -------
@@ -217,13 +218,18 @@ def _expand(key: str, data: Any, kind: str) -> list[tuple[str, ...]]:
     found: list[tuple[tuple[str, ...], Any]] = [((), data)]
     for part in key.split("."):
         entries = [(path, _entries(node)) for path, node in found]
-        found = [((*path, k), v) for path, node in entries for k, v in node.items() if part in ("*", k)]
+        found = [((*path, k), v) for path, node in entries for k, v in node.items() if matches(part, k)]
         if not found:
             path, node = entries[0]
             must = f"a change names a field of the {kind}"
             after = f"after {'.'.join(path)!r} " if path else ""
             raise FieldError(must, repr(key), f"{after}{nearest(part, tuple(node))}" if node else _too_deep(path))
     return [path for path, _ in found]
+
+
+def matches(part: str, key: str) -> bool:
+    """Whether a part of a path names a key: as it stands, or as a shell pattern."""
+    return part == key or fnmatchcase(key, part)
 
 
 def _too_deep(path: tuple[str, ...]) -> str:

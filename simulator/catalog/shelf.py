@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
+from simulator import inputs
 from simulator.catalog.faults import Fault, of_fields, of_validation, to_error
 from simulator.catalog.text import Node, compose, to_yaml
 from simulator.document import Document
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
+from simulator.inputs import instead, shown
 from simulator.scenario import Scenario
 from simulator.units import closest, nearest
 from simulator.workload import Workload
@@ -88,10 +91,10 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         raise ConfigError(kind, must, repr(ref), "write one of them as text")
     if isinstance(ref, Path) or ref.endswith((".yaml", ".yml")):
         path = (base_dir or Path()) / ref
-        if not path.is_file():
+        if not isfile(path):
             known = names(kind)
             do = f"write {path.stem!r} for the one in the catalogue" if path.stem in known else "correct the path"
-            raise ConfigError(shown(path), f"a {kind} document is a file", _instead(path), do)
+            raise ConfigError(shown(path), f"a {kind} document is a file", instead(path), do)
         return path
     shelf = _shelf(kind)
     if ref not in shelf:
@@ -102,7 +105,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
 
 def _meant(ref: str, kind: str) -> str:
     """What a name may have meant that is none in the catalogue."""
-    if (Path(ref) / f"{kind}.yaml").is_file():
+    if isfile(Path(ref) / f"{kind}.yaml"):
         return f"that is a folder: write {str(Path(ref) / f'{kind}.yaml')!r}"
     close = closest(ref, names(kind))
     return (f"did you mean {close!r}? " if close else "") + f"`hosim list {_LISTED[kind]}` names them all"
@@ -126,7 +129,7 @@ def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None)
         With all faults of the document.
     """
     path = path_of(ref, kind, base_dir) if kind else _any_file(Path(ref), base_dir)
-    data = read_bytes(path)
+    data = inputs.whole(path, _LARGEST_BYTES)
     node = compose(_decoded(data, path), shown(path))
     document = _validated(node, _kind(node, kind, path), path)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), node)
@@ -177,37 +180,6 @@ def schema(kind: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-def shown(path: Path) -> str:
-    """A path as people read it: relative to the working directory where it lies below it."""
-    absolute = path.absolute()
-    try:
-        return absolute.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(path)
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a file, or say why it can't be read.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Raises
-    ------
-    ConfigError
-        If it is missing, no file, unreadable or far too large.
-    """
-    if not path.is_file():
-        raise ConfigError(shown(path), "an input is a file", _instead(path), "correct the path")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise ConfigError(shown(path), "an input can be read", found, "change its permissions") from None
-
-
 def _model(kind: str) -> type[Document]:
     if kind not in KINDS:
         raise ConfigError("schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
@@ -224,19 +196,12 @@ def _shelf(kind: str) -> dict[str, Path]:
 
 def _any_file(path: Path, base_dir: Path | None) -> Path:
     path = (base_dir or Path()) / path
-    if not path.is_file():
-        raise ConfigError(shown(path), "a document is a file", _instead(path), "correct the path")
+    if not isfile(path):
+        raise ConfigError(shown(path), "a document is a file", instead(path), "correct the path")
     return path
 
 
-def _instead(path: Path) -> str:
-    return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
-
-
 def _decoded(data: bytes, path: Path) -> str:
-    if len(data) > _LARGEST_BYTES:
-        found, do = f"{len(data):,} bytes", "check that it is the right file"
-        raise ConfigError(shown(path), f"a document has at most {_LARGEST_BYTES:,} bytes", found, do)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from simulator.errors import ConfigError
+from simulator.document import LONGEST_NAME
+from simulator.errors import CONTROLS, ConfigError
 
 _Loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,999})")
@@ -128,6 +129,8 @@ class _Tree:
             if getattr(event, "tag", None) not in _DEFAULT_TAGS:
                 raise self.error(line, "a document has no tags", repr(event.tag), "remove the tag")
             if isinstance(event, yaml.ScalarEvent):
+                if odd := CONTROLS.search(event.value):
+                    raise self.error(line, "a text has no control characters", repr(odd[0]), "remove it")
                 value = event.value if event.style in ("'", '"', "|", ">") else scalar(event.value)
                 self.close(Node(line, value), event.anchor, event.value)
             elif isinstance(event, yaml.AliasEvent):
@@ -177,6 +180,9 @@ class _Tree:
     def key(self, parent: Node, node: Node, text: str | None) -> str:
         if text is None:
             raise self.error(node.line, "a key is a word", "a list, a mapping or an alias", "write a word")
+        if len(text) > LONGEST_NAME or not text.isprintable():
+            must = f"a key is one line of at most {LONGEST_NAME:,} characters"
+            raise self.error(node.line, must, repr(text), "shorten it")
         if text in parent.value:
             found = f"{text!r} again, first on line {parent.key_lines[text]}"
             raise self.error(node.line, "each key comes once", found, "remove one of them")

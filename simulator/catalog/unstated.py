@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.catalog.checks import check_budget
-from simulator.catalog.settings import Change, apply, multiplied, stated
+from simulator.catalog.settings import Change, apply, matches, multiplied, stated
 from simulator.errors import ConfigError
 from simulator.scenario import Unstated
 from simulator.scenario.unstated import WORKLOAD
@@ -123,7 +123,7 @@ def _check_rows(loaded: Loaded, where: str, path: tuple[str, ...]) -> None:
     for choice in loaded.scenario.policies:
         for key in choice.set_:
             parts = key.split(".")
-            if path and all(part in ("*", own) for part, own in zip(parts, path, strict=False)):
+            if path and all(matches(part, own) for part, own in zip(parts, path, strict=False)):
                 must = "what a row sets is stated, and no parameter that is left open"
                 do = f"drop it from unstated, or {key!r} from the row; or vary it by a factor, such as 0.5x to 2x"
                 raise ConfigError(where, must, f"{'.'.join(path)} set by {choice.row!r}", do)

@@ -78,13 +78,13 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
 
     A plan without its scenario is checked as far as its own lines tell.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.errors import HosimError
+    from simulator.errors import HosimError, quotable
     from simulator.run.check import describe
 
     failed = 0
     for file in files:
         try:
-            click.echo(f"{file}: {describe(file, scenario)}")
+            click.echo(f"{quotable(file, 350)}: {describe(file, scenario)}")
         except HosimError as error:
             failed += 1
             sys.stdout.flush()

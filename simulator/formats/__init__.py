@@ -26,6 +26,9 @@ FORMATS: dict[str, Callable[[Path], str]] = {
 """Schema -> a function that reads and checks a whole file and says in one line what is in it."""
 
 
+_MODEL_KEYS = frozenset(("hidden_size", "num_hidden_layers"))
+"""Keys of a model's ``config.json`` on Hugging Face."""
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
 """How the names of such files end."""
 
@@ -38,7 +41,8 @@ def sniff(path: Path) -> str | None:
     ConfigError
         If the file cannot be read.
     """
-    return jsonl.schema(path)
+    named = jsonl.first(path).get("schema")
+    return named if isinstance(named, str) else None
 
 
 def check(path: Path) -> str:
@@ -51,10 +55,24 @@ def check(path: Path) -> str:
     """
     found = sniff(path)
     if found not in FORMATS:
-        must = f"the first line names one of the schemas {', '.join(FORMATS)}"
-        do = "correct the header, or choose another file"
-        raise ConfigError(f"{path}:1", must, repr(found) if found else "none", do)
+        raise _unknown(path, f"the first line names one of the schemas {', '.join(FORMATS)}")
     return FORMATS[found](path)
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a file is a residency trace; a file whose name ends in ``.json`` is no other one."""
+    found = sniff(path)
+    if path.suffix == ".json" and found != residency_json.SCHEMA:
+        raise _unknown(path, f"a .json names the schema {residency_json.SCHEMA}, and graphs and plans are .jsonl")
+    return found == residency_json.SCHEMA
+
+
+def _unknown(path: Path, must: str) -> ConfigError:
+    record, do = jsonl.first(path), "correct the header, or choose another file"
+    if record.keys() >= _MODEL_KEYS:
+        do = "these are dimensions of a model: write a workload of them, with 'model: {family: decoder, ...}'"
+    keys = f"none, but the keys {', '.join(record)}" if record else "none"
+    return ConfigError(f"{path}:1", must, repr(record["schema"]) if "schema" in record else keys, do)
 
 
 def read_graph(path: Path, views: Views = "reads") -> Graph:
@@ -72,9 +90,7 @@ def read_graph(path: Path, views: Views = "reads") -> Graph:
     ConfigError
         If the file is wrong.
     """
-    if sniff(path) == residency_json.SCHEMA:
-        return residency_json.read(path, views)
-    return graph_jsonl.read(path)
+    return residency_json.read(path, views) if _is_trace(path) else graph_jsonl.read(path)
 
 
 def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
@@ -94,5 +110,5 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
     ConfigError
         If the file is wrong, or for another graph or machine.
     """
-    reader = residency_json.read_plan if sniff(path) == residency_json.SCHEMA else plan_jsonl.read
+    reader = residency_json.read_plan if _is_trace(path) else plan_jsonl.read
     return reader(path, graph, tiers)

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from simulator import inputs
 from simulator.errors import ConfigError
 
 
@@ -24,8 +25,25 @@ def read_rows(path: Path, what: str) -> Iterator[list[str]]:
     ConfigError
         If it cannot be read.
     """
+    lines = (line.decode("utf-8") for block in inputs.blocks(path) for line in block)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from csv.reader(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        yield from csv.reader(lines)
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(str(path), f"{what} can be read", str(error), "correct the path or the file") from None
+
+
+def whole(text: str, least: int, most: int) -> int | None:
+    """Read a whole number in digits; None if it is none, or out of range.
+
+    Parameters
+    ----------
+    text
+        A field.
+    least, most
+        The range.
+    """
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > len(str(most)):
+        return None
+    number = int(digits.lstrip("0") or "0")
+    return number if least <= number <= most else None

@@ -35,7 +35,7 @@ op       `read_bytes`,      traffic in the compute tier                         
 op       `flops`            arithmetic work                                                        0
 op       `workspace_bytes`  room it needs while it runs                                            0
 op       `duration_ns`      measured time                                                          cost model
-op       `kind`             compute, collective or host                                            compute
+op       `kind`             compute or collective                                                  compute
 op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none

@@ -7,20 +7,19 @@ from 0 to 2**62. Keys that a format does not know, or that come twice, are refus
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import orjson
 
+from simulator import inputs
 from simulator.errors import ConfigError
 from simulator.graph import LARGEST
 from simulator.units import suggestion
@@ -176,28 +175,24 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
 
 def _lines(path: Path) -> Iterator[Line]:
     number = 0
-    with _opened(path) as file:
-        while block := file.readlines(_BLOCK_BYTES):
-            before, keys = number, 0
-            for text in block:
-                number += 1
-                try:
-                    record = orjson.loads(text)
-                except orjson.JSONDecodeError as error:
-                    if text.isspace():
-                        continue
-                    raise _bad_json(path, number, text, error) from None
-                if type(record) is not dict:
-                    must, found = "each line is a JSON object", _brief(record)
-                    raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
-                keys += len(record)
-                yield Line(path, number, record)
-            if _may_have_more_keys(b"".join(block), keys):
-                _check_keys(path, before, block)
+    for block in inputs.blocks(path):
+        before, keys = number, 0
+        for text in block:
+            number += 1
+            if text.isspace():
+                continue
+            try:
+                record = orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                raise _bad_json(path, number, text, error) from None
+            if type(record) is not dict:
+                must, found = "each line is a JSON object", _brief(record)
+                raise ConfigError(f"{path}:{number}", must, found, "write an object in braces")
+            keys += len(record)
+            yield Line(path, number, record)
+        if _may_have_more_keys(b"".join(block), keys):
+            _check_keys(path, before, block)
 
-
-_BLOCK_BYTES = 1 << 18
-"""Lines are looked through for keys that come twice once so many bytes of them have been read."""
 
 _BLANKS = (b" ", b"\t", b"\r")
 _STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")\s*(:?)')
@@ -223,39 +218,15 @@ def _check_keys(path: Path, before: int, block: Sequence[bytes]) -> None:
             raise ConfigError(f"{path}:{number}", "each key comes once", f"{twice!r} again", "remove one of them")
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file behind its byte order mark; what cannot be read is one error."""
-    try:
-        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
-            _skip_mark(path, file)
-            yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        must = "a file whose name ends in .gz is compressed by gzip, and whole"
-        raise ConfigError(str(path), must, str(error), "write the file again, or correct its name") from None
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise ConfigError(str(path), "the file can be read", found, "correct the name or the file") from None
-
-
-def _skip_mark(path: Path, file: BinaryIO) -> None:
-    start = file.read(len(codecs.BOM_UTF8))
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}:1", "a file is text in UTF-8", "UTF-16", "save it as UTF-8")
-    if start != codecs.BOM_UTF8:
-        file.seek(0)
-
-
 def whole(path: Path) -> bytes:
     """Read a file that is not made of lines, without its byte order mark.
 
     Raises
     ------
     ConfigError
-        If it cannot be read.
+        If it cannot be read, or is too large.
     """
-    with _opened(path) as file:
-        return file.read()
+    return inputs.unmarked(inputs.whole(path), path)
 
 
 def _bad_json(path: Path, number: int, text: bytes, error: orjson.JSONDecodeError) -> ConfigError:
@@ -266,8 +237,8 @@ def _bad_json(path: Path, number: int, text: bytes, error: orjson.JSONDecodeErro
     return ConfigError(f"{path}:{number}", "each line is a JSON object", found, do)
 
 
-def schema(path: Path) -> str | None:
-    """Name the schema in the first line of a file; None if that is no JSON object with one.
+def first(path: Path) -> dict[str, Any]:
+    """Read the object in the first line of a file; empty if that is none.
 
     A file whose name ends in ``.json`` is one object, on however many lines.
 
@@ -276,17 +247,15 @@ def schema(path: Path) -> str | None:
     ConfigError
         If the file cannot be read, or a ``.json`` is none.
     """
-    with _opened(path) as file:
-        text = file.read() if path.suffix == ".json" else file.readline(2**24)
+    text = whole(path) if path.suffix == ".json" else next(inputs.blocks(path), [b""])[0]
     try:
         record = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if path.suffix != ".json":
-            return None
+            return {}
         found = f"{error.msg} (column {error.colno})"
         raise ConfigError(f"{path}:{error.lineno}", "the file is a JSON object", found, "correct the file") from None
-    named = record.get("schema") if isinstance(record, dict) else None
-    return named if isinstance(named, str) else None
+    return record if isinstance(record, dict) else {}
 
 
 def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:

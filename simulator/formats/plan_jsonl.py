@@ -114,6 +114,10 @@ class _Reader:
     def begin(self, header: jsonl.Line) -> None:
         """Take the tiers that the header names; if it does, a plan that stands alone has no others."""
         named = header.record.get("tiers", ())
+        for text in (header.record.get("policy", ""), *header.record.get("notes", ()), *named):
+            if not text.isprintable():
+                must = "what the header names or notes is one line of printable characters"
+                raise header.error(must, repr(text), "correct the header")
         for at, tier in enumerate(named):
             self.tiers.id(header, tier)
             if tier in named[:at]:

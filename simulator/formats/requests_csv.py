@@ -6,24 +6,25 @@ Azure LLM inference       ``TIMESTAMP,ContextTokens,GeneratedTokens`` (github.co
 BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...`` (arXiv 2401.17644)
 ========================  =====================================================================================
 
-Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600``, and count from the first one; requests are put in the
-order of their arrival. ``prefix`` is any name; two prompts with the same one have as many of their first tokens in
-common as the shorter of both ``prefix_tokens`` says. Other columns are not read. Requests without an output token
-(BurstGPT lists what failed with none) are left out, and counted. A file may be larger than the memory: kept are only
-the requests that are asked for.
+Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC without an
+offset), and count from the first one; requests are put in the order of their arrival. ``prefix`` is any name; two
+prompts with the same one have as many of their first tokens in common as the shorter of both ``prefix_tokens`` says.
+Other columns are not read. Requests without an output token (BurstGPT lists what failed with none) are left out, and
+counted. A file may be larger than the memory: kept are only the requests that are asked for.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
-from simulator.formats.csv_rows import read_rows
+from simulator.formats.csv_rows import read_rows, whole
 from simulator.workload import Arriving, Request
 from simulator.workload.requests import MOST
 
@@ -47,6 +48,7 @@ _KNOWN = (
     _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     _Columns("Timestamp", "Request tokens", "Response tokens"),
 )
+_MOMENT = re.compile(r"(?P<seconds>[^.Z+]*?)(\.(?P<part>[0-9]+))? ?(?P<offset>Z|[+-][0-9]{2}:?[0-9]{2}|)", re.ASCII)
 _PREFIX, _PREFIX_TOKENS = "prefix", "prefix_tokens"
 
 
@@ -138,10 +140,10 @@ class _Lines:
         return Request(arrival, prompt, output, prefix, tokens)
 
     def _whole(self, number: int, what: str, field: dict[str, str], *, least: int) -> int:
-        text = field[what].strip()
-        if not (text.isascii() and text.isdigit()) or not least <= int(text) <= _LARGEST:
-            raise self._error(number, f"{what} is a whole number from {least} to {_LARGEST:,}", repr(text))
-        return int(text)
+        found = whole(field[what], least, _LARGEST)
+        if found is None:
+            raise self._error(number, f"{what} is a whole number from {least} to {_LARGEST:,}", repr(field[what]))
+        return found
 
     def _time(self, number: int, text: str) -> int:
         """A number of seconds, or a day with its time, as whole nanoseconds."""
@@ -155,14 +157,15 @@ class _Lines:
         return int(seconds * _NS)
 
     def _moment(self, number: int, text: str, must: str) -> int:
-        whole, _, part = text.removesuffix("Z").partition(".")
+        found = _MOMENT.fullmatch(text)
         try:
-            day = datetime.fromisoformat(whole)
-            part_ns = int(part.ljust(9, "0")[:9]) if part else 0
-        except ValueError:
+            if found is None:
+                raise ValueError
+            offset = datetime.fromisoformat(f"1970-01-01T00:00:00{found['offset']}").utcoffset() or timedelta()
+            past = datetime.fromisoformat(found["seconds"]) - datetime(1970, 1, 1) - offset
+        except (ValueError, TypeError):
             raise self._error(number, must, repr(text)) from None
-        past = day.replace(tzinfo=None) - datetime(1970, 1, 1)
-        return (past.days * 86_400 + past.seconds) * _NS + part_ns
+        return (past.days * 86_400 + past.seconds) * _NS + int((found["part"] or "").ljust(9, "0")[:9])
 
     def _error(self, number: int, must: str, found: str) -> ConfigError:
         return ConfigError(f"{self._path}:{number}", must, found, "correct the line")

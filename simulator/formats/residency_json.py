@@ -31,7 +31,7 @@ the writes, they are dropped.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -91,20 +91,23 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
+_Id = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
 class _Storage(_Record):
-    id: int
+    id: _Id
     size_bytes: int = Field(alias="bytes", ge=0, le=LARGEST)
     retained: bool = False
     kind: str = ""
 
 
 class _Access(_Record):
-    storage: int
+    storage: _Id
     size_bytes: int = Field(alias="bytes", ge=0, le=LARGEST)
 
 
 class _Op(_Record):
-    id: int
+    id: _Id
     name: str
     duration_ms: float = Field(ge=0, le=LARGEST / 1e6, allow_inf_nan=False)
     reads: tuple[_Access, ...] = ()
@@ -116,8 +119,8 @@ class _Op(_Record):
 
 
 class _Schedule(_Record):
-    pre: tuple[tuple[int, str, int], ...] = ()
-    post: tuple[tuple[int, str, int], ...] = ()
+    pre: tuple[tuple[_Id, str, _Id], ...] = ()
+    post: tuple[tuple[_Id, str, _Id], ...] = ()
 
 
 class _Trace(_Record):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from simulator.draws import Routing, Shares
 from simulator.errors import ConfigError
-from simulator.formats.csv_rows import read_rows
+from simulator.formats.csv_rows import read_rows, whole
 
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _LARGEST = 1_000_000
@@ -83,9 +83,10 @@ class _Lines:
             yield number, (row[0], row[1], row[2])
 
     def _whole(self, number: int, what: str, text: str) -> int:
-        if not text.strip().isdecimal() or int(text) > _LARGEST:
+        found = whole(text, 0, _LARGEST)
+        if found is None:
             raise self._error(number, f"{what} is a whole number from 0 to {_LARGEST:,}", repr(text))
-        return int(text)
+        return found
 
     def _share(self, number: int, text: str) -> float:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -42,7 +43,6 @@ class OpKind(StrEnum):
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
-    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ def chosen_number(candidates: int, samples: int, each: int) -> int:
     candidates, samples, each
         The E there are, the n that choose, and the k different ones that each of these chooses.
     """
+    if samples * each > candidates * (math.log(candidates) + 1):
+        return candidates  # less than one is left out, and the powers below have samples times as many digits
     left: int = candidates * (candidates - each) ** samples // candidates**samples
     return candidates - left
 
@@ -310,7 +312,7 @@ class Graph:
         return replace(self, steps=steps)
 
 
-def check_run(ops: int, steps: int, where: str) -> None:
+def check_run(ops: int, steps: int, where: str, tensors: int = 0) -> None:
     """Refuse a run that memory may not hold, best before anything is built.
 
     Parameters
@@ -319,12 +321,17 @@ def check_run(ops: int, steps: int, where: str) -> None:
         How many ops a step has, and how many steps are run.
     where
         What a message calls the origin of the graph.
+    tensors
+        At least how many tensors it has.
 
     Raises
     ------
     ConfigError
-        If there were more than `LARGEST_RUN` ops to compute.
+        If there were more than `LARGEST_RUN` ops to compute, or tensors.
     """
+    if tensors > LARGEST_RUN:
+        must, do = f"a graph has at most {LARGEST_RUN:,} tensors", "lower the number of layers or of experts"
+        raise ConfigError(where, must, f"about {tensors:,}", do)
     if ops * steps > LARGEST_RUN:
         must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
         found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from simulator.document import Key, Part
-from simulator.hardware.numbers import Count, Fraction
+from simulator.document import Count, Key, Part
+from simulator.hardware.numbers import Fraction
 from simulator.units import FlopsPerSecond, Nanoseconds
 
 

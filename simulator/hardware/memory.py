@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
-from simulator.document import Key, Part
-from simulator.hardware.numbers import Count, Fraction
+from simulator.document import Few, Key, Part
+from simulator.hardware.numbers import Fraction
 from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, Nanoseconds
 
 Scope = Literal["device", "node", "supernode"]
@@ -99,7 +99,7 @@ class Link(Part):
     target: Key
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth", default_factory=lambda: math.inf)
     latency_ns: Nanoseconds = Field(0, alias="latency")
-    channels: Count = 1
+    channels: Few = 1
     sharing: Literal["fifo", "fair", "servers"] = "fifo"
     efficiency: tuple[EfficiencyPoint, ...] = ()
     via: tuple[Key, ...] = ()

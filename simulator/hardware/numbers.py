@@ -8,5 +8,3 @@ from pydantic import Field
 
 Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 """A share in (0, 1]."""
-Count = Annotated[int, Field(ge=1, strict=True)]
-"""A whole number, at least 1."""

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simulator.document import Part
-from simulator.hardware.numbers import Count, Fraction
+from simulator.document import MOST_RANKS, Few, Part, Ranks
+from simulator.hardware.numbers import Fraction
 from simulator.units import Bytes, BytesPerSecond, FieldError, Nanoseconds
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -34,13 +34,20 @@ class Topology(Part):
         All nodes together are the supernode.
     """
 
-    devices_per_node: Count = 1
-    nodes: Count = 1
+    devices_per_node: Ranks = 1
+    nodes: Ranks = 1
 
     @property
     def devices(self) -> int:
         """Devices in all."""
         return self.devices_per_node * self.nodes
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if self.devices > MOST_RANKS:
+            found = f"{self.devices:,}"
+            raise FieldError(f"there are at most {MOST_RANKS:,} devices", found, "lower nodes", ("nodes",))
+        return self
 
 
 class Fabric(Part):
@@ -68,7 +75,7 @@ class Fabric(Part):
 
     scope: Literal["node", "supernode"] = "node"
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
-    planes: Count = 1
+    planes: Few = 1
     latency_ns: Nanoseconds = Field(0, alias="latency")
     achieved_bandwidth_fraction: Fraction = Field(1.0, alias="achieved_bandwidth")
     algorithms: dict[CollectiveName, Annotated[tuple[AlgorithmName, ...], Field(min_length=1)]] = {}

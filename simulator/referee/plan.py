@@ -222,15 +222,23 @@ class Walk:
 
     def _check_values(self, op: int) -> None:
         """Check that the op makes what it makes in program order, also if it runs again."""
-        if op in self._ran and not self._graph.ops[op].repeatable:
+        wrong, is_again = self._values.wrong_read(op), op in self._ran and not self._graph.ops[op].repeatable
+        if wrong is not None or is_again:
+            self._check_step_ended()
+        if is_again:
             must = "an op that is not repeatable runs once in a training step"
             raise self._error(must, "it again", "keep or move what it makes, instead of making it again")
-        wrong = self._values.wrong_read(op)
         if wrong is not None:
             must = "an op, also one that runs again, reads the values that program order gives it"
             do = "run it while they are there, or make them again before"
             raise self._error(must, self._held(*wrong), do)
         self._values.write(op)
+
+    def _check_step_ended(self) -> None:
+        """Blame what is left somewhere if nothing else keeps a training step from its end, and another is to come."""
+        is_last = self._done + 1 == self._graph.steps // self._plan.repeats
+        if len(self._ran) == len(self._graph.ops) and not self._values.unlike and not is_last:
+            self._refuse_end(f"end of training step {self._done + 1}")
 
     def _held(self, tensor: int, maker: int, expected: int) -> str:
         """Say which value a tensor holds, and which it should."""
@@ -346,15 +354,16 @@ class Walk:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
             found = self._held(*self._values.first_unlike())
             raise self._end_error(must, found, "run the op that makes this value last")
-        place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
-        tensor, tier = divmod(place, self._tiers)
-        self._refuse_end(tensor, self._plan.tiers[tier], place)
+        self._refuse_end("end of the plan")
 
-    def _refuse_end(self, tensor: int, tier: str, place: int) -> None:
+    def _refuse_end(self, moment: str) -> None:
+        """Blame the first place that is not as it must be between training steps."""
+        place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
+        tensor, tier = place // self._tiers, self._plan.tiers[place % self._tiers]
         name = self._name(tensor)
         if not self._graph.tensors[tensor].persistent:
             must = "what is not persistent is detached everywhere when a training step ends"
-            raise self._end_error(must, f"{name} held in {tier}", "detach it after its last use")
+            raise self._end_error(must, f"{name} held in {tier}", "detach it after its last use", moment)
         if tensor in self._lost:
             raise self._error(
                 "a persistent tensor keeps a valid copy",
@@ -365,7 +374,7 @@ class Walk:
         must = "a persistent tensor ends a training step valid at home, and nowhere else, as it began it"
         home = self._plan.tiers[self._plan.home[tensor]]
         found = f"{name} (home {home}) {_STATES[self._state[place]]} in {tier}"
-        raise self._end_error(must, found, f"copy it to {home} and detach its other copies")
+        raise self._end_error(must, found, f"copy it to {home} and detach its other copies", moment)
 
     def _since(self, place: int) -> str:
         at = self._detached.get(place)
@@ -382,5 +391,5 @@ class Walk:
         where = self._step(self._here if place is None else place)
         return PlanError(f"plan {self._plan.name!r}, {where}", must, found, do)
 
-    def _end_error(self, must: str, found: str, do: str) -> PlanError:
-        return PlanError(f"plan {self._plan.name!r}, end of the plan", must, found, do)
+    def _end_error(self, must: str, found: str, do: str, moment: str = "end of the plan") -> PlanError:
+        return PlanError(f"plan {self._plan.name!r}, {moment}", must, found, do)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from simulator.errors import ConfigError
+from simulator.document import Line
+from simulator.errors import CONTROLS, ConfigError
+from simulator.inputs import whole
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
@@ -25,28 +27,28 @@ class _Lax(BaseModel):
 
 
 class _Row(_Lax):
-    policy: str
-    status: str
+    policy: Line
+    status: Line
     __pydantic_extra__: dict[str, int | float | str | None]
 
 
 class _Verdict(_Lax):
-    row: str
-    column: str
-    must: str
+    row: Line
+    column: Line
+    must: Line
     holds: bool
 
 
 class _Stall(_Lax):
-    cause: str
-    on: str
+    cause: Line
+    on: Line
     ns: int
 
 
 class _Input(_Lax):
-    kind: str
-    name: str
-    sha256: str
+    kind: Line
+    name: Line
+    sha256: Line
 
 
 class _Provenance(_Lax):
@@ -101,19 +103,32 @@ def read(result: Path) -> dict[str, Any]:
         raise ConfigError(str(path), f"the schema is {SUMMARY}", repr(found) if found else "none", do)
     if "expectations" not in said or "provenance" not in said:
         raise ConfigError(str(path), _OURS, "what another command wrote", "name what `hosim run --out` wrote")
+    if odd := next(filter(CONTROLS.search, _texts(said)), None):
+        must, do = "a summary has no control characters", "run again: the file was changed after hosim wrote it"
+        raise ConfigError(str(path), must, repr(odd), do)
     _check(path, said)
     return dict(said)
+
+
+def _texts(said: Any) -> Iterator[str]:
+    """All texts in what is said, also keys."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping | list):
+        for item in said:
+            yield from _texts(item)
+        if isinstance(said, Mapping):
+            yield from _texts(list(said.values()))
 
 
 def _parsed(result: Path, path: Path) -> Any:
     do = "name another folder, or run `hosim run SCENARIO --out` again"
     try:
-        return orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        found = f"a folder without {_NAME}, which is written last" if result.is_dir() else "nothing there"
+        return orjson.loads(whole(path))
+    except ConfigError as error:
+        missing = result.is_dir() and not path.exists()
+        found = f"a folder without {_NAME}, which is written last" if missing else error.found
         raise ConfigError(str(result), _OURS, found, do) from None
-    except OSError as error:
-        raise ConfigError(str(path), _OURS, error.strerror or str(error), do) from None
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, do) from None
 

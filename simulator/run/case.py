@@ -27,8 +27,8 @@ from simulator.run.rehearsal import decided, rehearsed
 from simulator.run.shares import sharers, shares, turns
 from simulator.run.task import Task
 from simulator.run.tries import Tries
-from simulator.scenario import PolicyChoice
-from simulator.units import nearest
+from simulator.scenario import PolicyChoice, label_of
+from simulator.units import FieldError, nearest
 
 Policy = Callable[[Problem], Plan]
 """What decides: any function from a problem to a plan."""
@@ -211,6 +211,10 @@ def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
         if not callable(decide):
             must = "a policy by name is a function from a problem to a plan"
             raise ConfigError(f"policies, {name}", must, repr(decide), "write a function, or policies=[names]")
+        try:
+            label_of(name)
+        except FieldError as error:
+            raise ConfigError("policies", error.must, error.found, error.do) from None
     return policies
 
 

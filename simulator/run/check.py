@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os.path import isdir
 from pathlib import Path
 
-from simulator import catalog, formats, referee
-from simulator.builders import layouts
+from simulator import builders, catalog, formats, referee
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
@@ -37,18 +37,21 @@ def describe(file: str, scenario: str | None = None) -> str:
     """
     if file.endswith(formats.SUFFIXES):
         return _steps_or_graph(Path(file), scenario)
-    if not Path(file).is_dir() and (Path(file).suffix or "/" in file):
+    if not isdir(file) and (Path(file).suffix or "/" in file):
         return _document(catalog.load(Path(file)).document, Path(file))
     for kind in catalog.KINDS:
         if file in catalog.names(kind):
             return _document(catalog.load(file, kind).document, catalog.path_of(file, kind))
-    found, do = ("a folder", "name the files in it") if Path(file).is_dir() else ("neither", "correct it")
+    found, do = ("a folder", "name the files in it") if isdir(file) else ("neither", "correct it")
     raise ConfigError(file, "a file, or a name in the catalogue, is known", found, do)
 
 
 def _document(document: object, path: Path) -> str:
     if isinstance(document, Scenario):
         loaded = catalog.resolve(path)
+        if document.scaling:
+            for point in catalog.points(loaded):
+                builders.check(point.workload)
         if loaded.workload.requests is not None:
             rows, come = read_served(loaded)
             return f"scenario, {counted(len(rows), 'row')}, {counted(len(come.requests), 'request')}: ok"
@@ -64,8 +67,11 @@ def _document(document: object, path: Path) -> str:
         return f"hardware, {_machine(document)}: ok"
     if isinstance(document, Workload) and document.graph is not None:
         return f"workload, {formats.check(path.parent / document.graph)}: ok"
+    if isinstance(document, Workload) and document.requests is not None and document.requests.file is not None:
+        come = formats.read_requests(path.parent / document.requests.file, document.requests.count)
+        return f"workload, {counted(len(come.requests), 'request')}: ok"
     if isinstance(document, Workload):
-        layouts(document)
+        builders.check(document)
     return "workload: ok"
 
 

@@ -10,8 +10,8 @@ from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.document import Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Untested
+from simulator.document import Count, Document, Part, with_prefixes
+from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Untested, label_of
 from simulator.scenario.unstated import Unstated
 from simulator.units import Bytes, FieldError, nearest
 
@@ -32,6 +32,7 @@ __all__ = [
     "Switches",
     "Unstated",
     "Untested",
+    "label_of",
 ]
 
 BoundKind = Literal["combinatorial", "relaxation"]
@@ -96,6 +97,11 @@ class PolicyChoice(Part):
     @classmethod
     def _bare_name(cls, data: Any) -> Any:
         return {"policy": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _row_has_a_label(self) -> Self:
+        label_of(self.row)
+        return self
 
     @model_validator(mode="after")
     def _turns_are_of_a_policy(self) -> Self:
@@ -184,9 +190,9 @@ class Largest(Part):
     """
 
     field: Annotated[str, Field(min_length=1)]
-    at_most: Annotated[int, Field(strict=True, ge=1)]
-    multiple_of: Annotated[int, Field(strict=True, ge=1)] = 1
-    at_least: Annotated[int, Field(strict=True, ge=1)] | None = None
+    at_most: Count
+    multiple_of: Count = 1
+    at_least: Count | None = None
 
     @property
     def column(self) -> str:
@@ -271,7 +277,7 @@ class Scenario(Document):
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     draws: DrawsOrigin = DrawsOrigin()
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     kv_tiers: dict[str, Bytes | None] = {}
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from simulator.document import Key, Part
+from simulator.document import Key, Part, flaw
 from simulator.scenario.unstated import Unstated
 from simulator.units import FieldError, parse
 
 
-def _one_line(label: str) -> str:
-    if len(label) > 80 or "/" in label or "\\" in label or not label.isprintable():
-        must = "a label is at most 80 characters on one line, without slashes"
-        raise FieldError(must, repr(label)[:60], "choose a shorter, plainer one")
+def label_of(label: str) -> str:
+    """Take a name of a row, or refuse it."""
+    if (found := flaw(label, 80)) or "/" in label or "\\" in label:
+        must = "a label is at most 80 characters on one line, without slashes, and begins with none of = + - @"
+        raise FieldError(must, found or repr(label), "choose a shorter, plainer label")
     return label
 
 
-Label = Annotated[str, AfterValidator(_one_line)]
+Label = Annotated[str, AfterValidator(label_of)]
 """The name of a row."""
 Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, a bare number (of a column without a unit) or a text."""
@@ -156,9 +158,16 @@ class Expectation(Part):
                 ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
             except FieldError as error:
                 raise FieldError(error.must, error.found, error.do, (key,)) from None
-            if any(isinstance(end, str) for end in ends) and key != "equals":
+            texts = [end for end in ends if isinstance(end, str)]
+            if any(map(_is_quantity, texts)):
+                must = "a limit with a unit is of a column that ends in _ns, _bytes or _bytes_per_s"
+                found = f"{texts[0]!r} of {self.column!r}"
+                raise FieldError(must, found, "correct the column, or write a number without a unit", ("column",))
+            if texts and (key != "equals" or any(map(_is_number, texts))):
                 must = f"{key} of the column {self.column!r} is a number"
-                raise FieldError(must, repr(getattr(self, key)), "write a number, or use equals", (key,))
+                raise FieldError(
+                    must, repr(getattr(self, key)), "write a finite number, or a text under equals", (key,)
+                )
             if len(ends) == 2 and not ends[0] < ends[1]:  # type: ignore[operator]
                 must, found = "a range goes from less to more", f"{ends[0]} and {ends[1]}"
                 raise FieldError(must, found, "write the lower end first", (key,))
@@ -230,6 +239,21 @@ class Claim(Part):
     predicted: str = ""
     untested: tuple[Untested, ...] = ()
     unstated: tuple[Unstated, ...] = ()
+
+
+def _is_quantity(said: str) -> bool:
+    """Whether a text is a quantity of some unit."""
+    for unit in ("ns", "B", "B/s", "FLOP/s"):
+        with suppress(FieldError):
+            return math.isfinite(parse(said, unit))
+    return False
+
+
+def _is_number(said: str) -> bool:
+    """Whether a text says a number, also none that is finite (``nan``, ``.inf``)."""
+    with suppress(ValueError):
+        return bool(float(re.sub(r"\.(?=[a-z])", "", said.lower())) or True)
+    return False
 
 
 def _ratio(said: str | float) -> float | str:

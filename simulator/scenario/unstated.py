@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from simulator.document import Part
+from simulator.document import Count, Line, Part
 from simulator.units import FieldError, exact, parse
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -20,6 +20,8 @@ WORKLOAD = "workload."
 """How paths to fields of the workload begin."""
 _PARTS = 64
 """Into so many parts a range without multiples is cut."""
+MOST_VALUES = 100_000
+"""Most multiples in a range."""
 
 
 class Unstated(Part):
@@ -42,11 +44,11 @@ class Unstated(Part):
         Where the range comes from.
     """
 
-    parameter: Annotated[str, Field(min_length=1)]
+    parameter: Annotated[Line, Field(min_length=1)]
     fields: Annotated[tuple[str, ...], Field(min_length=1)]
     low: End = Field(alias="from")
     high: End = Field(alias="to")
-    multiple_of: Annotated[int, Field(ge=1)] | None = None
+    multiple_of: Count | None = None
     why: Annotated[str, Field(min_length=1)]
 
     @cached_property
@@ -110,6 +112,9 @@ class Unstated(Part):
         low, high = self.number(self.low), self.number(self.high)
         if self.multiple_of:
             first, last = math.ceil(low / self.multiple_of), math.floor(high / self.multiple_of)
+            if last - first >= MOST_VALUES:
+                must, found = f"a range has at most {MOST_VALUES:,} multiples", f"{last - first + 1:,}"
+                raise FieldError(must, found, "narrow it, or raise multiple_of", ("to",))
             return tuple(self.multiple_of * number for number in range(first, last + 1))
         points = (low + part * (high - low) / _PARTS for part in range(_PARTS + 1))
         whole = self.unit is not None and not self.is_factor

@@ -6,10 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from simulator.document import Document
+from simulator.document import Count, Document, Ranks
 from simulator.units import FieldError
 from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.counts import Count
 from simulator.workload.dtypes import Dtypes
 from simulator.workload.kv import KvBlocks
 from simulator.workload.layout import Parallel, Pools
@@ -118,7 +117,7 @@ class Workload(Document):
     views: Literal["reads", "writes"] = "reads"
     outputs: Literal["kept", "freed"] = "kept"
     steps: Count = 2
-    replicas: Count = 1
+    replicas: Ranks = 1
 
     @property
     def tokens(self) -> int | None:

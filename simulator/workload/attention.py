@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, StrictBool, Tag, model_validator
 
-from simulator.document import Part
+from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import FieldError
-from simulator.workload.counts import Count, CountOrNone
 
 
 class Compress(Part):
@@ -47,9 +46,9 @@ class Select(Part):
     """
 
     block: Count
-    top: Count
-    first: CountOrNone = 1
-    last: Count = 2
+    top: Few
+    first: FewOrNone = 1
+    last: Few = 2
 
     @property
     def chosen(self) -> int:

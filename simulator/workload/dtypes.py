@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
-from simulator.document import Part
-from simulator.workload.counts import Count
+from simulator.document import Count, CountOrNone, Part
 
 
 class Format(NamedTuple):
@@ -61,7 +58,7 @@ class Dtypes(Part):
     weights: Literal["bf16", "fp16", "fp32", "fp8", "int4"] | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
-    logits_copies_fp32: Annotated[int, Field(ge=0, strict=True)] = 2
+    logits_copies_fp32: CountOrNone = 2
 
     @property
     def element_bytes(self) -> int:

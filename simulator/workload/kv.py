@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from simulator.document import Part
+from simulator.document import Count, Part
 from simulator.units import FieldError, would_divide
 from simulator.workload.attention import Gqa, Mla
-from simulator.workload.counts import Count
 
 MOST = 500_000
 """Most blocks of a KV cache: about 1 GB of memory for a run."""

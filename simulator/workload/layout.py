@@ -6,15 +6,15 @@ from typing import Literal, Self
 
 from pydantic import StrictBool, model_validator
 
-from simulator.document import Part
+from simulator.document import MOST_RANKS, Count, Layers, Part, Ranks
 from simulator.units import FieldError, would_divide
-from simulator.workload.counts import Count
 
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix, as they stand unless a workload says otherwise."""
 
-MOST_RANKS = 1 << 20
-"""Most ranks of a job: what is said of each of them still takes seconds."""
+
+MOST_SENDERS = 1000
+"""Most prefill ranks of a decode rank: each has a graph of its own."""
 
 
 class Parallel(Part):
@@ -56,15 +56,15 @@ class Parallel(Part):
     """
 
     ranks: Literal["one", "all"] = "one"
-    data: Count = 1
-    tensor: Count = 1
-    pipeline: Count = 1
-    expert: Count = 1
+    data: Ranks = 1
+    tensor: Ranks = 1
+    pipeline: Ranks = 1
+    expert: Ranks = 1
     sequence: StrictBool = False
     zero_stage: Literal[0, 1, 2, 3] = 0
     micro_batches: Count = 1
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
-    layers: tuple[Count, ...] | None = None
+    layers: tuple[Layers, ...] | None = None
     axis_names: tuple[str, ...] = AXES
     layouts: dict[str, tuple[str, ...]] = {}
 
@@ -140,8 +140,8 @@ class Pools(Part):
         How many tokens a decode rank adds to each of its prompts.
     """
 
-    prefill: Count
-    decode: Count
+    prefill: Ranks
+    decode: Ranks
     new_tokens: Count
 
     @model_validator(mode="after")
@@ -149,4 +149,7 @@ class Pools(Part):
         if self.prefill % self.decode:
             must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
             raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
+        if self.prefill > MOST_SENDERS * self.decode:
+            must = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks"
+            raise FieldError(must, f"{self.prefill // self.decode:,}", "raise decode, or lower prefill", ("prefill",))
         return self

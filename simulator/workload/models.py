@@ -6,10 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, StrictBool, Tag, model_validator
 
-from simulator.document import Part
+from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import FieldError, would_divide
 from simulator.workload.attention import Attention, Gqa, kind
-from simulator.workload.counts import Count, CountOrNone
 
 
 class Dense(Part):
@@ -46,14 +45,14 @@ class Experts(Part):
     """
 
     kind: Literal["experts"]
-    routed: Count
-    top_k: Count
+    routed: Few
+    top_k: Few
     width: Count
-    shared: CountOrNone = 0
+    shared: FewOrNone = 0
     router_bias: StrictBool = False
     dense_layers: CountOrNone = 0
     dense_width: Count | None = None
-    ranks: Count = 1
+    ranks: Ranks = 1
 
     @property
     def held(self) -> int:
@@ -98,7 +97,7 @@ class DecoderModel(Part):
     """
 
     family: Literal["decoder"]
-    layers: Count
+    layers: Layers
     hidden: Count
     vocabulary: Count
     attention: Attention
@@ -147,15 +146,15 @@ class LlamaModel(Part):
     """
 
     family: Literal["llama"] = "llama"
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     kv_heads: Count
     ffn: Count
     vocabulary: Count
     tied_embeddings: StrictBool = False
-    experts: Count | None = None
-    top_k: Count = 1
+    experts: Few | None = None
+    top_k: Few = 1
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -205,7 +204,7 @@ class ResidencyAcceptanceModel(Part):
     """
 
     family: Literal["residency_acceptance"]
-    layers: Count
+    layers: Layers
     hidden: Count
     heads: Count
     ffn: Count

@@ -6,10 +6,9 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from simulator.document import Part
+from simulator.document import Count, CountOrNone, Part
 from simulator.units import FieldError, Nanoseconds
 from simulator.workload.attention import Gqa
-from simulator.workload.counts import Count, CountOrNone
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000

@@ -1,11 +1,19 @@
 """Bad input: one clear message with where, what must hold, what was found and what to do; exit code 1; nothing left."""
 
+import json
+
 import chain
 import pytest
 
 from simulator.engine.ledger import Waiting
 
 DOCUMENTS = {
+    "a path that none is": (
+        ("workload", "graph.jsonl", r'"graph\0.jsonl"'),
+        None,
+        [r"'\x00'", "no control characters"],
+    ),
+    "a title that rings": (("scenario", "six layers", r'"\a" # '), None, ["scenario.yaml:3", r"'\x07'"]),
     "a missing scenario": (None, "llama3_8b_train", ["'llama3_8b_train'", "did you mean 'llama3_8b_train_"]),
     "a folder": (None, "inputs", ["that is a folder: write 'inputs/scenario.yaml'"]),
     "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
@@ -56,21 +64,40 @@ def test_a_bad_document(case, hosim, scenario, tmp_path, monkeypatch):
     _refused(hosim("run", named or scenario, "--out", "out"), fragments, tmp_path)
 
 
+RUN = "a run computes at most 4,000,000 ops"
+MODEL = "model: {layers: 2, hidden: 8, heads: 4, kv_heads: 2, ffn: 16, vocabulary: 32}"
+SPARSE = (
+    "phase: decode\nexperts: each\nmodel: {family: decoder, layers: 99, hidden: 8, vocabulary: 9, "
+    "attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 2}, "
+    "feed_forward: {kind: experts, routed: 60000, top_k: 2, width: 4}}"
+)
 HUGE = {
-    "many layers": ("layers: 2", "layers: 1000000000000"),
-    "many steps": ("steps: 2", "steps: 100000000"),
-    "too many together": ("layers: 2", "layers: 40000"),
+    "many layers": ("layers: 2", "layers: 1000000000000", "model.layers: a number of at most 10,000 is needed"),
+    "many steps": ("steps: 2", "steps: 100000000", RUN),
+    "more steps": ("steps: 2", "steps: 4000000000000", "steps: a number of at most 1,000,000,000 is needed"),
+    "too many together": ("steps: 2\n" + MODEL, "steps: 12\n" + MODEL.replace("layers: 2", "layers: 9000"), RUN),
+    "many tokens": (MODEL, SPARSE.replace("60000", "6") + "\nnew_tokens: 999999999", RUN),
+    "many experts": (MODEL, SPARSE, "a graph has at most 4,000,000 tensors"),
+    "many senders": (
+        MODEL,
+        f"phase: serve\npools: {{prefill: 1000000, decode: 1, new_tokens: 1}}\n{MODEL}",
+        "pools.prefill: a decode rank serves at most 1,000 prefill ranks",
+    ),
+    "many copies": (MODEL, f"{MODEL}\nreplicas: 100000000", "replicas: a number of at most 1,048,576 is needed"),
 }
 
 
 @pytest.mark.parametrize("case", HUGE)
-def test_a_run_that_memory_cannot_hold_is_refused_at_once(case, hosim, scenario, tmp_path):
-    model = "{layers: 2, hidden: 8, heads: 4, kv_heads: 2, ffn: 16, vocabulary: 32}"
-    text = f"schema: hosim/workload/1\nname: job\nmodel: {model}\nsteps: 2\nassumed: {{model: a toy, steps: two}}\n"
-    assert HUGE[case][0] in text
-    (scenario.parent / "workload.yaml").write_text(text.replace(*HUGE[case]))
-    fragments = ["workload job: a run computes at most 4,000,000 ops", "lower the number of layers or of steps"]
-    _refused(hosim("run", scenario, "--out", tmp_path / "out"), fragments, tmp_path)
+def test_what_memory_cannot_hold_is_refused_before_it_is_built(case, hosim, scenario, tmp_path):
+    old, new, fragment = HUGE[case]
+    text = f"schema: hosim/workload/1\nname: job\nsteps: 2\n{MODEL}\n"
+    made = text.replace(old, new)
+    keys = [line.partition(":")[0] for line in made.splitlines()[2:] if not line.startswith("phase")]
+    (scenario.parent / "workload.yaml").write_text(
+        made + f"assumed: {{{', '.join(f'{key}: a toy' for key in keys)}}}\n"
+    )
+    for command in (("run", scenario, "--out", tmp_path / "out"), ("check", scenario.parent / "workload.yaml")):
+        _refused(hosim(*command), [fragment], tmp_path)
 
 
 GRAPHS = {
@@ -89,6 +116,50 @@ def test_a_bad_graph(case, hosim, scenario, tmp_path):
     chain.write_lines(scenario.parent / "graph.jsonl", lines)
     number = lines.index(bad) + 1
     _refused(hosim("run", scenario, "--out", tmp_path / "out"), [f"graph.jsonl:{number}", *fragments], tmp_path)
+
+
+HIDDEN = {
+    "an escape": ("fwd/0", "\x1b]0;owned\x07\x1b[31m", r"'\x1b]0;owned\x07\x1b[31m'"),
+    "a line's end": ("fwd/0", "fine\nok: fwd/0", r"'fine\nok: fwd/0'"),
+    "another direction": ("a0", "a\u202e0", r"'a\u202e0'"),
+    "a formula": ("a0", "=HYPERLINK(0)", "'=HYPERLINK(0)'"),
+    "ten megabytes": ("a0", "a" * 10_000_000, "found one of 10,000,000 characters"),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_name_that_a_terminal_or_a_table_would_act_upon(case, hosim, scenario, tmp_path):
+    old, new, shown = HIDDEN[case]
+    text = "".join(f"{json.dumps(line)}\n" for line in chain.graph_lines())
+    (scenario.parent / "graph.jsonl").write_text(text.replace(json.dumps(old), json.dumps(new)))
+    done = hosim("run", scenario, "--out", tmp_path / "out")
+    _refused(done, [shown], tmp_path)
+    assert done.err.count("\n") == 1
+    assert done.err[:-1].isprintable()
+    assert len(done.err) < 2000
+
+
+def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
+    text = '{\n"architectures": ["LlamaForCausalLM"],\n"hidden_size": 4096,\n"num_hidden_layers": 32\n}\n'
+    (scenario.parent / "config.json").write_text(text)
+    workload = scenario.parent / "workload.yaml"
+    workload.write_text(workload.read_text().replace("graph.jsonl", "config.json"))
+    said = ["config.json:1: ", "but the keys architectures, hidden_size, num_hidden_layers", "write a workload of them"]
+    for command in (("run", scenario, "--out", tmp_path / "out"), ("check", scenario), ("check", workload)):
+        _refused(hosim(*command), said, tmp_path)
+
+
+LATE = {
+    "an odd point": ("scaling: {steps: [1, nan]}", "scenario.yaml:13, scaling.steps.1: a whole number is needed"),
+    "no number": ("expect: [{row: static, column: gap_fraction, equals: NaN}]", "is a number, found 'NaN'"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_check_reads_what_only_other_commands_use(case, hosim, scenario, tmp_path):
+    added, said = LATE[case]
+    scenario.write_text(f"{scenario.read_text()}{added}\n")
+    _refused(hosim("check", scenario), [said], tmp_path)
 
 
 def test_a_plan_that_reads_what_it_detached(hosim, scenario, tmp_path):

@@ -238,7 +238,7 @@ def test_folders_that_are_missing_half_written_or_of_another_command_are_exit_co
     (tmp_path / "half").mkdir()
     missing = hosim("diff", tmp_path / "none", folders / "old")
     assert (missing.code, missing.out) == (2, "")
-    assert "found nothing there" in missing.err
+    assert "found no such file" in missing.err
     half = hosim("diff", folders / "old", tmp_path / "half")
     assert half.code == 2
     assert "found a folder without summary.json, which is written last" in half.err

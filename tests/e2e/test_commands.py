@@ -92,6 +92,12 @@ def test_a_folder_of_results_is_no_file_to_check(hosim, tmp_path):
     assert "found a folder; name the files in it" in hosim("check", tmp_path).err
 
 
+def test_a_name_of_a_file_is_printed_as_it_may_be(hosim, scenario):
+    odd = scenario.rename(scenario.with_name("\x1b[31m.yaml"))
+    done = hosim("check", odd)
+    assert done.out.splitlines() == [f"{odd.parent}/\\x1b[31m.yaml: scenario, 3 rows, 13 ops, 13 tensors: ok"]
+
+
 def test_check_goes_on_after_a_bad_file(hosim, scenario):
     bad = scenario.parent / "bad.yaml"
     bad.write_text("schema: hosim/hardware/2\n")

@@ -106,6 +106,12 @@ def test_a_policy_that_returns_nothing_is_told_so(scenario):
         hosim.run(scenario, policies={"mine": lambda problem: None})
 
 
+def test_a_policy_has_a_name_that_a_row_can_have(scenario):
+    for name in ("=mine", "mi\nne", "m" * 81):
+        with pytest.raises(ConfigError, match="a label is at most 80 characters on one line"):
+            hosim.run(scenario, policies={name: lambda problem: None})
+
+
 def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
     table = hosim.run(scenario).summary
     assert str(table["step_ns"].dtype) == "Int64"

@@ -120,7 +120,7 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("tokens: 24", "tokens: 41", "a prefix is a part of the mean prompt, found 41 of 40 tokens"),
         ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
         ("interval: 40 us", "interval: 40", "a time has a unit"),
-        ("number: 2,", "number: 100001,", "prefixes.number: a number of at most 100000 is needed, found 100001"),
+        ("number: 2,", "number: 100001,", "prefixes.number: a number of at most 100,000 is needed, found 100001"),
         ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "a tier of the machine keeps KV blocks, found 'ddt'"),
@@ -174,6 +174,17 @@ def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario)
 def test_a_scenario_of_requests_is_checked_without_running(hosim, tmp_path):
     path = write(tmp_path)
     assert hosim("check", path).out == f"{path}: scenario, 2 rows, 12 requests: ok\n"
+
+
+def test_a_workload_of_requests_is_checked_with_its_file(hosim, filed, tmp_path):
+    filed("arrival,prompt,output\n0,3,1\n5,3,1\n")
+    assert hosim("check", tmp_path / "toy.yaml").out == f"{tmp_path / 'toy.yaml'}: workload, 2 requests: ok\n"
+    (tmp_path / "some.csv").write_bytes(b"\xff\n")
+    done = hosim("check", tmp_path / "toy.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert "some.csv: a file of requests can be read, found 'utf-8' codec" in done.err
+    (tmp_path / "some.csv").unlink()
+    assert "some.csv: an input is a file, found no such file" in hosim("check", tmp_path / "toy.yaml").err
 
 
 def test_a_trace_is_not_left_out_of_what_keeps_none(hosim, tmp_path):

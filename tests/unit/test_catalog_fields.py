@@ -40,8 +40,8 @@ def refused_box(change, by=""):
             "64 GB",
             "64 Gb",
             (
-                "box.yaml:7, tiers.hbm.capacity: a size is needed, such as '64 GB', found '64 Gb'; use one of B, kB, MB, GB, "
-                "TB, PB, KiB, MiB, GiB, TiB (did you mean 'GB'?)"
+                "box.yaml:7, tiers.hbm.capacity: a size is needed, such as '64 GB', and in bytes, found '64 Gb', which counts "
+                "bits; write '8 GB'"
             ),
         ),
         (

@@ -44,6 +44,15 @@ def test_changes_from_outside_win_and_need_no_origin(folder):
     assert (replaced.set_, replaced.sources) == ({"links.*.bandwidth": "1 GB/s"}, {})
 
 
+def test_a_change_may_name_fields_by_a_pattern(folder):
+    loaded = catalog.resolve("story.yaml", {"links.h*.bandwidth": "70 GB/s", "[ct]*.h?m.capacity": "1 GB"})
+    rates = {name: link.bandwidth_bytes_per_s for name, link in loaded.hardware.links.items()}
+    assert rates == {"d2h": 40_000_000_000, "h2d": 70_000_000_000}
+    assert loaded.hardware.tiers["hbm"].capacity_bytes == 1_000_000_000
+    said = refusal(catalog.resolve, "story.yaml", {"links.x*.bandwidth": "70 GB/s"})
+    assert "found 'links.x*.bandwidth'; after 'links' use one of d2h, h2d" in said
+
+
 def test_a_whole_part_that_is_set_takes_its_origin_along(folder):
     changes = {"compute.achieved_fraction": {"matmul": 0.5, "default": 0.1}}
     hardware = catalog.resolve("story.yaml", changes, hardware=catalog.read_hardware("ascend_910c_die")).hardware

@@ -441,6 +441,6 @@ def test_a_group_takes_as_long_as_its_slowest_members(setting, kind):
 
 
 def test_depth_is_exact_where_floating_point_is_not():
-    hw = machine(1 << 15, 1 << 10, wide=SUPERNODE)
+    hw = machine(1 << 10, 1 << 6, wide=SUPERNODE)
     deep = phases(asked("broadcast", algorithm="tree"), range(2**15 + 1), hw)[0].hops
     assert deep == 16 == math.ceil(math.log2(2**15 + 1))

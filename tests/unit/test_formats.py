@@ -152,8 +152,8 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path, name: str) -> None:
 def test_files_that_cannot_be_read_are_one_error(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"schema":"hosim-plan/1"}\n', mtime=0)
     for path, message in [
-        (tmp_path / "missing", "found No such file or directory"),
-        (tmp_path, "found Is a directory"),
+        (tmp_path / "missing", "found no such file"),
+        (tmp_path, "found a folder"),
         (written(tmp_path / "plain.gz", "{}"), "found Not a gzipped file"),
         (written(tmp_path / "cut.gz", packed[:-12]), "found Compressed file ended"),
         (written(tmp_path / "crc.gz", packed[:-8] + bytes(8)), "found CRC check failed"),
@@ -193,7 +193,7 @@ def test_sniff_looks_into_compressed_files(tmp_path: Path) -> None:
 
 
 def test_sniff_needs_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the file can be read, found No such file"):
+    with pytest.raises(ConfigError, match="an input is a file, found no such file"):
         formats.sniff(tmp_path / "missing")
 
 

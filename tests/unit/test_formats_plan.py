@@ -90,11 +90,11 @@ def codes() -> st.SearchStrategy[Code]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    policy=st.text(max_size=5),
+    policy=st.text(max_size=5).filter(str.isprintable),
     home=st.tuples(*[st.integers(NOWHERE, 2)] * 4),
     steps=st.lists(codes(), max_size=20),
     repeats=st.integers(1, 2**62),
-    notes=st.lists(st.text(max_size=9), max_size=3),
+    notes=st.lists(st.text(max_size=9).filter(str.isprintable), max_size=3),
     name=st.sampled_from(["p.jsonl", "p.jsonl.gz"]),
 )
 def test_any_plan_survives(tmp_path_factory, graph, policy, home, steps, repeats, notes, name) -> None:  # type: ignore[no-untyped-def]

@@ -59,12 +59,12 @@ def test_an_input_may_be_updated_in_place() -> None:
 def test_repeated_changes_the_steps_only() -> None:
     builder = GraphBuilder("g")
     builder.tensor("w", 1, persistent=True)
-    builder.op("f", ["w"], kind="host")
+    builder.op("f", ["w"], kind="collective", duration_ns=1)
     graph = builder.build()
     again = graph.repeated(5)
     assert again.steps == 5
     assert again.repeated(1) == graph
-    assert graph.ops[0].kind is OpKind.HOST
+    assert graph.ops[0].kind is OpKind.COLLECTIVE
 
 
 def write_shared(b: GraphBuilder) -> None:
@@ -83,7 +83,18 @@ BROKEN = {
     "a huge size": (lambda b: b.tensor("z", 2**62 + 1), "from 0 to 2**62"),
     "an unknown tensor kind": (lambda b: b.tensor("z", 1, "wieght"), "(did you mean 'weight'?)"),
     "an unknown sharing": (lambda b: b.tensor("z", 1, shared="rack"), "shared is one of node, supernode"),
-    "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, host"),
+    "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, found 'gpu'"),
+    "an op on the host": (
+        lambda b: b.op("f", kind="host"),
+        "op 'f': an op runs on the accelerator, found kind 'host', which is not simulated; leave it out",
+    ),
+    "a group of endless ranks": (lambda b: b.group("g", [[0, 2**62]]), "whole numbers from 0 to below 1,048,576"),
+    "a name on two lines": (lambda b: b.op("f\ng"), "'f\\ng'"),
+    "a name that rings": (lambda b: b.tensor("f\x07", 1), "another character that is not printed"),
+    "a name that is a formula": (lambda b: b.tensor("=HYPERLINK(1)", 1), "takes for a formula"),
+    "a name without an end": (lambda b: b.op("f" * 10**6), "found one of 1,000,000 characters"),
+    "a class that colours": (lambda b: b.op("f", op_class="\x1b[31m"), "its op_class is a name, found one with"),
+    "a graph that colours": (lambda b: GraphBuilder("\x1b[31m").build(), "a graph has a name, found one with"),
     "negative work": (lambda b: b.op("f", flops=-1), "flops is a whole number"),
     "no traffic at all": (lambda b: b.op("f", read_bytes=None), "read_bytes is a whole number"),
     "a negative duration": (lambda b: b.op("f", duration_ns=-1), "duration_ns is a whole number"),

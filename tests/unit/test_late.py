@@ -257,6 +257,7 @@ BAD_FILES = {
     "layer,expert,share\n": "f.csv: a file of routing has lines, found none; add them",
     "layer,expert,share\n0,1\n": "f.csv:2: a line has three fields, found 2; correct the line",
     "layer,expert,share\n0,x,1\n": "f.csv:2: expert is a whole number from 0 to 1,000,000, found 'x'",
+    f"layer,expert,share\n0,{'9' * 5000},1\n": "f.csv:2: expert is a whole number from 0 to 1,000,000, found '999",
     "layer,expert,share\n0,1,-1\n": "f.csv:2: a share is a number from 0, found '-1'",
     "layer,expert,share\n0,1,1\n0,1,1\n": "f.csv:3: a layer names each expert once, found 1 twice",
     "step,op,chosen\n0,f,1\n0,f,1\n": "f.csv:3: a step names each op once, found 'f' twice",

@@ -158,7 +158,7 @@ def test_what_dies_in_between_is_made_again_too_and_leaves_at_once():
     assert tell(p, plan(p)) == words("f; g; a -hbm; b -hbm; h; k; c -hbm; f; g; a -hbm; m; b -hbm")
 
 
-@pytest.mark.parametrize("why", ["collective", "host", "not repeatable", "in place", "persistent", "overwritten"])
+@pytest.mark.parametrize("why", ["collective", "not repeatable", "in place", "persistent", "overwritten"])
 def test_what_must_not_run_again_is_kept(why):
     reads, writes = ("w", "w a") if why in {"in place", "persistent"} else ("w", "a")
     flow = f"f: {reads if why == 'in place' else ''} -> {writes}, 10 ns"
@@ -166,7 +166,7 @@ def test_what_must_not_run_again_is_kept(why):
     if why == "overwritten":
         flow = "f: w -> a, 10 ns"
     g = graph("w 5 persistent, a 10, c 20", flow, update, "h: -> c, 5 ns", "k: c ->, 5 ns", "m: a ->, 5 ns")
-    kind = {"collective": OpKind.COLLECTIVE, "host": OpKind.HOST}.get(why, OpKind.COMPUTE)
+    kind = OpKind.COLLECTIVE if why == "collective" else OpKind.COMPUTE
     g = replace(g, ops=(replace(g.ops[0], kind=kind, repeatable=why != "not repeatable"), *g.ops[1:]))
     assert Remaker(g, [1] * 5).maker(1, 4) == -1
     p = problem(g, budget=30)

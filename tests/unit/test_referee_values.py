@@ -71,6 +71,35 @@ def test_a_step_ends_with_the_last_values():
     assert "'w' as op 'u' makes it, not as op 'v' makes it" in said
 
 
+@pytest.mark.parametrize(
+    ("left", "found"),
+    [
+        (
+            "copy w hbm ddr",
+            (
+                "a persistent tensor ends a training step valid at home, and nowhere else, as it began it, found "
+                "'w' (home hbm) valid in ddr; copy it to hbm and detach its other copies"
+            ),
+        ),
+        (
+            "copy b hbm ddr",
+            "what is not persistent is detached everywhere when a training step ends, found 'b' held in ddr",
+        ),
+    ],
+)
+def test_a_step_that_leaves_a_copy_is_blamed_where_the_next_one_finds_it_not_over(left, found):
+    step = "compute f; compute g; compute u; {}compute k; detach a hbm; detach b hbm"
+    plan = Plan(
+        "hand",
+        MACHINE.tier_names,
+        (0, NOWHERE, NOWHERE),
+        steps(UPDATED, MACHINE, "; ".join((step.format(f"{left}; "), step.format("")))),
+    )
+    with pytest.raises(PlanError) as caught:
+        check_plan(UPDATED, MACHINE, plan)
+    assert str(caught.value).startswith(f"plan 'hand', end of training step 1: {found}")
+
+
 def test_after_the_last_step_nothing_that_outlasts_it_changes():
     g = graph("w 10 persistent, a 4", "u: -> w", "v: -> w", "f: -> a")
     judge(g, "compute u; compute v; compute f; detach a hbm; compute f; detach a hbm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.errors import ConfigError
 from simulator.formats import read_requests
 from simulator.run.serving.arrivals import drawn
 from simulator.run.serving.counts import quantile
@@ -56,6 +57,33 @@ def test_the_columns_of_published_traces_are_known(tmp_path):
     found = read_requests(burst)
     assert found.unanswered == 1
     assert [tuple(one)[:3] for one in found.requests] == [(0, 472, 18), (113_500_000_000, 417, 276)]
+
+
+@pytest.mark.parametrize(
+    ("time", "later_ns"),
+    [
+        ("2024-05-10 00:00:00.009930+00:00", 9_930_000),
+        ("2024-05-10 00:00:01+00:00", 1_000_000_000),
+        ("2024-05-10 00:00:01 +00:00", 1_000_000_000),
+        ("2024-05-10T02:00:00.5+02:00", 500_000_000),
+        ("2024-05-10 00:00:00.0000001Z", 100),
+        ("2024-05-09 19:00:02.25-0500", 2_250_000_000),
+    ],
+)
+def test_a_time_is_told_with_its_offset(time, later_ns, tmp_path):
+    """Azure's traces of 2024 are of this form."""
+    path = tmp_path / "azure.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,1,1\n{time},2,2\n")
+    assert [one.arrival_ns for one in read_requests(path).requests] == [0, later_ns]
+
+
+@pytest.mark.parametrize("row", ["2024-05-10 00:00:00+25:00,1,1", f"0,{'9' * 5000},1", f"{'9' * 5000},1,1"])
+def test_what_is_no_time_and_no_number_is_refused_in_few_words(row, tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n")
+    with pytest.raises(ConfigError, match=r"is a (whole )?number") as refused:
+        read_requests(path)
+    assert len(str(refused.value)) < 700
 
 
 def test_a_quantile_is_a_value_that_occurred():

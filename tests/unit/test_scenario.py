@@ -33,10 +33,12 @@ def test_rows_have_distinct_labels():
     assert refusal(policies=["static", {"policy": "static"}]) == message
 
 
-@pytest.mark.parametrize("label", ["../../x", "a\\b", "a\nb", "x" * 81])
+@pytest.mark.parametrize("label", ["../../x", "a\\b", "a\nb", "x" * 81, "=1+1", "+1", "-1", "@x", "\x1b[31m"])
 def test_labels_are_safe_in_file_names(label):
     message = refusal(policies=[{"policy": "static", "label": label}])
-    assert message.startswith("a label is at most 80 characters on one line, without slashes, found ")
+    assert message.startswith("a label is at most 80 characters on one line, without slashes, ")
+    if "/" not in label:
+        assert refusal(policies=[{"policy": f"plans/{label}.jsonl"}]) == message
 
 
 def test_expectations_name_rows():
@@ -61,7 +63,27 @@ def test_expectations_say_something():
         ({"about": "5 GB"}, "a time is needed, such as '10 us', found '5 GB'; use one of ns, us, ms, s"),
         (
             {"column": "hidden_fraction", "at_least": "most"},
-            "at_least of the column 'hidden_fraction' is a number, found 'most'; write a number, or use equals",
+            (
+                "at_least of the column 'hidden_fraction' is a number, found 'most'; "
+                "write a finite number, or a text under equals"
+            ),
+        ),
+        *(
+            (
+                {"column": "hidden_fraction", "equals": text},
+                (
+                    f"equals of the column 'hidden_fraction' is a number, found {text!r}; "
+                    "write a finite number, or a text under equals"
+                ),
+            )
+            for text in ("NaN", ".nan", "-.inf", "Infinity", "3")
+        ),
+        (
+            {"column": "stal", "at_most": "3 ms"},
+            (
+                "a limit with a unit is of a column that ends in _ns, _bytes or _bytes_per_s, found '3 ms' of 'stal'; "
+                "correct the column, or write a number without a unit"
+            ),
         ),
     ],
 )

@@ -70,6 +70,8 @@ def test_dark_is_only_what_holds_also_where_bars_would_lie_over_each_other():
 
 def test_values_are_multiples_or_equal_parts_with_both_ends():
     assert LENGTH.values == (2, 4, 6, 8)
+    with pytest.raises(ValueError, match="a range has at most 100,000 multiples, found 2,305,843,009,213,693,952"):
+        _ = Unstated.model_validate(LENGTH.model_dump() | {"to": 2.0**62}).values
     rate = Unstated(parameter="r", fields=("x",), low="1 GB/s", high="2 GB/s", why="a test")
     assert (rate.values[0], rate.values[-1], len(rate.values)) == (10**9, 2 * 10**9, 65)
     assert all(rate.number(rate.written(value)) == value for value in rate.values)

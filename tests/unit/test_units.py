@@ -80,6 +80,31 @@ def test_reads_what_people_write(text, unit, value):
                 "MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s (did you mean 'TFLOP/s'?)"
             ),
         ),
+        *(
+            (
+                f"440 {unit}",
+                "B/s",
+                f"a rate is needed, such as '33.6 GB/s', and in bytes, found '440 {unit}', which counts bits; write '{whole}'",
+            )
+            for unit, whole in (
+                ("Gb/s", "55 GB/s"),
+                ("Gbps", "55 GB/s"),
+                ("Gbit/s", "55 GB/s"),
+                ("Kb/s", "55 kB/s"),
+                ("Mib/s", "55 MiB/s"),
+            )
+        ),
+        (
+            "64 Gb",
+            "B",
+            "a size is needed, such as '64 GB', and in bytes, found '64 Gb', which counts bits; write '8 GB'",
+        ),
+        (
+            "1e-999 b",
+            "B",
+            "a size is needed, such as '64 GB', and in bytes, found '1e-999 b', which counts bits; write '1.25e-1000 B'",
+        ),
+        ("5 Mb", "ns", "a time is needed, such as '10 us', found '5 Mb', which counts bits; write what is needed here"),
         ("5 min", "ns", "a time is needed, such as '10 us', found '5 min'; use one of ns, us, ms, s"),
     ],
 )

@@ -1,0 +1,155 @@
+"""Files that people name, opened for every reader: regular files, and of these no more than a run can use.
+
+A file may be small and what is in it without an end, so all limits hold for what comes out of a file whose name ends
+in ``.gz``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, BytesIO
+from os.path import isfile
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from simulator.errors import ConfigError
+
+MOST_BYTES = 2_000_000_000
+"""Most bytes of a file that is read line by line: several times those of the largest graph that a run computes."""
+MOST_LINES = 50_000_000
+"""Most lines of such a file, also empty ones."""
+LONGEST_LINE_BYTES = 64_000_000
+"""Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
+_BLOCK_BYTES = 1 << 18
+
+
+def shown(path: Path) -> str:
+    """A path as people read it: relative to the working directory where it lies below it."""
+    absolute = path.absolute()
+    try:
+        return absolute.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def instead(path: Path) -> str:
+    """Say what is there in place of a file."""
+    try:
+        return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacked if its name ends in ``.gz``; all that goes wrong until it is closed is one error.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, cannot be read, or is not what its name says.
+    """
+    try:
+        if not isfile(path):
+            raise ConfigError(shown(path), "an input is a file", instead(path), "correct the path")
+        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        must = "a file whose name ends in .gz is compressed by gzip, and whole"
+        raise ConfigError(shown(path), must, str(error), "write the file again, or correct its name") from None
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ConfigError(shown(path), "an input can be read", found, "correct the path or its permissions") from None
+
+
+def whole(path: Path, most: int | None = None) -> bytes:
+    """Read a file that is not made of lines.
+
+    Parameters
+    ----------
+    path
+        The file.
+    most
+        How many bytes it may have; default: as many as a line.
+
+    Raises
+    ------
+    ConfigError
+        As `opened`, or if there are more.
+    """
+    most = most or LONGEST_LINE_BYTES
+    with opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise _too_large(shown(path), "has", most, "bytes")
+    return data
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file as it lies there, packed or not; errors as of `opened`."""
+    try:
+        with path.open("rb") if isfile(path) else opened(path) as file:
+            return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(shown(path), "an input can be read", str(error.strerror), "correct its permissions") from None
+
+
+def blocks(path: Path) -> Iterator[list[bytes]]:
+    """Read the lines of a file, each with its end, many at a time; a file may be larger than the memory.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        As `opened`, or if there are too many bytes or lines, or too many bytes in a line.
+    """
+    left: list[bytes] = []
+    number = size = 0
+    with opened(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            left.append(block if size else unmarked(block, path))
+            size += len(block)
+            if b"\n" in block:
+                lines = BytesIO(b"".join(left)).readlines()
+                left = [] if block.endswith(b"\n") else [lines.pop()]
+                number += len(lines)
+                yield lines
+            for most, found, what in ((MOST_BYTES, size, "bytes"), (MOST_LINES, number, "lines")):
+                if found > most:
+                    raise _too_large(shown(path), "has", most, what)
+            if sum(map(len, left)) > LONGEST_LINE_BYTES:
+                raise _too_large(f"{shown(path)}:{number + 1}", "has in a line", LONGEST_LINE_BYTES, "bytes")
+    if left:
+        yield [b"".join(left)]
+
+
+def unmarked(text: bytes, path: Path) -> bytes:
+    """The start of a text without its byte order mark.
+
+    Raises
+    ------
+    ConfigError
+        If the mark is that of UTF-16.
+    """
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{shown(path)}:1", "a file is text in UTF-8", "UTF-16", "save it as UTF-8")
+    return text.removeprefix(codecs.BOM_UTF8)
+
+
+def _too_large(where: str, has: str, most: int, what: str) -> ConfigError:
+    must, do = f"an input {has} at most {most:,} {what}, unpacked", "check that it is the right file"
+    return ConfigError(where, must, f"more than {most:,} {what}", do)
