@@ -125,3 +125,33 @@ def test_a_full_disk_is_no_file_of_that_name(error, tmp_path):
         _run(tmp_path / "out", also=lambda folder: (_ for _ in ()).throw(error))
     assert "None" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def _write_half(folder):
+    (folder / "file").write_text("half")
+    raise RuntimeError("midway")
+
+
+def test_a_folder_that_fails_leaves_nothing_and_keeps_the_old_one(tmp_path):
+    out = tmp_path / "new" / "out"
+    with pytest.raises(RuntimeError, match="midway"), files.replaced(out) as partial:
+        _write_half(partial)
+    assert list(tmp_path.iterdir()) == []
+    with files.replaced(out) as partial:
+        files.write_summary(partial, [{"policy": "x"}], {})
+    before = (out / "summary.json").read_bytes()
+    with pytest.raises(KeyboardInterrupt), files.replaced(out) as partial:
+        raise KeyboardInterrupt
+    assert (out / "summary.json").read_bytes() == before
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_an_earlier_folder_is_only_what_its_summary_lists(tmp_path):
+    out = tmp_path / "out"
+    with files.replaced(out) as partial:
+        files.write_summary(partial, [{"policy": "x"}], {})
+    files.check_target(out)
+    (out / "below").mkdir()
+    (out / "below" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"'below/mine\.txt'"):
+        files.check_target(out)
