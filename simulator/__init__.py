@@ -13,6 +13,8 @@ Names load when they are first used, so that ``import simulator`` and ``hosim --
 
 import sys
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False
 """True for type checkers; `typing` is slow to import, and an interrupt before ``__main__`` is a traceback."""
 
@@ -118,10 +120,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
-    if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415 - slow to import
-
-        return version("hosim")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'simulator' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
@@ -143,4 +141,4 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ module in C that `signal` wraps. What remains is the start of Python itself, bef
 
 import _signal  # type: ignore[import-not-found]
 import os
+import sys
 
 TYPE_CHECKING = False
 
@@ -17,6 +18,7 @@ def main() -> "NoReturn":
     """Run the command line and exit."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _leave)
+    _open()
     from simulator.cli import main as command_line  # noqa: PLC0415 - what takes time is imported under that handler
 
     try:
@@ -24,6 +26,15 @@ def main() -> "NoReturn":
     finally:  # the exit code stands: what comes while Python itself ends changes nothing
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+
+
+def _open() -> None:
+    """Open onto nothing what a shell has closed (``>&-``): else a file of ours gets its number, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _leave(number: int, frame: object) -> "NoReturn":

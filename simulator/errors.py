@@ -94,6 +94,12 @@ class InvariantError(HosimError):
     """A law that every trace obeys was broken: a bug in hosim, never the user's fault."""
 
 
+def said_by_system(error: OSError) -> str:
+    """What the system found, and of which file if it says so; a full disk is not a file's."""
+    found = error.strerror or str(error) or type(error).__name__
+    return f"{found}: {error.filename}" if error.filename else found
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """Why something does not fit: demand against capacity, and what would help.

@@ -1,7 +1,11 @@
-"""Processes that end with the one that started them: an interrupt is the parent's alone, which then ends them.
+"""Processes that end with the one that started them: when it fails, when it is interrupted, and when it is killed.
 
 A terminal sends Ctrl-C to all processes of a command, also to one that is about to start and knows no better than to
-print where it was. So it waits until all have been started; those inherit that it waits, and then ignore it.
+print where it was. So it waits until the process has been started; that inherits that it waits, and then ignores it.
+Who is killed ends nobody: each process watches whether the one that started it is still there.
+
+What is told goes through pipes, which are gone with those who hold them; a semaphore has a name, and may stay. Where no
+process can be started, its work is done in this one.
 """
 
 from __future__ import annotations
@@ -10,13 +14,15 @@ import gc
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
-from multiprocessing import active_children, get_all_start_methods, get_context
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe, current_process, get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from queue import Queue
 from threading import Thread, active_count, current_thread, main_thread
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,6 +30,8 @@ from typing import Any, Generic, Protocol, TypeVar
 Outcome = TypeVar("Outcome")
 Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
+Make = Callable[[], Callable[[Any], Any]]
+"""Builds what all tasks share and returns what does one task; it is sent to other processes."""
 
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,50 +42,88 @@ _PIPE_BYTES = 1 << 20
 """What waits in the pipe itself: as much as Linux grants to all."""
 
 
-@contextmanager
-def working(
-    workers: int,
-    do: Callable[[Any], Outcome],
-    tasks: Sequence[Any],
-    begin: Callable[[], None] = lambda: None,
-) -> Iterator[list[Future[Outcome]]]:
-    """Start processes afresh on tasks; whatever ends the block ends them, too.
+def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Generator[tuple[int, Any], None, None]:
+    """Do tasks in processes that start afresh (spawn) and build once what all tasks share; they end when it is closed.
 
     Parameters
     ----------
+    make
+        Builds it, with the first task of a process, so that an error there is an error of that task.
+    tasks
+        Each with its number.
     workers
-        How many.
-    do, tasks
-        What is done for each task; it is sent to the processes.
-    begin
-        What each process does first.
+        How many processes at most; 0, or where none can be started: all is done here.
 
     Yields
     ------
-    list of Future
-        The outcomes that are to come, in the order of the tasks.
+    tuple
+        The number of a task and what came of it, as they end; nothing of one whose process died.
     """
-    with _interrupts_wait():  # it makes semaphores, and notes a little later that they must go
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (begin,))
-    try:
-        with _ended_on_error():
-            with _interrupts_wait():
-                futures = [pool.submit(do, task) for task in tasks]
-            yield futures
-    finally:
-        pool.shutdown(cancel_futures=True)
+    todo, at_work = deque(tasks), dict[Connection, int]()
+    most = 0 if current_process().daemon else workers
+    with _ending() as started:
+        while todo or at_work:
+            while todo and len(at_work) < most:
+                try:
+                    here, there = Pipe()
+                    with there:
+                        _start(started, get_context("spawn").Process(target=_work, args=(there, make)))
+                except OSError:
+                    break
+                at_work[here] = _given(here, todo)
+            if not at_work:
+                do = make()
+                yield from ((number, do(task)) for number, task in todo)
+                return
+            ready = wait(at_work)
+            for here in [one for one in at_work if one in ready]:
+                number = at_work.pop(here)
+                try:
+                    outcome = _told(here)
+                except BrokenProcessPool:
+                    continue
+                if todo:
+                    at_work[here] = _given(here, todo)
+                yield number, outcome
+
+
+def _given(here: Connection, todo: deque[tuple[int, Any]]) -> int:
+    """Give the next task to a process; that it has died is noticed when it should tell."""
+    number, task = todo.popleft()
+    with suppress(ConnectionError):
+        here.send(task)
+    return number
+
+
+def _work(there: Connection, make: Make) -> None:
+    """In a process of its own: do task after task."""
+    _begin()
+    made = cache(make)
+
+    def do(task: Any) -> Any:
+        return made()(task)
+
+    with suppress(EOFError, ConnectionError):
+        while True:
+            _tell(there, do, there.recv())
 
 
 class Aside:
     """Calls that run in forks of this process, with all that it has, while it goes on.
 
-    At most as many run as there are cores. Where a process cannot be forked safely, as while it has other threads, a
-    call waits; what waits to the end runs in this process if need be.
+    At most as many run as there are cores. Where a process cannot be forked, or not safely, as while it has other
+    threads, a call waits; what waits to the end runs in this process if need be.
+
+    Parameters
+    ----------
+    started
+        Where to note what was started.
     """
 
-    def __init__(self) -> None:
-        self._waiting: list[Call] = []
-        self._running: list[Connection] = []
+    def __init__(self, started: list[BaseProcess]) -> None:
+        self._started = started
+        self._waiting: deque[Call] = deque()
+        self._running: deque[Connection] = deque()
         self._most = os.cpu_count() or 1
 
     def call(self, do: Call) -> None:
@@ -91,25 +137,31 @@ class Aside:
         self._waiting.append(do)
         while self._waiting and _can_fork():
             if len(self._running) == self._most:
-                _ended(self._running.pop(0))
-            self._running.append(_forked(self._waiting.pop(0)))
+                _told(self._running.popleft())
+            try:
+                here, there = Pipe(duplex=False)
+                with there:
+                    _start(self._started, get_context("fork").Process(target=_call, args=(there, self._waiting[0])))
+            except OSError:
+                break
+            self._waiting.popleft()
+            self._running.append(here)
 
     def finish(self) -> None:
         """Return when all calls have ended."""
-        waiting, self._waiting = self._waiting, []
-        for do in waiting:
-            self.call(do)
-        for do in self._waiting:
-            do()
+        if self._waiting:
+            self.call(self._waiting.pop())
+        while self._waiting:
+            self._waiting.popleft()()
         while self._running:
-            _ended(self._running.pop(0))
+            _told(self._running.popleft())
 
 
 @contextmanager
 def aside() -> Iterator[Aside]:
     """Give what runs calls in forks; whatever ends the block before its end ends them, too."""
-    with _ended_on_error():
-        calls = Aside()
+    with _ending() as started:
+        calls = Aside(started)
         yield calls
         calls.finish()
 
@@ -128,7 +180,7 @@ class Taker(Protocol[Told_co]):
 def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
     """Let a taker take in a fork of this process what is given to it here, while this process goes on.
 
-    What it raises is raised when it is finished. Where a process cannot be forked safely it takes in this one.
+    What it raises is raised when it is finished. Where a process cannot be forked, or not safely, it takes in this one.
 
     Parameters
     ----------
@@ -140,20 +192,21 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
     Taker
         What to give it to.
     """
-    if not _can_fork():
-        yield taker
-        return
-    with _ended_on_error():
-        context = get_context("fork")
-        given, giving = context.Pipe(duplex=False)
-        told, telling = context.Pipe(duplex=False)
-        _widen(giving)
-        with _interrupts_wait():
-            context.Process(target=_take, args=(taker, given, telling, (giving, told))).start()
-        given.close()
-        telling.close()
-        with giving, told:
-            yield _Given(giving, told)
+    taking: Taker[Outcome] = taker
+    with _ending() as started:
+        if _can_fork():
+            with suppress(OSError):
+                taking = _taking(started, taker)
+        yield taking
+
+
+def _taking(started: list[BaseProcess], taker: Taker[Outcome]) -> Taker[Outcome]:
+    """Start a fork that takes."""
+    (given, giving), (told, telling) = Pipe(duplex=False), Pipe(duplex=False)
+    _widen(giving)
+    with given, telling:
+        _start(started, get_context("fork").Process(target=_take, args=(telling, taker, given)))
+    return _Given(giving, told)
 
 
 def _widen(pipe: Connection) -> None:
@@ -174,10 +227,7 @@ class _Given(Generic[Outcome]):
 
     def finish(self, value: Any) -> Outcome:
         self._send(True, value)
-        outcome: Outcome
-        outcome, error = _told(self._told)
-        if error is not None:
-            raise error
+        outcome: Outcome = _told(self._told)
         return outcome
 
     def _send(self, is_last: bool, value: Any) -> None:
@@ -187,24 +237,23 @@ class _Given(Generic[Outcome]):
             raise _ended_early() from None
 
 
-def _take(taker: Taker[Any], given: Connection, telling: Connection, others: Sequence[Connection]) -> None:
-    """In a fork: take what comes, and tell what came of it; behind an error the rest is let pass."""
-    for end in others:
-        end.close()
+def _take(telling: Connection, taker: Taker[Any], given: Connection) -> None:
+    """In a fork: take what comes, and tell what came of it."""
+    _begin()
     gc.freeze()
-    _begin(lambda: None)
-    outcome = error = None
-    for is_last, value in _received(given):
-        try:
-            if is_last and error is None:
-                outcome = taker.finish(value)
-            elif error is None:
-                taker.take(value)
-        except Exception as raised:
-            error = raised
-            error.add_note(traceback.format_exc())
-        if is_last:
-            telling.send((outcome, error))
+    _tell(telling, _taken, taker, given)
+
+
+def _taken(taker: Taker[Any], given: Connection) -> Any:
+    """Take what comes; behind an error the rest is let pass."""
+    values = _received(given)
+    try:
+        for is_last, value in values:
+            if is_last:
+                return taker.finish(value)
+            taker.take(value)
+    finally:
+        deque(values, maxlen=0)
 
 
 def _received(given: Connection) -> Iterator[tuple[bool, Any]]:
@@ -228,44 +277,40 @@ def _receive(given: Connection, inbox: Queue[tuple[bool, Any] | None]) -> None:
 
 
 def _can_fork() -> bool:
-    return (os.cpu_count() or 1) > 1 and "fork" in get_all_start_methods() and active_count() == 1
+    is_able = "fork" in get_all_start_methods() and not current_process().daemon
+    return is_able and (os.cpu_count() or 1) > 1 and active_count() == 1
 
 
-def _forked(do: Call) -> Connection:
-    """Start a call; what it raises will come through the connection, or else None."""
-    context = get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    with _interrupts_wait():
-        context.Process(target=_tell, args=(do, there)).start()
-    there.close()
-    return here
-
-
-def _tell(do: Call, there: Connection) -> None:
-    """In a fork: do it, without going through all that was inherited in search of garbage, and tell how it ended."""
+def _call(there: Connection, do: Call) -> None:
+    """In a fork: do it, without going through all that was inherited in search of garbage."""
+    _begin()
     gc.freeze()
-    error = None
+    _tell(there, do)
+
+
+def _tell(there: Connection, do: Callable[..., Any], *arguments: Any) -> None:
+    """Do it, and tell what came of it, or what it raised."""
+    outcome: Any = None
+    error: Exception | None = None
     try:
-        _begin(do)
+        outcome = do(*arguments)
+    except MemoryError:
+        error = MemoryError()
     except Exception as raised:
         error = raised
         error.add_note(traceback.format_exc())
-    there.send(error)
+    there.send((outcome, error))
 
 
-def _ended(running: Connection) -> None:
-    """Wait for a call, and raise what it raised."""
-    with running:
-        error = _told(running)
-    if error is not None:
-        raise error
-
-
-def _told(running: Connection) -> Any:
+def _told(here: Connection) -> Any:
+    """Wait for what comes of it; raise what it raised."""
     try:
-        return running.recv()
+        outcome, error = here.recv()
     except (EOFError, ConnectionError):
         raise _ended_early() from None
+    if error is not None:
+        raise error
+    return outcome
 
 
 def _ended_early() -> BrokenProcessPool:
@@ -273,18 +318,23 @@ def _ended_early() -> BrokenProcessPool:
 
 
 @contextmanager
-def _ended_on_error() -> Iterator[None]:
-    """End all processes that were started within the block if it fails."""
-    others = set(active_children())
+def _ending() -> Iterator[list[BaseProcess]]:
+    """Give a list for the processes that are started within the block; behind it they have ended, or are ended."""
+    started: list[BaseProcess] = []
     try:
-        yield
-    except BaseException:
-        started = set(active_children()) - others
+        yield started
+    finally:
         for process in started:
             process.kill()
         for process in started:
             process.join()
-        raise
+
+
+def _start(started: list[BaseProcess], process: BaseProcess) -> None:
+    """Start a process, and note it; an error of the system if there can be no more."""
+    with _interrupts_wait():
+        process.start()
+        started.append(process)
 
 
 @contextmanager
@@ -306,9 +356,18 @@ def _interrupts_wait() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def _begin(begin: Callable[[], None]) -> None:
-    """Leave Ctrl-C to the parent."""
+def _begin() -> None:
+    """In a process that was started: leave Ctrl-C to the one that started it, and end when that is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(RuntimeError):  # the system allows no more threads
+        Thread(target=_outlived, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
-    begin()
+
+
+def _outlived() -> None:
+    """End this process once the one that started it is gone: there is nobody to tell."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,4 +1,4 @@
-"""Tasks for the tests of the workers; in a module of their own, which a fresh process can import."""
+"""Tasks for the tests of processes; in a module of their own, which a fresh process can import."""
 
 from __future__ import annotations
 
@@ -29,5 +29,21 @@ def failing() -> Callable[[int], int]:
         if number == 2:
             raise ValueError("no twos")
         return number
+
+    return do
+
+
+def whereabouts() -> Callable[[object], int]:
+    """Say which process does it."""
+    return lambda task: os.getpid()
+
+
+def endless() -> Callable[[object], None]:
+    """Say on standard output that it runs, and run."""
+
+    def do(task: object) -> None:
+        os.write(1, b"x")
+        while True:
+            pass
 
     return do

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from simulator import __version__
 from simulator.cli.diff import diff
 from simulator.cli.documents import check, graph, list_, schema
 from simulator.cli.largest import largest
@@ -36,12 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         Default: those of the process.
     """
     gc.set_threshold(_SELDOM)
+    _prepare()
     _Interrupt.came = False
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _not_raised
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
+    code: int | str
     try:
         code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -50,12 +54,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _USAGE
     except (KeyboardInterrupt, click.Abort, _StoppedError):
         code = _stopped()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, _UnreadError):
         code = _BROKEN_PIPE
     except Exception as error:
         code = _stopped() if _Interrupt.came else _explained(error)
+    if isinstance(code, str):  # with the error all is gone that it held, so that there is room to say so
+        click.echo(f"hosim: {code}", err=True)
+        code = _FAILED
+    try:
+        sys.stdout.flush()
+    except OSError:  # nobody takes the rest, and Python would try again as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _prepare() -> None:
+    """Make this process hosim's own: all can be printed, and matplotlib listens to nobody, and says nothing."""
+    import logging
+
+    logging.getLogger("matplotlib").setLevel(logging.CRITICAL)
+    os.environ.pop("MPLBACKEND", None)
+    os.environ["MATPLOTLIBRC"] = os.devnull
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _stopped() -> int:
@@ -89,22 +110,33 @@ def _not_raised(what: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(what)
 
 
-def _explained(error: Exception) -> int:
-    """Say in one message what is wrong; what hosim did not foresee is raised again, for its traceback."""
+def _explained(error: Exception) -> str:
+    """Tell in one message what is wrong; what hosim did not foresee is raised again, for its traceback."""
+    from concurrent.futures.process import BrokenProcessPool
+
     from simulator.errors import HosimError
 
+    if isinstance(error, HosimError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"memory: there is room for what runs, found no more; {_LESS}"
+    if isinstance(error, BrokenProcessPool):
+        return f"a process: what hosim starts lasts until its work is done, found {error}; {_LESS}"
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
-        click.echo(f"hosim: {what}the system lets hosim read and write, found {error.strerror or error}", err=True)
-        return _FAILED
-    if not isinstance(error, HosimError):
-        raise error
-    click.echo(f"hosim: {error}", err=True)
-    return _FAILED
+        return f"{what}the system lets hosim read and write, found {error.strerror or error}"
+    raise error
+
+
+_LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --no-trace, --workers 1"
 
 
 class _StoppedError(Exception):
     """An interrupt that click does not know: it would print an empty line."""
+
+
+class _UnreadError(Exception):
+    """A pipe that nobody reads: click would make it an ordinary failure."""
 
 
 class _Commands(click.Group):
@@ -113,10 +145,12 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise _StoppedError from None
+        except BrokenPipeError:
+            raise _UnreadError from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(message="hosim %(version)s", package_name="hosim")
+@click.version_option(message="hosim %(version)s", version=__version__)
 def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.
 

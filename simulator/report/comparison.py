@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, units
+from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, styled, units
 from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
 from simulator.trace import CAUSES
 
@@ -35,6 +35,7 @@ _CUT = 1.04
 """Where a bar that is cut ends, against the longest that is not."""
 
 
+@styled()
 def comparison(rows: Sequence[Row], title: str) -> Picture:
     """Draw the rows beside each other: compute, stalls by cause and the bound; and the peak of each memory in use.
 

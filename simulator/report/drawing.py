@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
+from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -33,6 +36,14 @@ _FEW_STEPS = 40
 """Steps whose ends can still be told apart."""
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator."""
+    with rc_context():
+        rcParams.update({name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")})
+        yield
+
+
 class Picture(Figure):
     """A matplotlib figure that a notebook shows."""
 
@@ -45,12 +56,10 @@ class Picture(Figure):
 
         A character that the font lacks is drawn as an empty box, without a warning.
         """
-        from matplotlib import rc_context  # noqa: PLC0415 - a picture on the screen does not need it
-
         more: dict[str, Any] = {"metadata": {"Date": None}}
         if kind == "png":
             more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-        with rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
+        with styled(), rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
             self.savefig(path, format=kind, **more)
 

@@ -25,6 +25,7 @@ from simulator.report.drawing import (
     side_legend,
     stacked,
     step_ends,
+    styled,
     units,
     within,
 )
@@ -35,6 +36,7 @@ from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 
 
+@styled()
 def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
 

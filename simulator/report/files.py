@@ -1,19 +1,27 @@
-"""The output folder: filled beside its place and renamed when complete, so that none is ever half written."""
+"""The output folder: filled beside its place and renamed when complete, so that none is ever half written.
+
+Beside it lies a folder of the run's own, whose name nobody else has. The run holds it as long as it lives: what nobody
+holds was left by one that was killed.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from glob import escape
+from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import orjson
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, said_by_system
 from simulator.processes import Aside
 from simulator.report import figures, html, perfetto, ranks_figure, summaries
 from simulator.report.comparison import comparison
@@ -47,8 +55,7 @@ def check_target(out: Path) -> None:
         raise ConfigError(where, must, "a file", "choose another folder")
     if Path.cwd().is_relative_to(out.resolve()):
         raise ConfigError(where, must, "the working directory", "name a folder inside it")
-    strange = sorted(_contents(out) - _written_by_hosim(out))
-    if strange:
+    if strange := _strange(out):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise ConfigError(
             where,
@@ -57,6 +64,10 @@ def check_target(out: Path) -> None:
             "choose another folder, or move that away",
         )
     check_beside(where, out, must, "choose another folder")
+
+
+def _strange(folder: Path) -> list[str]:
+    return sorted(_contents(folder) - _written_by_hosim(folder))
 
 
 def _contents(folder: Path) -> set[str]:
@@ -77,6 +88,8 @@ def _written_by_hosim(folder: Path) -> set[str]:
 def replaced(out: Path) -> Iterator[Path]:
     """Give a folder to fill; when that is done it takes the place of `out`, and if it fails nothing is left.
 
+    What others put into `out` meanwhile is kept in it, and told.
+
     Parameters
     ----------
     out
@@ -89,25 +102,97 @@ def replaced(out: Path) -> Iterator[Path]:
     """
     check_target(out)
     out = out.resolve()
-    half, old = (out.with_name(f".{out.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
     made = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
     try:
-        half.mkdir(parents=True)
-        yield half
-        if out.exists():
-            out.rename(old)
-        half.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _clear(out)
+        with _own(out) as own:
+            new = own / "new"
+            new.mkdir()
+            yield new
+            if os.path.lexists(out):
+                out.rename(own / _OLD)
+            new.rename(out)
     except OSError as error:
-        found = f"{error.strerror}: {error.filename}"
-        raise ConfigError(f"--out {out}", "the results can be written", found, "choose another folder") from error
+        do = "make room for them, or choose another folder"
+        raise ConfigError(f"--out {out}", "the results can be written", said_by_system(error), do) from error
     finally:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        shutil.rmtree(half, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
         for parent in made:
             with suppress(OSError):
                 parent.rmdir()
+
+
+_PARTIAL, _OLD = ".{}.partial-", "old"
+
+
+@contextmanager
+def _own(out: Path) -> Iterator[Path]:
+    """Give a folder beside `out` that nobody else uses, nor removes; behind it, it is settled."""
+    held = None
+    while held is None:
+        own = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
+        held = _hold(own)
+    try:
+        yield own
+    finally:
+        try:
+            _settle(own, out)
+        finally:
+            os.close(held)
+
+
+def _clear(out: Path) -> None:
+    """Settle what runs left beside `out` that were killed."""
+    for left in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
+        held = _hold(left, is_sure=True) if left.is_dir() and not left.is_symlink() else None
+        if held is not None:
+            _settle(left, out)
+            os.close(held)
+            _say(f"{left}: removed; a run that was killed had left it")
+
+
+def _hold(folder: Path, is_sure: bool = False) -> int | None:
+    """Hold a folder until the file is closed that is returned; None if another process does, or removes it.
+
+    Where the system lets nobody hold it, that is as well, unless one must be sure.
+    """
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    is_held = not is_sure
+    try:
+        fcntl = import_module("fcntl")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_held = folder.exists()
+    except BlockingIOError:
+        is_held = False
+    except (ImportError, OSError):
+        pass
+    if not is_held:
+        os.close(file)
+    return file if is_held else None
+
+
+def _settle(own: Path, out: Path) -> None:
+    """Remove a run's own folder, but of the earlier `out` in it all that is missed now, or that hosim did not write."""
+    old = own / _OLD
+    if os.path.lexists(old) and not os.path.lexists(out):
+        old.rename(out)
+    elif os.path.lexists(old):
+        for name in _strange(old) if old.is_dir() and not old.is_symlink() else [""]:
+            kept = out / name
+            while os.path.lexists(kept):
+                kept = kept.with_name(f"{kept.name}~")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            (old / name).rename(kept)
+            _say(f"{kept}: kept; it came into the folder while that was replaced")
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"hosim: {text}\n")
 
 
 RowWriter = Callable[[Any, Path], None]

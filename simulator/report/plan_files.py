@@ -20,7 +20,7 @@ from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Decision
-from simulator.report.drawing import Picture, byte_unit, plain, stacked, units
+from simulator.report.drawing import Picture, byte_unit, plain, stacked, styled, units
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
 _WANTED, _TOO_MUCH, _BUSY = "#4477aa", "#cc3311", "#bbccdd"
@@ -116,6 +116,7 @@ def _issued(augmented: Augmented, one: CacheOp) -> str:
     return f"{augmented.point(one.position)}; points {one.first} to {one.last}"
 
 
+@styled()
 def picture(explanation: Explanation) -> Picture:
     """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
 

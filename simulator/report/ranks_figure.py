@@ -22,6 +22,7 @@ from simulator.report.drawing import (
     side_legend,
     stacked,
     step_ends,
+    styled,
     units,
     within,
 )
@@ -37,6 +38,7 @@ _SPENT = ("compute_ns", "recompute_ns", *(f"wait_{cause}_ns" for cause in CAUSES
 """Columns of what a rank spends its step on."""
 
 
+@styled()
 def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     """Draw what the ranks did: of each its compute with stalls by cause, its collectives by group, and its copies.
 
@@ -137,6 +139,7 @@ def _marks(row: Row, spans: list[Block], waits: list[Block], groups: dict[str, i
     return [*marks, ("end of a step", ":")]
 
 
+@styled()
 def spent(row: Row) -> Picture:
     """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, units, widths
+from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, styled, units, widths
 from simulator.report.rows import present, quantity
 from simulator.report.scaling import Amount, axes, is_over_ranks, rate, what_did_not_run
 
@@ -33,6 +33,7 @@ _MARKERS, _ABOVE_AXES = "osD^vP", 3
 Rows = Sequence[Mapping[str, Any]]
 
 
+@styled()
 def scaling_picture(rows: Rows, title: str, held: Sequence[Amount] = ()) -> Picture:
     """Draw the step beside its compute, and the efficiency, or the tokens per second; and a panel for each amount.
 

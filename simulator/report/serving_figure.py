@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
-from simulator.report.drawing import INK, Picture, plain, units, widths
+from simulator.report.drawing import INK, Picture, plain, styled, units, widths
 
 _HEIGHT_IN = 4.4
 _PANELS = ((0.05, 0.13, 0.27, 0.66), (0.375, 0.13, 0.27, 0.66), (0.70, 0.13, 0.27, 0.66))
 Rows = Sequence[Mapping[str, Any]]
 
 
+@styled()
 def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Picture:
     """Draw three panels: shares of requests by time to first token and by time per further token, and the queue.
 

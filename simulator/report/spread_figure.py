@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from simulator.report import colours
-from simulator.report.drawing import Picture, plain, units
+from simulator.report.drawing import Picture, plain, styled, units
 from simulator.report.spread import INSPECTION, NOMINAL
 
 _HEIGHT_IN = 4.2
@@ -17,6 +17,7 @@ _MEDIAN, _BAND, _WORST, _FAILED = _MARKS = (", median", ", 5 to 95 %", ", worst"
 Lines = Sequence[Mapping[str, Any]]
 
 
+@styled()
 def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
     """Draw one panel for each perturbation: median (line), middle 90 % (band) and worst draw (dots) of both policies.
 

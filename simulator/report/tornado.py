@@ -8,7 +8,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, Picture, plain
+from simulator.report.drawing import FAINT, INK, TEXT, Picture, plain, styled
 from simulator.report.sensitivity import Dependence, by_figure, headline
 
 _BAR_IN, _TOP_IN, _HEAD_IN, _FOOT_IN = 0.42, 0.45, 0.42, 0.6
@@ -19,6 +19,7 @@ _WIDE = 0.10
 """Share of the axis that is left free on both sides for the values at the ends of a bar."""
 
 
+@styled()
 def tornado(found: Sequence[Dependence], title: str) -> Picture:
     """Draw a panel for each figure of a scenario: a bar for each parameter, what moves the figure most on top.
 

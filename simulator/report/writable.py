@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 
 from simulator.errors import ConfigError
 
@@ -36,7 +36,7 @@ def check_file(option: str, file: Path) -> None:
 def check_beside(where: str, path: Path, must: str, do: str) -> None:
     """Refuse a place if nothing can be made in its folder, or in the nearest one above it that exists.
 
-    The system is asked by making a folder there, which is removed: permissions alone do not tell.
+    The system is asked by making a file there that has no name: permissions alone do not tell, and nothing can be left.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def check_beside(where: str, path: Path, must: str, do: str) -> None:
     if not above.is_dir():
         raise ConfigError(where, must, f"that {above} is a file", do)
     try:
-        with TemporaryDirectory(prefix=".hosim-", dir=above):
+        with TemporaryFile(dir=above):
             pass
     except OSError as error:
         raise ConfigError(where, must, f"that nothing can be made in {above} ({error.strerror})", do) from error

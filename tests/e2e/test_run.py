@@ -3,9 +3,11 @@
 import csv
 import gzip
 import json
+import multiprocessing
 import re
 import shutil
 import sys
+import threading
 from itertools import pairwise
 
 import chain
@@ -321,6 +323,43 @@ def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
     assert "nothing fits in hbm: short by 1.60 MB at op" in done.out
     assert "raise the budget in hbm by 1.60 MB to 2.10 MB" in done.out
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def _in_a_thread(do):
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+def _in_a_process(do, daemon):
+    process = multiprocessing.get_context("fork").Process(target=do, daemon=daemon)
+    process.start()
+    process.join()
+
+
+PLACES = {
+    "one core": lambda do: do(),
+    "a thread": _in_a_thread,
+    "a process": lambda do: _in_a_process(do, daemon=False),
+    "a daemon": lambda do: _in_a_process(do, daemon=True),
+}
+SELDOM = ("one core", "a process")
+
+
+@pytest.mark.parametrize(
+    "place", ["a thread", "a daemon", *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)]
+)
+def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monkeypatch):
+    """Also where nothing can be forked."""
+    if place == "one core":
+        monkeypatch.setattr("os.cpu_count", lambda: 1)
+    results = hosim_api.run(folder / "scenario.yaml")
+    PLACES[place](lambda: results.write(tmp_path / "out"))
+    files = {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
+    written = tmp_path / "out"
+    assert {p.relative_to(written) for p in written.rglob("*") if p.is_file()} == files
+    assert (written / "static" / "timeline.png").read_bytes() == (folder / "static" / "timeline.png").read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_path):

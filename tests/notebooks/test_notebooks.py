@@ -54,3 +54,19 @@ def test_runs_from_any_folder(path, tmp_path, monkeypatch):
     for sentence in sentences:
         assert sentence in "".join(texts)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq")
+def test_results_are_written_in_a_kernel(tmp_path, monkeypatch):
+    """A kernel has threads of its own, so that it cannot be forked."""
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    source = "import simulator as hosim\nhosim.run('tiny_train_910c').write('out')"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    NotebookClient(notebook, timeout=170, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert notebook.cells[0].outputs == []
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "report.html").exists()
+    assert (tmp_path / "out" / "static" / "timeline.png").exists()

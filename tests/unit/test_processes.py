@@ -1,13 +1,16 @@
 """Calls in forks of a process; the forks are of a fresh one, since pytest may have threads."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import tasks
 
-from simulator.processes import aside
+from simulator.processes import aside, worked
 
 _BEGIN = """
 import os, sys, time
@@ -101,6 +104,124 @@ def test_beside_other_threads_calls_run_at_the_end_and_here():
     held.set()
     other.join()
     assert done == [here]
+
+
+def test_what_waits_runs_once_however_often_all_is_finished():
+    done, held = [], threading.Event()
+    other = threading.Thread(target=held.wait)
+    other.start()
+    with aside() as calls:
+        calls.call(lambda: done.append("first"))
+        calls.call(lambda: done.append("second"))
+        calls.finish()
+        assert done == ["first", "second"]
+        calls.finish()
+    held.set()
+    other.join()
+    assert done == ["first", "second"]
+
+
+_FORKED = """
+refused = []
+def fork():
+    refused.append(1)
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fork
+"""
+
+
+def test_where_nothing_can_be_forked_calls_run_here(tmp_path):
+    _script(
+        _FORKED
+        + """
+with aside() as calls:
+    for number in range(3):
+        calls.call(partial(write, Path(sys.argv[1]) / str(number)))
+assert refused
+(Path(sys.argv[1]) / "main").write_text(str(os.getpid()))
+""",
+        tmp_path,
+    )
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(written) == ["0", "1", "2", "main"]
+    assert len(set(written.values())) == 1
+
+
+_TAKER = """
+from simulator.processes import beside
+class Sum:
+    def __init__(self):
+        self.found = []
+    def take(self, value):
+        self.found.append(value)
+    def finish(self, value):
+        return sum(self.found) + value, os.getpid()
+with beside(Sum()) as taker:
+    for number in range(100):
+        taker.take(number)
+    total, pid = taker.finish(1000)
+assert total == 5950
+assert (pid == os.getpid()) == HERE
+"""
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+def test_what_is_taken_beside_is_the_same_where_nothing_can_be_forked(refuse, tmp_path):
+    _script(f"HERE = {refuse}\n" + _FORKED * refuse + _TAKER, tmp_path)
+
+
+def test_where_no_process_can_be_started_tasks_are_done_here(monkeypatch):
+    def refused(process):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
+    found = list(worked(tasks.whereabouts, list(enumerate("abc")), 2))
+    assert found == [(number, os.getpid()) for number in range(3)]
+
+
+def _semaphores():
+    return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/sem." in line}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="finds semaphores in /proc")
+def test_workers_need_no_semaphore_and_end_when_no_more_is_asked():
+    before = _semaphores()
+    outcomes = worked(tasks.whereabouts, list(enumerate("abcdef")), 2)
+    _, pid = next(outcomes)
+    assert pid != os.getpid()
+    assert _semaphores() == before
+    outcomes.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+_LEFT = {
+    "a call": """
+with aside() as calls:
+    calls.call(partial(tasks.endless(), 0))
+    time.sleep(1000)
+""",
+    "a taker": """
+from simulator.processes import beside
+class Taker:
+    take = staticmethod(tasks.endless())
+with beside(Taker()) as taker:
+    taker.take(1)
+    time.sleep(1000)
+""",
+    "a worker": "from simulator.processes import worked; next(worked(tasks.endless, [(0, 'x')], 1))",
+}
+
+
+@pytest.mark.parametrize("what", _LEFT)
+def test_nothing_is_left_of_who_is_killed(what):
+    """It holds standard output, and says there that it runs; without it there is an end."""
+    path = f"sys.path.insert(0, {str(Path(tasks.__file__).parent)!r})"
+    text = "\n".join((_BEGIN, path, "import tasks", _LEFT[what]))
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+    assert process.stdout.read(1) == b"x"
+    process.kill()
+    assert process.communicate(timeout=60) == (b"", None)
 
 
 def test_a_call_here_that_fails_fails_the_block():

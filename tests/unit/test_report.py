@@ -1,4 +1,4 @@
-"""The small rules of the reports: how numbers are written, how tables fold, how folders are named and replaced."""
+"""The small rules of the reports: how numbers are written, how tables fold, how folders are named."""
 
 import io
 import xml.etree.ElementTree as ET
@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import chain
 import numpy as np
 import pytest
+from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgba
 
 import simulator as hosim
-from simulator.errors import ConfigError, Shortfall
+from simulator.errors import Shortfall
 from simulator.report import colours, figures, files, perfetto, text
 from simulator.report.expectations import shown
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio
@@ -85,42 +86,6 @@ def test_folder_names_are_safe_and_differ():
     assert list(names.values()) == expected
 
 
-def _write_half(folder):
-    (folder / "file").write_text("half")
-    raise RuntimeError("midway")
-
-
-def test_a_folder_that_fails_leaves_nothing_and_keeps_the_old_one(tmp_path):
-    out = tmp_path / "new" / "out"
-    with pytest.raises(RuntimeError, match="midway"), files.replaced(out) as partial:
-        _write_half(partial)
-    assert list(tmp_path.iterdir()) == []
-    with files.replaced(out) as partial:
-        files.write_summary(partial, [{"policy": "x"}], {})
-    before = (out / "summary.json").read_bytes()
-    with pytest.raises(KeyboardInterrupt), files.replaced(out) as partial:
-        raise KeyboardInterrupt
-    assert (out / "summary.json").read_bytes() == before
-    assert [p.name for p in out.parent.iterdir()] == ["out"]
-
-
-def test_a_folder_that_cannot_be_written_is_one_message(tmp_path):
-    with pytest.raises(ConfigError, match="the results can be written"), files.replaced(tmp_path / "out") as partial:
-        raise OSError(28, "No space left on device", str(partial))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_earlier_folder_is_only_what_its_summary_lists(tmp_path):
-    out = tmp_path / "out"
-    with files.replaced(out) as partial:
-        files.write_summary(partial, [{"policy": "x"}], {})
-    files.check_target(out)
-    (out / "below").mkdir()
-    (out / "below" / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"'below/mine\.txt'"):
-        files.check_target(out)
-
-
 def test_usage_is_the_running_sum_of_the_residencies(results):
     row = results["static"]
     for usage in usages(row):
@@ -169,13 +134,18 @@ def test_first_readers_of_copies_that_nobody_reads_are_left_out():
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
-def test_the_same_picture_gives_the_same_bytes(kind, results):
+def test_the_same_picture_gives_the_same_bytes_whatever_a_session_or_a_users_file_says(kind, results):
+    """`usetex` would ask for a program that may not be there, the others would move or colour what is drawn."""
+    mine = {"text.usetex": True, "font.size": 20, "axes.facecolor": "red", "savefig.bbox": "tight"}
     drawn = []
-    for _ in range(2):
-        out = io.BytesIO()
-        results["static"].timeline().write(out, kind)
-        drawn.append(out.getvalue())
-    assert drawn[0] == drawn[1]
+    for style in ({}, mine):
+        with rc_context(style):
+            for picture in (results["static"].timeline(), results.comparison()):
+                drawn.append(io.BytesIO())
+                picture.write(drawn[-1], kind)
+            assert style.items() <= rcParams.items(), "a session keeps its own"
+    first, second, *others = (out.getvalue() for out in drawn)
+    assert others == [first, second]
 
 
 def test_the_timeline_names_its_lanes_units_and_limits(results):
