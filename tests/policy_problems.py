@@ -56,15 +56,20 @@ def quick_first(*slow: tuple[str, dict[str, Any]]) -> list[Any]:
 
 
 def machine(*, ddr: str = "inf", **links: dict[str, Any]) -> Hardware:
-    """HBM and DDR with a link each way at 1 B/ns; `links` overrides fields of ``d2h`` and ``h2d`` or adds links."""
+    """HBM and DDR with a link each way at 1 B/ns; `links` overrides fields of ``d2h`` and ``h2d`` or adds links.
+
+    A link from or to another tier brings it along, with endless room.
+    """
+    known = {"d2h": {"source": "hbm", "target": "ddr"}, "h2d": {"source": "ddr", "target": "hbm"}}
+    ends = [link[end] for link in links.values() for end in ("source", "target") if end in link]
     document = {
         "name": "small",
         "compute_tier": "hbm",
         "compute": {"peak": {"bf16": "1 TFLOP/s"}},
-        "tiers": {"hbm": {"capacity": "inf", "bandwidth": "1 TB/s"}, "ddr": {"capacity": ddr}},
+        "tiers": {tier: {"capacity": "inf"} for tier in ("hbm", "ddr", *ends)}
+        | {"hbm": {"capacity": "inf", "bandwidth": "1 TB/s"}, "ddr": {"capacity": ddr}},
         "links": {
-            "d2h": {"source": "hbm", "target": "ddr", "bandwidth": "1 GB/s"} | links.get("d2h", {}),
-            "h2d": {"source": "ddr", "target": "hbm", "bandwidth": "1 GB/s"} | links.get("h2d", {}),
+            name: {"bandwidth": "1 GB/s"} | known.get(name, {}) | links.get(name, {}) for name in {**known, **links}
         },
     }
     return Hardware.model_validate(document)

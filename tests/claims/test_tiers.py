@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import simulator as hosim
 from simulator import catalog
+from simulator.policies import POLICIES
 from simulator.run import run_case
 from simulator.run.case import prepare
 
@@ -19,3 +21,23 @@ def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, 
     row = run_case(prepare(point), ["static"])["static"].summary
     assert (row["status"], row["bound_kind"]) == ("ok", bounded_by)
     assert row["gap_fraction"] < gap
+
+
+def test_every_policy_runs_over_all_four_tiers():
+    """All but `optimal`, which plans over one lower tier."""
+    results = hosim.run("tiny_train_four_tiers")
+    named = catalog.load("tiny_train_four_tiers", "scenario").document.policies
+    assert {choice.policy for choice in named} == set(POLICIES) - {"optimal"}
+    for label in results:
+        row = results[label].summary
+        assert row["status"] == "ok"
+        assert all(row[f"peak_{tier}_bytes"] > 0 for tier in ("hbm", "ddr", "pool", "ssd"))
+
+
+def test_a_runtime_goes_on_to_the_drive_where_ddr_is_full():
+    """`static` spills as well, and takes less time."""
+    results = hosim.run("tiny_train_t4", set={"tiers.ddr.capacity": "40 MB"}, policies=["reactive", "static"])
+    reactive, static = (results[label].summary for label in ("reactive", "static"))
+    assert reactive["status"] == static["status"] == "ok"
+    assert reactive["peak_ssd_bytes"] > 0
+    assert static["step_ns"] < reactive["step_ns"]

@@ -189,3 +189,45 @@ def test_what_is_free_and_does_not_stay_goes_to_the_nearest_tier_with_room():
     plan = POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0})
     assert [p.tiers[home] for home in plan.home[:4]] == ["hbm", "ddr", "ddr", "ssd"]
     assert replay(p, plan).status == "ok"
+
+
+BEHIND = {
+    "write": {"source": "ddr", "target": "ssd", "bandwidth": "0.5 GB/s"},
+    "read": {"source": "ssd", "target": "ddr", "bandwidth": "0.5 GB/s"},
+}
+"""An SSD that only DDR reaches."""
+
+
+@pytest.mark.parametrize("options", [{}, {"look_ahead": 0, "evict": "lru"}, {"look_ahead": 2, "synchronous": True}])
+def test_where_the_next_tier_is_full_it_demotes_to_the_one_behind(options):
+    """DDR has room for two of the six that are saved; what left first goes on to the SSD, and comes back over DDR."""
+    p = problem(train(layers=6, steps=2), 36, hardware=machine(ddr="20 B", **BEHIND))
+    found = replay(p, POLICIES["reactive"].plan(p, options))
+    assert found.status == "ok"
+    assert (found.peak_bytes["ddr"], found.peak_bytes["ssd"]) == (20, 10)
+
+
+def test_what_is_demoted_is_what_left_first():
+    p = problem(train(layers=6), 36, hardware=machine(ddr="20 B", **BEHIND))
+    told = tell(p, POLICIES["reactive"].plan(p, {"look_ahead": 0, "evict": "lru"}))
+    assert next(step for step in told if step.endswith(">ssd")) == "a0 ddr>ssd"
+    assert told.index("a0 ssd>ddr") < told.index("a0 ddr>hbm") < told.index("b0")
+
+
+def test_state_that_was_demoted_comes_home():
+    """`w` begins and ends in DDR; meanwhile it goes on to the SSD, as `a` and `b` leave for DDR behind it."""
+    ops = ("f: w -> a, 5 ns", "g: -> b, 5 ns", "h: -> c, 5 ns", "k: a ->, 5 ns", "m: b ->, 5 ns", "n: c ->, 5 ns")
+    g = graph("w 10 persistent, a 10, b 10, c 20", *ops, steps=2)
+    p = problem(g, 20, {"w": FREE}, machine(ddr="20 B", **BEHIND))
+    plan = POLICIES["reactive"].plan(p, {"look_ahead": 0, "evict": "lru"})
+    told = tell(p, plan)
+    assert p.tiers[plan.home[0]] == "ddr"
+    assert "w ddr>ssd" in told
+    assert told.index("w ssd>ddr") > told.index("n")
+    assert replay(p, plan).status == "ok"
+
+
+def test_where_no_tier_has_room_it_says_so():
+    p = problem(train(layers=6), 36, hardware=machine(ddr="20 B"))
+    with pytest.raises(CapacityError, match="ddr"):
+        POLICIES["reactive"].plan(p, {"look_ahead": 0})

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice, pairwise
 
 from simulator.errors import CapacityError, Shortfall
-from simulator.plan import COPY, DETACH, SYNC, Code, View
+from simulator.plan import COPY, DETACH, FREE, SYNC, Code, View
 from simulator.policies.reactive.tables import Tables
 from simulator.policies.reactive.victims import Victims
 
@@ -33,6 +33,7 @@ class Runtime:
     """
 
     __slots__ = (
+        "_below",
         "_codes",
         "_coming",
         "_copy_at",
@@ -63,6 +64,7 @@ class Runtime:
         self._needed_until = [NONE] * n
         self._early = set[int]()
         self._room = list(problem.capacities)
+        self._below = [dict[int, None]() for _ in problem.capacities]
         for tensor, tier in enumerate(tables.homes):
             if tier == self._tier:
                 self._room[tier] -= self._sizes[tensor]
@@ -70,8 +72,8 @@ class Runtime:
                     self._here[tensor] = True
                     victims.add(tensor)
             elif tier >= 0:
-                self._room[tier] -= self._sizes[tensor]
-                self._copy_at[tensor], self._copy_valid[tensor] = tier, True
+                self._lie(tensor, tier)
+                self._copy_valid[tensor] = True
 
     def run(self, view: View) -> Iterator[Code]:
         """Issue all steps of the run.
@@ -191,12 +193,20 @@ class Runtime:
             self._codes.append((SYNC, tensor, 0, 0))
         if not self._copy_valid[tensor]:
             if self._copy_at[tensor] == NONE:
-                self._copy_at[tensor] = tier = self._room_away(tensor)
-                self._room[tier] -= self._sizes[tensor]
+                self._lie(tensor, self._room_away(tensor))
             self._copy(tensor, self._tier, self._copy_at[tensor])
             self._copy_valid[tensor] = True
         self._codes.append((DETACH, tensor, self._tier, 0))
         self._leave(tensor)
+        lying = self._below[self._copy_at[tensor]]
+        del lying[tensor]
+        lying[tensor] = None
+
+    def _lie(self, tensor: int, tier: int) -> None:
+        """Take the place of a copy in a tier below."""
+        self._copy_at[tensor] = tier
+        self._below[tier][tensor] = None
+        self._room[tier] -= self._sizes[tensor]
 
     def _leave(self, tensor: int) -> None:
         self._room[self._tier] += self._sizes[tensor]
@@ -208,8 +218,15 @@ class Runtime:
         tier = self._copy_at[tensor]
         if tier != NONE:
             self._codes.append((DETACH, tensor, tier, 0))
-            self._room[tier] += self._sizes[tensor]
-            self._copy_at[tensor], self._copy_valid[tensor] = NONE, False
+            self._lift(tensor)
+            self._copy_valid[tensor] = False
+
+    def _lift(self, tensor: int) -> None:
+        """Give up the place of a copy in a tier below."""
+        tier = self._copy_at[tensor]
+        self._copy_at[tensor] = NONE
+        del self._below[tier][tensor]
+        self._room[tier] += self._sizes[tensor]
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         if self._direct[source][target]:
@@ -219,7 +236,7 @@ class Runtime:
         if len(hops) == 1 and not self._synchronous:
             self._direct[source][target] = True
         for start, end in hops:
-            if end != target and self._room[end] < self._sizes[tensor]:
+            if end != target and not self._demote_for(tensor, end):
                 raise self._too_small(tensor, end)
             self._codes.append((COPY, tensor, start, end))
             if self._synchronous:
@@ -228,11 +245,51 @@ class Runtime:
             self._codes.append((DETACH, tensor, tier, 0))
 
     def _room_away(self, tensor: int) -> int:
-        tiers = self._tables.problem.away(tensor)
+        """The nearest tier with room for it, on the way there, too; or else one in which others make room."""
+        tiers, size, path = self._tables.problem.away(tensor), self._sizes[tensor], self._tables.problem.path
         for tier in tiers:
-            if self._room[tier] >= self._sizes[tensor]:
+            if all(self._room[hop] >= size for hop in path(self._tier, tier)[1:]):
+                return tier
+        for tier in tiers:
+            if self._demote_for(tensor, tier):
                 return tier
         raise self._too_small(tensor, tiers[0])
+
+    def _demote_for(self, tensor: int, tier: int) -> bool:
+        """Move to the next tier, until there is room for it in this one, what left the compute tier longest ago."""
+        size = self._sizes[tensor]
+        while self._room[tier] < size:
+            victim = next((t for t in self._below[tier] if t != tensor and self._may_demote(t, tier)), NONE)
+            if victim == NONE:
+                return False
+            if self._here[victim]:
+                self._drop_copy(victim)
+            else:
+                self._move_below(victim, self._next_tier(victim, tier))
+        return True
+
+    def _may_demote(self, tensor: int, tier: int) -> bool:
+        """Whether a copy may leave its tier: it is free to lie elsewhere, or one too many."""
+        if self._here[tensor]:
+            return self._tables.homes[tensor] < 0
+        return self._tables.problem.homes[tensor] == FREE and self._next_tier(tensor, tier) != NONE
+
+    def _next_tier(self, tensor: int, tier: int) -> int:
+        """The nearest tier that has room for what lies in this one, and a way there that no other tier is on."""
+        problem = self._tables.problem
+        behind = problem.neighbours[problem.neighbours.index(tier) + 1 :]
+        fits = (
+            other for other in behind if (tier, other) in problem.links and self._room[other] >= self._sizes[tensor]
+        )
+        return next(fits, NONE)
+
+    def _move_below(self, tensor: int, target: int) -> None:
+        """Move a copy from one tier below to another."""
+        source = self._copy_at[tensor]
+        self._copy(tensor, source, target)
+        self._codes.append((DETACH, tensor, source, 0))
+        self._lift(tensor)
+        self._lie(tensor, target)
 
     def _too_small(self, tensor: int, tier: int) -> CapacityError:
         problem, size = self._tables.problem, self._sizes[tensor]
@@ -240,7 +297,9 @@ class Runtime:
         demand = int(capacity - self._room[tier]) + size
         name, tier_name = problem.graph.tensors[tensor].name, problem.tiers[tier]
         lever = "a smaller batch or a shorter sequence needs less"
-        return CapacityError(Shortfall(tier_name, demand, capacity, f"copy of {name!r}", ((name, size),), (lever,)))
+        others = [problem.tiers[other] for other in problem.neighbours if other != tier]
+        at = f"copy of {name!r}" + (f", which cannot go on to {' or '.join(others)} either" if others else "")
+        return CapacityError(Shortfall(tier_name, demand, capacity, at, ((name, size),), (lever,)))
 
     def _goes_home(self, tensor: int) -> bool:
         """Whether a tensor leaves for its home, which is another tier, when a step ends."""
@@ -259,6 +318,11 @@ class Runtime:
                 self._arrive_early(tensor)
             if copy_at[tensor] != NONE:
                 self._drop_copy(tensor)
+        for tensor in tables.guests:
+            if copy_at[tensor] != tables.homes[tensor]:
+                if not self._demote_for(tensor, tables.homes[tensor]):
+                    raise self._too_small(tensor, tables.homes[tensor])
+                self._move_below(tensor, tables.homes[tensor])
         for output in tables.outputs:
             if here[output] or tables.pinned[output]:
                 self._codes.append((DETACH, output, tier, 0))
