@@ -192,7 +192,7 @@ POLICIES: dict[str, PolicyEntry] = {
             may_repeat=lambda options: options.recompute,
         ),
         PolicyEntry("hybrid", hybrid.plan, hybrid.Options, "static for what is known, a cache for what is read late"),
-        PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan for a small graph, by an integer program"),
+        PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan over one lower tier, for a small graph"),
     )
 }
 """The policies by name, in the order in which they are listed."""

@@ -92,7 +92,7 @@ def test_layout_of_pools(hosim):
             "data: 2\n  axis_names: [data, data, tensor, pipeline]",
             "each axis is named once (pipeline, data, tensor), found data, data, tensor, pipeline; correct it",
         ),
-        ("data: 2097152", "there are at most 1,048,576 ranks, found 2,097,152; lower data"),
+        ("data: 1048576\n  tensor: 2", "there are at most 1,048,576 ranks, found 2,097,152; lower data"),
         (
             "tensor: 2\n  layouts: {L00/attn.q.weight: [tensor, tensor]}",
             "parallel.layouts.L00/attn.q.weight: an axis cuts one dimension of a weight, found tensor twice;",

@@ -76,6 +76,20 @@ def test_a_smaller_budget_never_gives_a_larger_peak_nor_a_shorter_step(number):
     assert steps == sorted(steps, reverse=True)
 
 
+OVER = [23, 24, *(pytest.param(number, marks=pytest.mark.slow) for number in (*range(23), *range(25, 30)))]
+
+
+@pytest.mark.parametrize("number", OVER)
+def test_a_plan_does_not_depend_on_how_many_steps_it_is_judged_over(number):
+    """All laps are alike, and as much is tried for many as for few."""
+    p = member(number)[1]
+    if not all(p.graph.tensors[t].persistent for t in p.graph.inputs):
+        pytest.skip("an input is there for one step")
+    counts = (2, 3, 15, 16)
+    plans = [POLICIES["static"].plan(again(replace(p, graph=replace(p.graph, steps=count)))) for count in counts]
+    assert all(plan.fixed == plans[0].fixed for plan in plans)
+
+
 def worst(steps: list[int]) -> float:
     """By how much a step is longer than one that should not be shorter."""
     return max(later / earlier - 1 for i, earlier in enumerate(steps) for later in steps[i:])

@@ -12,12 +12,13 @@ from families import MEMBERS, SHAPES, member
 from policy_problems import DDR, FREE, HBM, machine, problem, replay, tell, train
 from stories import graph
 
-from simulator.errors import CapacityError, ConfigError, InvariantError
+from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
+from simulator.hardware import Hardware
 from simulator.policies import POLICIES, Problem
 from simulator.policies.optimal import improve
 
 OPTIMAL = POLICIES["optimal"]
-PROVED = "proved optimal: no plan of its kind has a shorter step"
+PROVED = "proved optimal: no plan over one lower tier has a shorter step"
 OBJECTIVE = "objective: {} ns by the program alone, which is the step of the replay"
 
 
@@ -98,7 +99,9 @@ def test_the_launch_counts():
 def test_a_search_that_is_stopped_says_so():
     p = member(5)[1]
     plan = OPTIMAL.plan(p, {"time_limit_s": 0.01})
-    assert plan.notes[0].startswith("not proved optimal (the search stopped after 0.01 s): no plan takes less than ")
+    assert plan.notes[0].startswith(
+        "not proved optimal (the search stopped after 0.01 s): no plan over one lower tier takes less than "
+    )
     assert replay(p, plan).status == "ok"
 
 
@@ -143,3 +146,15 @@ def test_the_optimum_is_what_is_stored(number):
             assert replay(p, POLICIES[name].plan(p)).step_ns >= optimum
         except CapacityError:
             continue
+
+
+def test_a_bus_that_its_links_cannot_fill_is_none():
+    """Each way 1 GB/s: a bus of 2 GB/s slows nothing down."""
+    document = machine().model_dump(by_alias=True, exclude_unset=True)
+    bus = {"pcie": {"links": ["d2h", "h2d"], "bandwidth": "2 GB/s"}}
+    wide = Hardware.model_validate({**document, "buses": bus})
+    g = train(layers=4)
+    assert step_ns(problem(g, 31, hardware=wide)) == step_ns(problem(g, 31))
+    narrow = {"pcie": {**bus["pcie"], "bandwidth": "1.9 GB/s"}}
+    with pytest.raises(ScopeError, match=r"no bus slows copies down, found bus 'pcie', of 1.90 GB/s, under links of 2"):
+        OPTIMAL.plan(problem(g, 31, hardware=Hardware.model_validate({**document, "buses": narrow})))

@@ -1,4 +1,4 @@
-"""`optimal`: the best plan that there is for a small graph, by an integer program. A yardstick, not a compiler.
+"""`optimal`: the best plan over one lower tier for a small graph, by an integer program. A yardstick, not a compiler.
 
 It is the best of all plans for one compute stream that
 
@@ -85,17 +85,19 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def _verdict(search: Search, time_limit_s: float) -> str:
+    others = "no plan over one lower tier"
     if search.step_ns == search.least_ns:
-        return "proved optimal: no plan of its kind has a shorter step"
+        return f"proved optimal: {others} has a shorter step"
+    least = f"{others} takes less than {search.least_ns:,} ns"
     if search.is_proved:
-        return f"proved optimal to one part in a million: no plan of its kind takes less than {search.least_ns:,} ns"
+        return f"proved optimal to one part in a million: {least}"
     share = search.step_ns / search.least_ns - 1 if search.least_ns else 0.0
     why = (
         "the replay delays what the program finds best"
         if search.is_over
         else f"the search stopped after {time_limit_s:g} s"
     )
-    return f"not proved optimal ({why}): no plan takes less than {search.least_ns:,} ns, a gap of {share:.2%}"
+    return f"not proved optimal ({why}): {least}, a gap of {share:.2%}"
 
 
 def _objective(search: Search) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from simulator.errors import ScopeError
 from simulator.policies.fused import has_fused
 from simulator.policies.problem import Problem
+from simulator.units import human
 
 
 def check_scope(problem: Problem, most_ops: int) -> None:
@@ -67,8 +66,11 @@ def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
     if len(problem.hardware.passing((name,))) > 1 or link.via:
         raise _error("no other link slows copies down", f"{name!r}, whose way another shares", "remove the staged link")
     for bus_name, bus in problem.hardware.buses.items():
-        if name in bus.links and bus.bandwidth_bytes_per_s < math.inf:
-            raise _error("no bus slows copies down", f"bus {bus_name!r} over {name!r}", "take it off the machine")
+        asked = sum(problem.hardware.links[one].bandwidth_bytes_per_s for one in bus.links)
+        if name in bus.links and asked > bus.bandwidth_bytes_per_s:
+            found = f"bus {bus_name!r}, of {_rate(bus.bandwidth_bytes_per_s)}, under links of {_rate(asked)} together"
+            do = f"plan with 'static', or give the bus what its links ask for: --set buses.{bus_name}.bandwidth=inf"
+            raise _error("no bus slows copies down", found, do)
 
 
 def _check_capacity(problem: Problem, away: int) -> None:
@@ -76,6 +78,10 @@ def _check_capacity(problem: Problem, away: int) -> None:
     if demand > room:
         found = f"{demand:,} B of tensors and {room:,} B of room"
         raise _error(f"{problem.tiers[away]} has room for all tensors", found, "raise its capacity")
+
+
+def _rate(bytes_per_s: int | float) -> str:
+    return human(bytes_per_s, "B/s")
 
 
 def _error(must: str, found: str, do: str) -> ScopeError:

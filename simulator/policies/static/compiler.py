@@ -67,7 +67,7 @@ def witness(problem: Problem, options: Options) -> Plan:
 
 
 def _witness(problem: Problem, options: Options) -> Plan:
-    if FEW * len(problem.graph.ops) * problem.graph.steps <= CANDIDATES_EFFORT:
+    if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
         return plan(problem, options)
     with garbage.kept():
         try:

@@ -330,14 +330,13 @@ class Validator:
 
     def _effort(self, selection: Selection) -> int:
         """Effort of a candidate: its ops, or what moves if that is more."""
-        graph = self._problem.graph
-        return max(len(graph.ops), len(selection.gaps)) * graph.steps
+        return max(len(self._problem.graph.ops), len(selection.gaps))
 
     def _improve(self, replays: int) -> None:
         """On a small graph, go on with single changes."""
         start = self.best.candidate
         problem = self._problem
-        if start is None or len(problem.graph.ops) * problem.graph.steps > SMALL or self._is_met(self.best.step_ns):
+        if start is None or len(problem.graph.ops) > SMALL or self._is_met(self.best.step_ns):
             return
         improver = Improver(problem, self._analysis, self._score, replays, sheds=self._sheds)
         found = improver.run(start.selection, start.augmented)
