@@ -11,7 +11,7 @@ from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ran import Following, Ran
 from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
-from simulator.metrics.summary import OF_RANKS, columns, counted, waits_by_place
+from simulator.metrics.summary import OF_RANKS, columns, counted, exposed_ns, waits_by_place
 
 __all__ = [
     "OF_RANKS",
@@ -25,6 +25,7 @@ __all__ = [
     "columns",
     "counted",
     "crowds",
+    "exposed_ns",
     "keeps_program",
     "op_name",
     "peak_breakdown",

@@ -20,6 +20,11 @@ from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Trace
 
 Ints = NDArray[np.int64]
+Stretches = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Begin and end of some stretches of time [ns]."""
+
+_ENDS = ("start_ns", "end_ns")
+
 Flags = NDArray[np.bool_]
 
 
@@ -104,15 +109,16 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         ``transfer_ns``
             Time of the measured step in which at least one transfer of the main stream's rank is under way.
         ``exposed_transfer_ns``, ``hidden_fraction``
-            What of it the stream waited for, ``wait_transfer_ns``; and ``1 - exposed / transfer`` (None if nothing
-            moved).
+            What of it falls into a stall, whatever its cause; and ``1 - exposed / transfer``, the share under which
+            the stream computes (None if nothing moved).
         ``busy_<link>_ns``, ``exposed_<link>_ns``
             Time of the measured step in which at least one transfer of the rank is on the link; and what of it falls
             into a stall, whatever its cause. The rest is overlapped with compute, as HyperOffload's figure 6 has it.
         ``peak_<tier>_bytes``
             Largest running sum of the tier's residencies in the whole run.
         ``moved_<link>_bytes``
-            Sizes of the transfers that were issued in the last step.
+            Sizes of the transfers that were issued in the last step; those over a staged link count on the links that
+            it goes via as well.
         ``compactions``, ``peak_reserved_<tier>_bytes``
             See `simulator.metrics.fragmentation`; only where places have addresses.
         ``bound_ns``, ``bound_kind``, ``gap_fraction``
@@ -216,8 +222,9 @@ def _ledger(trace: Trace, window: _Window, again: Flags, meets: Flags) -> dict[s
         np.add.at(waits, block["cause"], block["end_ns"] - block["start_ns"])
     waits[CAUSES.index("collective")] += took[ran & meets].sum()
     ran &= ~meets
-    transfer = union_ns(spans["start_ns"][moved], spans["end_ns"][moved], (window.start_ns, window.end_ns))
-    exposed = int(waits[CAUSES.index("transfer")])
+    transfer, exposed = exposed_ns(
+        (spans["start_ns"][moved], spans["end_ns"][moved]), _stretches(trace, window), (window.start_ns, window.end_ns)
+    )
     return {
         "warmup_ns": window.start_ns,
         "compute_ns": int(took[ran & ~again].sum()),
@@ -235,19 +242,34 @@ def _links(hardware: Hardware, trace: Trace, window: _Window) -> dict[str, int]:
     """How long each link carries something, and what of it falls into a stall."""
     spans, within = trace.spans.whole(), (window.start_ns, window.end_ns)
     copies = (spans["rank"] == window.rank) & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
-    blocks = list(_waits(trace, window))
-    waits = [
-        np.concatenate([np.zeros(0, np.int64), *(block[end] for block in blocks)]) for end in ("start_ns", "end_ns")
-    ]
-    stall, found = union_ns(waits[0], waits[1], within), dict[str, int]()
+    waits, found = _stretches(trace, window), dict[str, int]()
     for number, name in enumerate(hardware.link_names):
         mine = copies & (spans["track"] == number)
-        carried = [spans[end][mine] for end in ("start_ns", "end_ns")]
-        busy = union_ns(carried[0], carried[1], within)
-        start, end = (np.concatenate(both) for both in zip(carried, waits, strict=True))
-        either = union_ns(start, end, within)
-        found |= {f"busy_{name}_ns": busy, f"exposed_{name}_ns": busy + stall - either}
+        busy, exposed = exposed_ns((spans["start_ns"][mine], spans["end_ns"][mine]), waits, within)
+        found |= {f"busy_{name}_ns": busy, f"exposed_{name}_ns": exposed}
     return found
+
+
+def _stretches(trace: Trace, window: _Window) -> Stretches:
+    """Begin and end of the main stream's waits in the measured step."""
+    blocks = list(_waits(trace, window))
+    start, end = (np.concatenate([np.zeros(0, np.int64), *(block[c] for block in blocks)]) for c in _ENDS)
+    return start, end
+
+
+def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) -> tuple[int, int]:
+    """How long something is carried within a window, and what of that falls into waits [ns].
+
+    Parameters
+    ----------
+    carried, waits
+        Begin and end of the transfers, and of the waits [ns].
+    window
+        Where it is counted [ns].
+    """
+    start, end = (np.concatenate(both) for both in zip(carried, waits, strict=True))
+    busy = union_ns(*carried, window)
+    return busy, busy + union_ns(*waits, window) - union_ns(start, end, window)
 
 
 def _waits(trace: Trace, window: _Window) -> Iterator[Block]:
@@ -304,6 +326,10 @@ def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: _Window) -> d
         mine = (block["kind"] == COPY) & (block["rank"] == window.rank)
         mine &= (block["issue"] >= window.first_issue) & (block["issue"] < window.next_issue)
         np.add.at(total, block["track"][mine], sizes[block["item"][mine]])
+    own = total.copy()
+    for number, link in enumerate(hardware.links.values()):
+        for wire in link.via:
+            total[hardware.link_names.index(wire)] += own[number]
     return {f"moved_{name}_bytes": size for name, size in zip(hardware.link_names, total.tolist(), strict=True)}
 
 

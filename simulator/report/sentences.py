@@ -22,7 +22,7 @@ from simulator.report.rows import (
     ratio,
     recomputed_ns,
 )
-from simulator.report.stalls import place, waits_for_peers
+from simulator.report.stalls import cleared_by, place, waits_for_peers
 from simulator.trace import CAUSES
 from simulator.units import counted
 
@@ -279,8 +279,12 @@ def _recomputing(row: Row) -> str:
 
 
 def _waiting(row: Row, cause: str, ns: int) -> str:
-    on = listed(places(row, cause) or [""])
-    return f"{quantity(ns, 'ns')} {_BECAUSE[cause].format(on=on or 'memory', over=f' over {on}' if on else '')}"
+    found = places(row, cause)
+    on = listed(found or [""])
+    text = f"{quantity(ns, 'ns')} {_BECAUSE[cause].format(on=on or 'memory', over=f' over {on}' if on else '')}"
+    names = row.hardware.tier_names
+    clearing = cleared_by(row, names.index(found[0])) if cause == "capacity" and len(found) == 1 else ""
+    return f"{text} with {clearing}" if clearing else text
 
 
 def places(row: Row, cause: str) -> list[str]:

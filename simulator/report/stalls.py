@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.metrics import Ran, waits_by_place
+from simulator.metrics import Ran, exposed_ns, waits_by_place
+from simulator.plan import COPY
 from simulator.report.rows import Row, is_ok, percent, quantity
 from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted
@@ -92,6 +93,39 @@ def place(row: Row, cause: int, on: int) -> str:
     return row.hardware.tier_names[on] if tier else row.hardware.link_names[on]
 
 
+def cleared_by(row: Row, tier: int) -> str:
+    """Which link was busiest carrying out of a tier while a row waited for room there, and for how much of that time.
+
+    Parameters
+    ----------
+    row
+        Any row.
+    tier
+        The tier.
+
+    Returns
+    -------
+    str
+        Such as ``d2h at 100 %``; empty if there was no such wait, or nothing was carried out of the tier, or the row is
+        of several ranks.
+    """
+    trace = _ended(row)
+    if trace is None or len(trace.issued) > 1:
+        return ""
+    waits, _ = _measured_waits(row)
+    mine = (waits["cause"] == CAUSES.index("capacity")) & (waits["on"] == tier)
+    spans, waited_ns = trace.spans.whole(), int((waits["end_ns"][mine] - waits["start_ns"][mine]).sum())
+    found = []
+    for number, link in enumerate(row.hardware.links.values()):
+        if link.source == row.hardware.tier_names[tier] and waited_ns:
+            copies = (spans["kind"] == COPY) & (spans["track"] == number)
+            carried = spans["start_ns"][copies], spans["end_ns"][copies]
+            _, busy = exposed_ns(carried, (waits["start_ns"][mine], waits["end_ns"][mine]), measured_ns(row))
+            found.append((busy / waited_ns, row.hardware.link_names[number]))
+    share, name = max(found, default=(0.0, ""))
+    return f"{name} at {percent(share)}" if share else ""
+
+
 def under_way(row: Row, cause: int, blocker: int) -> str:
     """Name the tensor, or the collective, that was under way while an op waited; empty if there is none.
 
@@ -159,9 +193,15 @@ def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
         entry[1] += ns
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return [
-        (CAUSES[cause], place(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
+        (CAUSES[cause], _where(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
         for (cause, on), (count, ns) in ordered
     ]
+
+
+def _where(row: Row, cause: int, on: int) -> str:
+    """The place of a wait; of one for room with the link that makes some."""
+    clearing = cleared_by(row, on) if CAUSES[cause] == "capacity" and on >= 0 else ""
+    return ", ".join(filter(None, (place(row, cause, on), clearing)))
 
 
 def waits_for_peers(row: Row) -> dict[int, int]:

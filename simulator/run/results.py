@@ -17,6 +17,7 @@ from simulator.report import expectations, junit, stalls, summaries
 from simulator.report.scaling import pointer
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
+from simulator.run.hints import hints
 from simulator.run.origins import provenance
 from simulator.trace import Trace
 from simulator.units import nearest
@@ -222,9 +223,10 @@ class Results(Mapping[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What a person would say about the rows, how far each of them fits if the scenario asks, and where more is."""
+        """What a person would say about the rows, and should know; how far each fits if asked, and where more is."""
         more = pointer(self.case.loaded.scenario.scaling)
-        return [*sentences(list(self.values())), *(self.largest.sentences if self.largest else ()), *more]
+        said = sentences(list(self.values()))
+        return [*said, *hints(self.case, list(self.values())), *(self.largest.sentences if self.largest else ()), *more]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:

@@ -14,6 +14,7 @@ from simulator import engine, referee
 from simulator.cost import durations_ns, transfer_ns
 from simulator.errors import InvariantError
 from simulator.hardware import Hardware
+from simulator.metrics import summarise
 from simulator.plan import Plan
 from tests.stories import graph, play, steps, timeline
 
@@ -240,3 +241,10 @@ def test_ranks_share_the_drives_and_may_stand_for_one_another():
     for trace in (folded, whole):
         referee.check_trace(g, machine, 4 * [plan], trace)
     assert machine.tiers["ddr"].staging_bytes == 4 * 2 * 4
+
+
+def test_what_a_staged_link_carries_counts_on_the_links_below_too():
+    h, g = deep(), graph("w 12 persistent, v 8 persistent", "f: w v ->, 5 ns")
+    t = play(h, g, "copy w ssd hbm; copy v ddr hbm; compute f; detach v hbm; detach w hbm", "w ssd, v ddr")
+    row = summarise(g, h, t)
+    assert [row[f"moved_{name}_bytes"] for name in ("read", "h2d", "over")] == [12, 20, 12]

@@ -101,7 +101,7 @@ def test_stalls_by_cause_sum_to_the_stall(results):
     first, last = measured_ns(row)
     assert last - first == row.summary["step_ns"]
     assert by_cause(row) == [
-        ("capacity", "hbm", 1, "100 us", "6.7 %"),
+        ("capacity", "hbm, d2h at 100 %", 1, "100 us", "6.7 %"),
         ("transfer", "h2d", 1, "100 us", "6.7 %"),
     ]
     assert [(s.op, s.cause, s.on, s.tensor, s.lasted) for s in largest(row)] == [

@@ -37,8 +37,6 @@ class Weights(Part):
         Of the idle time that is left after the copies, and after those that come in for the same op before.
     frequency
         Against tensors that are used often.
-    recompute
-        For tensors that would be dear to compute again.
     bandwidth
         Against the time that the copies take of the links.
     dirty
@@ -50,7 +48,6 @@ class Weights(Part):
     size: Weight = Field(1.0, description="weight of the room that is gained")
     idle: Weight = Field(1.0, description="weight of the idle time left after the copies")
     frequency: Weight = Field(0.0625, description="weight against tensors that are used often")
-    recompute: Weight = Field(1.0, description="weight for tensors that are dear to compute again")
     bandwidth: Weight = Field(1.0, description="weight against the time that the copies take of the links")
     dirty: Weight = Field(0.0625, description="weight against what must be stored before it may leave")
     exposed: Weight = Field(64.0, description="weight against copies that last longer than the idle time")
@@ -87,8 +84,8 @@ class Score(NamedTuple):
 class Rank(Protocol):
     """Scores gaps."""
 
-    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
-        """Score a gap whose tensor takes so long to make again, behind copies that take so long [ns]."""
+    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
+        """Score a gap behind copies that take so long [ns]."""
         ...
 
 
@@ -111,15 +108,13 @@ class Scorer:
         self._weights = tuple(getattr(weights, term) for term in TERMS)
         self._update_is_short = _update_is_short(problem)
 
-    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
+    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
         """Score a gap.
 
         Parameters
         ----------
         gap
             The gap.
-        recompute_ns
-            What computing the tensor again would take [ns]; 0 while nothing can be computed again.
         queue_ns
             What copies take that come in for the same op before this one [ns].
         """
@@ -129,7 +124,6 @@ class Scorer:
             log2(1 + gap.size_bytes),
             log2(1 + gained_ns),
             -log2(len(self._uses[gap.tensor])),
-            log2(1 + recompute_ns),
             -log2(1 + taken_ns),
             -float(gap.out_ns > 0),
             -(1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
@@ -161,9 +155,9 @@ class Stretched:
     def __init__(self, score: Rank, lasts_ns: int, computes_ns: int) -> None:
         self._score, self._times_ns = score, (lasts_ns, computes_ns)
 
-    def __call__(self, gap: Idle, recompute_ns: int = 0, queue_ns: int = 0) -> Score:
+    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
         """Score a gap, as `Scorer` does."""
-        return self._score(gap.stretched(*self._times_ns), recompute_ns, queue_ns)
+        return self._score(gap.stretched(*self._times_ns), queue_ns)
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:

@@ -1,0 +1,74 @@
+"""What readers of a run should know of what went in, and what they must not read out of it."""
+
+from __future__ import annotations
+
+import chain
+import pytest
+
+import simulator as hosim
+
+
+def _said(tmp_path, **more):
+    return "\n".join(hosim.run(chain.write(tmp_path), **more).sentences)
+
+
+def test_a_link_that_its_bus_caps_is_named_with_the_bus():
+    steps = []
+    for rate in (100, 200, 400):
+        results = hosim.run("llama3_8b_train_h100", set={"links.*.bandwidth": f"{rate} GB/s"}, policies=["static"])
+        steps.append(results["static"].summary["step_ns"])
+        assert (
+            f"links.d2h.bandwidth and links.h2d.bandwidth are {rate} GB/s, but buses.pcie, which they go over, carries "
+            "100 GB/s: beyond that it changes nothing, unless buses.pcie.bandwidth is set as well."
+        ) in results.sentences
+    assert len(set(steps)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"buses.pcie.bandwidth": "120 GB/s"},
+            "buses.pcie.bandwidth is 120 GB/s, but its links carry at most 111 GB/s",
+        ),
+        ({"tiers.hbm.capacity": "90 GB"}, ""),
+        ({"links.*.bandwidth": "40 GB/s"}, ""),
+        ({"buses.pcie.bandwidth": "90 GB/s"}, ""),
+    ],
+)
+def test_a_bus_wider_than_its_links_is_named_and_what_has_an_effect_is_not(changes, said):
+    results = hosim.run("llama3_8b_train_h100", set=changes, policies=["resident"])
+    found = [one for one in results.sentences if "changes nothing" in one]
+    assert [said in one for one in found] == [True] * bool(said)
+
+
+def test_a_capacity_beyond_the_budget_is_named(tmp_path):
+    said = _said(tmp_path, set={"tiers.hbm.capacity": "20 MB"}, policies=["static"])
+    assert "tiers.hbm.capacity leaves 20.0 MB, but the scenario's budget lets plans use 4.30 MB" in said
+
+
+def test_runtimes_that_decide_for_free_are_named(tmp_path):
+    assert "has no host, so that reactive inspect, decide and issue for free." in _said(tmp_path)
+    assert "for free" not in _said(tmp_path, policies=["static"])
+    assert "for free" not in _said(tmp_path, set={"host.queue_depth": 512})
+
+
+def test_experts_without_a_home_are_named_where_weights_have_one(tmp_path):
+    source = hosim.catalog.path_of("moe_experts_on_demand", "scenario").read_text(encoding="utf-8")
+    for homes, is_said in (("weight: ddr", True), ("weight: ddr\n  expert: hbm", False)):
+        (tmp_path / "mine.yaml").write_text(source.replace("expert: ddr", homes, 1), encoding="utf-8")
+        said = hosim.run(tmp_path / "mine.yaml", policies=["resident"]).sentences
+        assert ("homes names weight and not expert, so that 58.0 GB of experts live in hbm: give expert a home as well."
+                in said) == is_said  # fmt: skip
+
+
+def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp_path):
+    """`static` waits for room only, which copies out make at the rate of their link."""
+    results = hosim.run("llama3_8b_train_910c", policies=["static"])
+    row = results["static"].summary
+    assert row["wait_transfer_ns"] == 0 < row["wait_capacity_ns"]
+    assert row["exposed_transfer_ns"] >= row["exposed_d2h_ns"] == row["wait_capacity_ns"]
+    assert row["hidden_fraction"] == 1 - row["exposed_transfer_ns"] / row["transfer_ns"] < 0.9
+    assert (
+        "hides 80 % of its copying and loses 875 ms waiting for room in hbm with d2h at 100 %" in results.sentences[0]
+    )
