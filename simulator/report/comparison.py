@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from matplotlib.patches import Patch
 
 from simulator.report import colours
 from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, styled, units
-from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
+from simulator.report.rows import Row, held_to, is_ok, percent, present, quantity, recomputed_ns
 from simulator.trace import CAUSES
 
 _ROW_IN, _ABOVE_IN, _BELOW_IN, _GAP_IN, _MARGIN_IN = 0.34, 1.1, 0.5, 0.3, 0.12
@@ -31,6 +32,8 @@ _HALF = 0.36
 _SMALL = TEXT | {"fontsize": 8}
 _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
 _LIMIT = (0, (5, 2))
+_BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
+"""Lines of bounds of different plans."""
 _CUT = 1.04
 """Where a bar that is cut ends, against the longest that is not."""
 
@@ -119,6 +122,7 @@ def _draw_steps(ax: Axes, rows: Sequence[Row]) -> None:
     if not steps:
         ax.set_xlabel("")
         ax.set_xticks([])
+    lines = _bounds(rows)
     for y, row in enumerate(rows):
         if not is_ok(row):
             ax.text(0, y, f" {texts[y]}", va="center", clip_on=False, **(_SMALL | {"color": FAINT}))
@@ -130,7 +134,14 @@ def _draw_steps(ax: Axes, rows: Sequence[Row]) -> None:
         _write(ax, y, left / size, end / size, texts[y])
         bound = row.summary.get("bound_ns")
         if bound is not None and bound <= end:
-            ax.plot([bound / size] * 2, [y - 0.48, y + 0.48], color=INK, linewidth=1.4)
+            ax.plot([bound / size] * 2, [y - 0.48, y + 0.48], **lines[held_to(rows, row)])
+
+
+def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """A line for each kind of plans of which there are bounds."""
+    kinds = [held_to(rows, row) for row in rows if is_ok(row) and present(row.summary.get("bound_ns"))]
+    styles = zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False)
+    return {kind: {"color": INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
 
 
 def _parts(row: Row) -> list[tuple[str, int]]:
@@ -211,9 +222,9 @@ def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     shades |= {colour: f"stall: {cause}" for cause, colour in colours.CAUSE.items()}
     found = {colour for row in rows if is_ok(row) for colour, _ in _parts(row)}
     marks: list[Patch | Line2D] = [Patch(color=c, label=said) for c, said in shades.items() if c in found]
-    if any(is_ok(row) and present(row.summary.get("bound_ns")) for row in rows):
-        homes = " with these homes" if any(row.homes_are_given for row in rows) else ""
-        marks.append(Line2D([], [], color=INK, linewidth=1.4, label=f"bound: no plan{homes} can beat this"))
+    bounds = _bounds(rows)
+    beat = " can beat this" if len(bounds) == 1 else ""
+    marks += [Line2D([], [], label=f"bound: {plans}{beat}", **line) for plans, line in bounds.items()]
     if is_limited:
         marks.append(Line2D([], [], color=INK, linewidth=1.1, linestyle=_LIMIT, label="budget, capacity"))
     if any(row.shortfall is not None for row in rows):

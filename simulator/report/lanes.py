@@ -69,7 +69,9 @@ def bars(
     start, end = ends
     few = len(group) <= _FEW
     edges = pixels(ax, size)
-    long = end - start > edges[1] - edges[0]
+    pixel = edges[1] - edges[0]
+    long = end - start > pixel
+    end = _closed(start, end, long, pixel)
     hair = (edges[-1] - edges[0]) / 300
     for key, tint in enumerate(tints):
         mine = long & (group == key)
@@ -86,6 +88,20 @@ def bars(
         seen = spent[key] > 0
         sides = edges[cells][seen] / size, edges[cells + 1][seen] / size
         _draw(ax, sides, (heights[key + 1][seen], heights[key][seen]), tint, 0.0)
+
+
+def _closed(start: Times, end: Times, long: NDArray[np.bool_], pixel: float) -> Times:
+    """The ends of bars, those moved to the next bar that come less than a pixel before it.
+
+    Else where the edges happen to lie decides whether so short a gap is a whole pixel or none.
+    """
+    at = np.flatnonzero(long)
+    at = at[np.argsort(start[at], kind="stable")]
+    gap = start[at[1:]] - end[at[:-1]]
+    short = (gap > 0) & (gap < pixel)
+    found = end.copy()
+    found[at[:-1][short]] = start[at[1:][short]]
+    return found
 
 
 def _cells(edges: Floats, start: Times, end: Times) -> NDArray[np.intp]:

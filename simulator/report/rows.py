@@ -172,6 +172,19 @@ def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
     return " ".join(filter(None, ("no plan", "with these homes" if given else "", also)))
 
 
+def held_to(rows: Sequence[Row], row: Row) -> str:
+    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either.
+
+    Parameters
+    ----------
+    rows, row
+        The rows of a table, and one of them.
+    """
+    also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
+    kind = str(row.summary.get("bound_kind") or "compute")
+    return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
+
+
 def above_bound(gap: float, kind: str, plans: str) -> str:
     """Say how far above a bound a step is, as the end of a sentence.
 

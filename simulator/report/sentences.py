@@ -10,10 +10,10 @@ from simulator.report.rows import (
     UNBOUNDED,
     Row,
     above_bound,
-    bounded_plans,
     causes,
     copies_nothing,
     fastest_ns,
+    held_to,
     is_ok,
     listed,
     percent,
@@ -135,7 +135,7 @@ def _fastest(rows: Sequence[Row]) -> str:
     gap = row.summary.get("gap_fraction")
     if present(gap):
         kind = str(row.summary.get("bound_kind") or "compute")
-        text += above_bound(float(gap or 0), kind, _held_to(rows, row, kind))
+        text += above_bound(float(gap or 0), kind, held_to(rows, row))
         text += _unseen(row, float(gap or 0))
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
 
@@ -228,12 +228,6 @@ def _hides(row: Row) -> str:
     if hidden == 1 and found:
         return f"{listed(said[:-1])} but {said[-1]}"
     return listed(said)
-
-
-def _held_to(rows: Sequence[Row], row: Row, kind: str) -> str:
-    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either."""
-    also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
-    return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
 
 
 def _unseen(row: Row, gap: float) -> str:

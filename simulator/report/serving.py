@@ -128,7 +128,7 @@ def _latency(row: Mapping[str, Any]) -> str:
     if not present(row["ttft_p50_ns"]):
         return ""
     first, late = (quantity(row[f"ttft_p{p}_ns"], "ns") for p in (50, 95))
-    said = f"{row['policy']}: half of the requests have their first token within {first}, 95 % within {late}"
+    said = f"{row['policy']}: half of the requests have their first token within {first} of sending, 95 % within {late}"
     if present(row["tpot_p50_ns"]):
         said += f"; a further token takes {quantity(row['tpot_p50_ns'], 'ns')}"
     return f"{said}, {_rate(row['tokens_per_s'])} tokens come out in a second."

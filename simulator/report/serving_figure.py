@@ -63,13 +63,24 @@ def _draw_shares(ax: Axes, times: Mapping[str, Sequence[int]], named: Mapping[st
 def _draw_queue(ax: Axes, ran: Mapping[str, Rows], named: Mapping[str, dict[str, Any]]) -> None:
     unit, size = units(max((row["start_ns"] + row["took_ns"] for rows in ran.values() for row in rows), default=0))
     for policy, rows in ran.items():
-        at = [row["start_ns"] / size for row in rows]
-        ax.step(at, [row["waiting"] for row in rows], where="post", **named[policy])
-        ax.step(
-            at, [row["decoding"] for row in rows], where="post", linestyle=":", **(named[policy] | {"linewidth": 1})
-        )
+        at, waiting, decoding = _lasting(rows)
+        times = [ns / size for ns in at]
+        ax.step(times, waiting, where="post", **named[policy])
+        ax.step(times, decoding, where="post", linestyle=":", **(named[policy] | {"linewidth": 1}))
     ax.set_xlabel(f"time [{unit}]", fontsize=9)
     ax.set_ylabel("requests that wait (line), that decode (dotted)", fontsize=9)
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     plain(ax)
+
+
+def _lasting(rows: Rows) -> tuple[list[int], list[int], list[int]]:
+    """From when on how many requests wait and decode [ns]; where no iteration follows at once, none from its end on."""
+    found = []
+    for row, following in zip(rows, [*rows[1:], None], strict=False):
+        end = row["start_ns"] + row["took_ns"]
+        found.append((row["start_ns"], row["waiting"], row["decoding"]))
+        if following is None or following["start_ns"] > end:
+            found.append((end, 0, 0))
+    at, waiting, decoding = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
+    return at, waiting, decoding

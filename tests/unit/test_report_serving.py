@@ -22,7 +22,7 @@ def row(policy="static", **more):
 def test_what_was_found_is_told_with_what_it_saved():
     said = sentences([row(read_0_hit_p50_ns=8 * 10**6, read_100_hit_p50_ns=2 * 10**6, even_bytes_per_s=5.4e9)])
     assert said[0] == (
-        "static: half of the requests have their first token within 1.00 ms, 95 % within 1.00 ms; "
+        "static: half of the requests have their first token within 1.00 ms of sending, 95 % within 1.00 ms; "
         "a further token takes 1.00 ms, 50 tokens come out in a second."
     )
     assert said[1] == (
@@ -68,7 +68,7 @@ def test_a_row_that_needs_too_much_says_what_to_do():
             "may be; raise --replays, or serve fewer requests."
         ),
         (
-            "static: half of the requests have their first token within 1.00 ms, 95 % within 1.00 ms; "
+            "static: half of the requests have their first token within 1.00 ms of sending, 95 % within 1.00 ms; "
             "a further token takes 1.00 ms, 50 tokens come out in a second."
         ),
     ]

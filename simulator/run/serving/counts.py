@@ -37,8 +37,8 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         ``requests``, ``finished``
             How many came, and how many had their last token.
         ``ttft_p50_ns``, ``ttft_p95_ns``
-            From the arrival of a request to the end of the iteration that gives its first token: of 100 requests, the
-            50th and the 95th by time (nearest rank).
+            From when a request was sent, which is its arrival, to the end of the iteration that gives its first token,
+            so that it has waited in the queue as well: of 100 requests, the 50th and the 95th by time (nearest rank).
         ``tpot_p50_ns``, ``tpot_p95_ns``
             From the first token to the last one, by the tokens after the first; of requests with several.
         ``ttft_mean_ns``, ``tpot_mean_ns``

@@ -1,0 +1,70 @@
+"""What pictures must not say: gaps where there are none, requests that nobody serves, a bound that is beaten."""
+
+from __future__ import annotations
+
+import chain
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import simulator as hosim
+from simulator.report import comparison, lanes
+from simulator.report.serving_figure import serving_picture
+
+
+def _row(figure):
+    """The colours of the middle row of pixels, between the outer ends of the bars."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[50, 12:188, :3]
+
+
+@pytest.mark.parametrize("gap_ns", [27, 990])
+def test_a_gap_shorter_than_a_pixel_is_no_column_wherever_it_lies(gap_ns):
+    """A pixel is 1 us; the two bars meet at another place of a pixel each time."""
+    for shift in range(0, 1000, 50):
+        figure = Figure(figsize=(2, 1), dpi=100)
+        ax = figure.add_axes((0, 0, 1, 1))
+        ax.set_axis_off()
+        ax.set_xlim(0, 200)
+        ax.set_ylim(0, 1)
+        first = 100_000 + shift
+        start, end = np.array([10_000, first + gap_ns]), np.array([first, 190_000])
+        lanes.bars(ax, (0.0, 1.0), (start, end), np.zeros(2, np.int64), ["#0000ff"], 1000)
+        for patch in ax.artists + ax.patches:
+            patch.set_linewidth(0)
+        assert (_row(figure) == (0, 0, 255)).all(), shift
+
+
+def test_a_gap_of_two_pixels_is_drawn():
+    figure = Figure(figsize=(2, 1), dpi=100)
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set_xlim(0, 200)
+    start, end = np.array([10_000, 102_000]), np.array([100_000, 190_000])
+    lanes.bars(ax, (0.0, 1.0), (start, end), np.zeros(2, np.int64), ["#0000ff"], 1000)
+    assert (_row(figure) == 255).all(axis=1).any()
+
+
+def test_nobody_decodes_where_no_iteration_runs():
+    times = [(0, 10), (10, 5), (1000, 7)]
+    ran = [{"start_ns": start, "took_ns": took, "waiting": 1, "decoding": 2} for start, took in times]
+    picture = serving_picture({"a": ([{"ttft_ns": 5, "tpot_ns": 7}], ran)}, "toy")
+    for line, running in zip(picture.axes[2].lines, (1, 2), strict=True):
+        assert [round(1000 * at) for at in line.get_xdata()] == [0, 10, 15, 1000, 1007]
+        assert list(line.get_ydata()) == [running, running, 0, running, 0]
+
+
+def test_bounds_of_different_plans_have_lines_and_labels_of_their_own(tmp_path):
+    scenario = chain.SCENARIO.replace("- static", "- static\n  - recompute")
+    rows = list(hosim.run(chain.write(tmp_path, scenario=scenario)).values())
+    picture = comparison.comparison(rows, "toy")
+    labels = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert [label for label in labels if label.startswith("bound")] == [
+        "bound: no plan with these homes without recompute",
+        "bound: no plan",
+    ]
+    assert len({line.get_linestyle() for line in picture.axes[0].lines}) == 2
+    alone = comparison.comparison(rows[:3], "toy")
+    said = [text.get_text() for text in alone.legends[0].get_texts()]
+    assert [one for one in said if one.startswith("bound")] == ["bound: no plan with these homes can beat this"]
