@@ -19,7 +19,7 @@ expect:
   - {row: static, column: peak_hbm_bytes, at_most: 4.3 MB}
   - {row: static, column: stall_ns, at_most: 200 us}
   - {row: static, column: wait_capacity_ns, about: 100 us}
-  - {row: static, column: hidden_fraction, at_least: 0.85, at_most: 1.0}
+  - {row: static, column: hidden_fraction, at_least: 0.75, at_most: 1.0}
   - {row: static, column: moved_d2h_bytes, at_most: 2 MB}
   - {row: static, faster_than: reactive}
 """
@@ -57,7 +57,7 @@ def test_expectations_may_be_about_any_column(hosim, tmp_path):
         ("column: stall_ns, at_most: 100 us", "stall_ns must be at most 100 us, found 200 us"),
         ("column: wait_capacity_ns, about: 200 us, within: 0.1",
          "wait_capacity_ns must be about 200 us (within 10 %), found 100 us"),
-        ("column: hidden_fraction, at_least: 0.95", "hidden_fraction must be at least 95 %, found 90 %"),
+        ("column: hidden_fraction, at_least: 0.95", "hidden_fraction must be at least 95 %, found 80 %"),
         ("column: status, equals: blocked", "status must be blocked, found ok"),
     ],
 )  # fmt: skip
