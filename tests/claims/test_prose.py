@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from simulator.cli import main
 from simulator.report.rows import percent, quantity
 from simulator.run.scaling import scaling
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:
@@ -71,3 +75,23 @@ def test_the_fitted_parameters_are_those_that_validate_lists():
     fitted = [re.findall(r"free parameters? \((.*?)\)", said), re.findall(r"; \d+ \((.*?)\) explain", said)]
     listed = ", ".join(part for found in fitted for part in found).replace(" and ", ", ")
     assert f"as `hosim validate` lists: {listed}." in " ".join(README.split())
+
+
+@pytest.mark.slow
+def test_the_table_of_the_acceptance_trace():
+    command = [sys.executable, "tests/bench/acceptance.py", "--traces", "acceptance", "--queues", "one"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
+    )
+    found = {}
+    for line in done.stdout.splitlines()[1:-1]:
+        about, bound, planner, static, _ = line.split("|")
+        _, accounting, _, budget, rate = about.split()
+        found[accounting, budget, rate] = (bound.split()[0], planner.split()[0], static.split()[0])
+    budget = ""
+    for cells in table("budget | link"):
+        budget = re.search(r"\((\d+ %)\)", cells[0]).group(1).replace(" ", "") if cells[0] else budget
+        freed, kept = (found[accounting, budget, cells[1].split()[0]] for accounting in "ab")
+        bounds = [freed[0]] if freed[0] == kept[0] else [freed[0], kept[0]]
+        said = [cell.replace(",", "") for cell in (cells[2], cells[4], cells[5], cells[6])]
+        assert said == [freed[1], freed[2], kept[2], " / ".join(bounds)], cells
