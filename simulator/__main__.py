@@ -24,8 +24,10 @@ def main() -> "NoReturn":
     try:
         command_line()
     finally:  # the exit code stands: what comes while Python itself ends changes nothing
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
-        _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+        from simulator.interrupts import INTERRUPTS  # noqa: PLC0415 - has long been imported
+
+        for number in INTERRUPTS:
+            _signal.signal(number, _signal.SIG_IGN)
 
 
 def _open() -> None:

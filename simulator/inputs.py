@@ -30,10 +30,9 @@ _BLOCK_BYTES = 1 << 18
 
 def shown(path: Path) -> str:
     """A path as people read it: relative to the working directory where it lies below it."""
-    absolute = path.absolute()
     try:
-        return absolute.relative_to(Path.cwd()).as_posix()
-    except ValueError:
+        return path.absolute().relative_to(Path.cwd()).as_posix()
+    except (ValueError, FileNotFoundError):  # also where that directory is gone
         return str(path)
 
 

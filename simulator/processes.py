@@ -24,16 +24,16 @@ from multiprocessing import Pipe, current_process, get_all_start_methods, get_co
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from queue import Queue
-from threading import Thread, active_count, current_thread, main_thread
+from threading import Thread, active_count
 from typing import Any, Generic, Protocol, TypeVar
+
+from simulator.interrupts import INTERRUPTS, waiting
 
 Outcome = TypeVar("Outcome")
 Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 Make = Callable[[], Callable[[Any], Any]]
 """Builds what all tasks share and returns what does one task; it is sent to other processes."""
-
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 _MOST_WAITING = 64
 """So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
@@ -328,41 +328,25 @@ def _ending() -> Iterator[list[BaseProcess]]:
             process.kill()
         for process in started:
             process.join()
+            with suppress(ValueError):  # where SIGCHLD is ignored, nobody knows that it has ended
+                process.close()
 
 
 def _start(started: list[BaseProcess], process: BaseProcess) -> None:
     """Start a process, and note it; an error of the system if there can be no more."""
-    with _interrupts_wait():
+    with waiting():
         process.start()
         started.append(process)
 
 
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Let interrupts wait; what is started meanwhile inherits that."""
-    came: list[int] = []
-    is_main = current_thread() is main_thread()
-    handlers = {number: signal.getsignal(number) for number in _INTERRUPTS} if is_main else {}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
-    for number in handlers:  # another thread may take the signal; its handler runs in this one all the same
-        signal.signal(number, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if came:
-            signal.raise_signal(came[0])
-
-
 def _begin() -> None:
-    """In a process that was started: leave Ctrl-C to the one that started it, and end when that is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a process that was started: leave a terminal's signals to the one that started it, and end when that is gone."""
+    for number in INTERRUPTS:
+        is_left = number in (signal.SIGINT, signal.SIGHUP)
+        signal.signal(number, signal.SIG_IGN if is_left else signal.SIG_DFL)
     with suppress(RuntimeError):  # the system allows no more threads
         Thread(target=_outlived, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def _outlived() -> None:

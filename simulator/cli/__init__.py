@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from io import TextIOWrapper
+from importlib.machinery import EXTENSION_SUFFIXES
+from io import RawIOBase, TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from simulator import __version__
+from simulator import __version__, interrupts
 from simulator.cli.diff import diff
 from simulator.cli.documents import check, graph, list_, schema
 from simulator.cli.largest import largest
@@ -42,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _Interrupt.came = False
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _not_raised
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _interrupt)
+    interrupts.complete.clear()
+    for number in interrupts.INTERRUPTS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     code: int | str
     try:
         code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
@@ -69,23 +71,31 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _prepare() -> None:
-    """Make this process hosim's own: all can be printed, and matplotlib listens to nobody, and says nothing."""
+    """Make this process hosim's own.
+
+    All can be printed. Matplotlib listens to nobody, and says nothing. OpenBLAS, which comes with numpy and has nothing
+    to do here, starts no threads: where memory is short it would end the process for them, and by an interrupt.
+    """
     import logging
 
     logging.getLogger("matplotlib").setLevel(logging.CRITICAL)
     os.environ.pop("MPLBACKEND", None)
     os.environ["MATPLOTLIBRC"] = os.devnull
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if isinstance(sys.stdout, TextIOWrapper):
+        if isinstance(sys.stdout.buffer, RawIOBase):  # unbuffered, where Python loses what cannot be written at once
+            sys.stdout = open(sys.stdout.fileno(), "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _stopped() -> int:
-    click.echo("hosim: stopped; nothing was written", err=True)
+    whole = " and ".join(interrupts.complete)
+    click.echo(f"hosim: stopped; {f'{whole} is complete' if whole else 'nothing was written'}", err=True)
     return _INTERRUPTED
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Ctrl-C, or SIGTERM, in a class of its own.
+    """Ctrl-C, or what ends a command as it does, in a class of its own.
 
     If Python's own passes through code that a module runs while it is imported, Python ends the process by the signal,
     whoever catches it later.
@@ -96,7 +106,7 @@ class _Interrupt(KeyboardInterrupt):
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    """End on Ctrl-C, or on SIGTERM as after it, so that nothing is left half written."""
+    """End on every interrupt as on Ctrl-C, so that nothing is left half written."""
     _Interrupt.came = True
     raise _Interrupt
 
@@ -111,20 +121,28 @@ def _not_raised(what: sys.UnraisableHookArgs) -> None:
 
 
 def _explained(error: Exception) -> str:
-    """Tell in one message what is wrong; what hosim did not foresee is raised again, for its traceback."""
+    """Tell in one message what is wrong; what hosim did not foresee is raised again, for its traceback.
+
+    First comes what the system refuses: it may refuse to import what else there is to know.
+    """
+    if isinstance(error, MemoryError):
+        return f"memory: there is room for what runs, found no more; {_LESS}"
+    if isinstance(error, OSError):
+        what = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
+        what = f"{error.filename}: " if error.filename else what
+        return f"{what}the system lets hosim read and write, found {error.strerror or error}"
+    cause = error.__cause__ or error
+    if isinstance(cause, ImportError) and (cause.path or "").endswith(tuple(EXTENSION_SUFFIXES)):
+        return f"{cause.path}: the system loads it, found {cause}; {_LESS}; or install hosim anew"
+
     from concurrent.futures.process import BrokenProcessPool
 
     from simulator.errors import HosimError
 
     if isinstance(error, HosimError):
         return str(error)
-    if isinstance(error, MemoryError):
-        return f"memory: there is room for what runs, found no more; {_LESS}"
     if isinstance(error, BrokenProcessPool):
         return f"a process: what hosim starts lasts until its work is done, found {error}; {_LESS}"
-    if isinstance(error, OSError):
-        what = f"{error.filename}: " if error.filename else ""
-        return f"{what}the system lets hosim read and write, found {error.strerror or error}"
     raise error
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from simulator.errors import ConfigError, said_by_system
+from simulator.interrupts import complete, waiting
 from simulator.processes import Aside
 from simulator.report import figures, html, perfetto, ranks_figure, summaries
 from simulator.report.comparison import comparison
@@ -110,9 +111,11 @@ def replaced(out: Path) -> Iterator[Path]:
             new = own / "new"
             new.mkdir()
             yield new
-            if os.path.lexists(out):
-                out.rename(own / _OLD)
-            new.rename(out)
+            with waiting():
+                if os.path.lexists(out):
+                    out.rename(own / _OLD)
+                new.rename(out)
+                complete.append(str(out))
     except OSError as error:
         do = "make room for them, or choose another folder"
         raise ConfigError(f"--out {out}", "the results can be written", said_by_system(error), do) from error
@@ -123,32 +126,40 @@ def replaced(out: Path) -> Iterator[Path]:
 
 
 _PARTIAL, _OLD = ".{}.partial-", "old"
+_DEEPEST = 4
+"""Folders that are open at once while one with the rows' folders is removed: there must be room for so many files."""
 
 
 @contextmanager
 def _own(out: Path) -> Iterator[Path]:
     """Give a folder beside `out` that nobody else uses, nor removes; behind it, it is settled."""
-    held = None
-    while held is None:
-        own = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
-        held = _hold(own)
+    made, held, spare = list[Path](), list[int](), list[int]()
     try:
-        yield own
+        with waiting():
+            while not held:
+                made.append(Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent)))
+                held += filter(None, [_hold(made[-1])])
+            spare += (os.dup(*held) for _ in range(_DEEPEST))
+        yield made[-1]
     finally:
-        try:
-            _settle(own, out)
-        finally:
-            os.close(held)
+        with waiting():
+            for file in spare:
+                os.close(file)
+            for own in made:
+                _settle(own, out)
+            for file in held:
+                os.close(file)
 
 
 def _clear(out: Path) -> None:
     """Settle what runs left beside `out` that were killed."""
     for left in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
-        held = _hold(left, is_sure=True) if left.is_dir() and not left.is_symlink() else None
-        if held is not None:
-            _settle(left, out)
-            os.close(held)
-            _say(f"{left}: removed; a run that was killed had left it")
+        with suppress(PermissionError):  # it is someone else's
+            held = _hold(left, is_sure=True) if left.is_dir() and not left.is_symlink() else None
+            if held is not None:
+                _settle(left, out)
+                os.close(held)
+                _say(f"{left}: removed; a run that was killed had left it")
 
 
 def _hold(folder: Path, is_sure: bool = False) -> int | None:
@@ -158,7 +169,7 @@ def _hold(folder: Path, is_sure: bool = False) -> int | None:
     """
     try:
         file = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except FileNotFoundError:
         return None
     is_held = not is_sure
     try:
@@ -187,7 +198,11 @@ def _settle(own: Path, out: Path) -> None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             (old / name).rename(kept)
             _say(f"{kept}: kept; it came into the folder while that was replaced")
+        if os.path.lexists(old):  # it is known by a file in it, so that what is left of it must not be taken for it
+            old.rename(own / "gone")
     shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):  # not even readable: what a umask may do
+        own.rmdir()
 
 
 def _say(text: str) -> None:
