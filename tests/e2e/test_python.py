@@ -149,3 +149,18 @@ def test_a_step_below_its_bound_is_a_broken_law(scenario, monkeypatch):
     monkeypatch.setattr(Case, "bound", lambda *_, **__: Bound(step_ns + 1, "invented", {}))
     with pytest.raises(hosim.InvariantError, match=r"no step is shorter than its bound, found .*invented"):
         hosim.run(scenario, policies=["static"])
+
+
+def test_results_are_written_in_a_checkout_that_is_not_installed(tmp_path):
+    """No distribution knows its version."""
+    text = f"""
+import importlib.metadata
+def unknown(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+importlib.metadata.version = importlib.metadata.distribution = unknown
+import simulator as hosim
+hosim.run({str(chain.write(tmp_path))!r}).write({str(tmp_path / "out")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "report.html").exists()
