@@ -340,7 +340,7 @@ def _start(started: list[BaseProcess], process: BaseProcess) -> None:
 
 
 def _begin() -> None:
-    """In a process that was started: leave a terminal's signals to the one that started it, and end when that is gone."""
+    """In a process that was started: leave a terminal's signals to the one that started it, and end after it."""
     for number in INTERRUPTS:
         is_left = number in (signal.SIGINT, signal.SIGHUP)
         signal.signal(number, signal.SIG_IGN if is_left else signal.SIG_DFL)

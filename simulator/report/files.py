@@ -138,7 +138,8 @@ def _own(out: Path) -> Iterator[Path]:
         with waiting():
             while not held:
                 made.append(Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent)))
-                held += filter(None, [_hold(made[-1])])
+                if (file := _hold(made[-1])) is not None:
+                    held.append(file)
             spare += (os.dup(*held) for _ in range(_DEEPEST))
         yield made[-1]
     finally:

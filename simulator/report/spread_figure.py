@@ -29,7 +29,7 @@ def spread_picture(lines: Lines, policies: Sequence[str]) -> Picture:
         The tested policy and the other one.
     """
     kinds = list(dict.fromkeys(line["perturbation"] for line in lines if line["perturbation"] != NOMINAL)) or [NOMINAL]
-    most = max((line["worst_step_ns"] or 0 for line in lines), default=1)
+    most = max((line["worst_step_ns"] or 0 for line in lines), default=0) or 1
     picture, (unit, size) = Picture(_HEIGHT_IN), units(int(most))
     width, left = 0.95 / len(kinds), 0.055
     for number, kind in enumerate(kinds):

@@ -39,7 +39,7 @@ def _run(odd: Odd, folder: Path) -> Done:
     out = folder / odd.out
     changed = {"COLUMNS": "100", **odd.env}
     env = {name: value.format(here=folder) for name, value in changed.items() if value is not None}
-    env |= {name: value for name, value in os.environ.items() if name not in changed}
+    env |= {name: value for name, value in os.environ.items() if name not in changed and "PYTHON" not in name}
     terminal, shown = os.openpty() if odd.output == "terminal" else (None, subprocess.PIPE)
     process = subprocess.Popen(
         _become(odd, ["run", str(folder / "inputs" / "scenario.yaml"), "--out", str(out)]),

@@ -33,7 +33,7 @@ COMMANDS = (
     "validate inputs/scenario.yaml inputs/second.yaml --workers 2 --out out",
     "robust inputs/scenario.yaml --workers 2 --draws 2 --slower-links none --inspect none --longer none --out out",
 )
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPED = "hosim: stopped; {}\n"
 
 TOUCHING = f"""
@@ -130,7 +130,7 @@ def out(place: Path, whole: dict[str, Whole]) -> Iterator[Path]:
 def _moment(number: int) -> tuple[str, signal.Signals, bool, float]:
     """Which command gets which signal, and when: by what it touches, or by time; as a share of all."""
     which, by_touch = divmod(number, 2)
-    return COMMANDS[which % 3], SIGNALS[which // 3 % 3], by_touch == 1, 2 * (which + Random(number).random()) / KILLS
+    return COMMANDS[which % 3], SIGNALS[which // 3 % 4], by_touch == 1, 2 * (which + Random(number).random()) / KILLS
 
 
 def _kill(place: Path, number: int, whole: Whole) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator import interrupts
 from simulator.errors import ConfigError
 from simulator.report import files
 
@@ -66,6 +67,8 @@ def _killed(out, when):
 
     def run():
         own = Path.rename
+        if when == "removing":
+            files.shutil.rmtree = lambda own, **_: (next(own.glob("*/summary.json")).unlink(), _kill())
         if when == "replacing":
             Path.rename = lambda self, target: _kill() if self.name == "new" else own(self, target)
         with files.replaced(out) as folder:
@@ -93,6 +96,53 @@ def test_what_a_killed_run_left_is_removed_by_the_next(when, tmp_path, capsys):
         raise KeyboardInterrupt
     assert capsys.readouterr().err == f"hosim: {left}: removed; a run that was killed had left it\n"
     assert _names(tmp_path) == [f"out/{name}" for name in ("a.txt", *RUN)], "the earlier run is in its place again"
+
+
+def test_what_is_left_of_a_folder_that_was_being_removed_is_nobodys(tmp_path, capsys):
+    out = tmp_path / "out"
+    _run(out, a_txt="old")
+    _killed(out, "removing")
+    (left,) = tmp_path.glob(".out.partial-*")
+    assert _names(left)
+    assert _names(out) == ["half"]
+    (out / "half").unlink()
+    _run(out, b_txt="new")
+    assert capsys.readouterr().err == f"hosim: {left}: removed; a run that was killed had left it\n"
+    assert _names(out) == ["b.txt", *RUN]
+
+
+def test_an_interrupt_waits_while_the_folder_takes_its_place(tmp_path, monkeypatch):
+    out, rename = tmp_path / "out", Path.rename
+    _run(out, a_txt="old")
+
+    def interrupted(path, target):
+        rename(path, target)
+        if path.name != "new":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(interrupts, "complete", [])
+    monkeypatch.setattr(files, "complete", interrupts.complete)
+    with pytest.raises(KeyboardInterrupt):
+        _run(out, b_txt="new")
+    assert _names(tmp_path) == [f"out/{name}" for name in ("b.txt", *RUN)]
+    assert interrupts.complete == [str(out)]
+
+
+def test_a_folder_that_cannot_even_be_opened_is_one_error_and_removed(tmp_path, monkeypatch):
+    """As with a umask that takes everything, unless root asks."""
+
+    opened = os.open
+
+    def refused(path, *arguments, **more):
+        if Path(path).name.startswith(".out.partial-"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(files.os, "open", refused)
+    with pytest.raises(ConfigError, match="found Permission denied"):
+        _run(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_living_run_fills_is_left_alone(tmp_path, capsys):

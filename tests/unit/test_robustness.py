@@ -15,6 +15,7 @@ from simulator.errors import ConfigError, PlanError
 from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report import spread
+from simulator.report.spread_figure import spread_picture
 from simulator.run import prepare
 from simulator.run.execute import execute
 from simulator.run.perturb import (
@@ -214,6 +215,13 @@ def test_some_draws_that_do_not_run_are_counted_in_the_table():
     assert "110 ns (2 of 3 ran)" in told
     assert "blocked" in told
     assert told.splitlines()[1].endswith("tie")
+
+
+def test_where_nothing_runs_there_is_still_a_picture():
+    lines = spread.quantiles([row(policy, None) for policy in "pr"])
+    assert [text.get_text() for text in spread_picture(lines, "pr").legends[0].get_texts()] == [
+        *("p, median", "r, median", "p: does not always run", "r: does not always run")
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
