@@ -5,7 +5,7 @@ One YAML document describes one machine as one of its devices sees it. Every fig
 """
 
 from simulator.hardware.allocator import Allocator, Compaction
-from simulator.hardware.caps import without_effect
+from simulator.hardware.caps import asked_bytes_per_s, without_effect
 from simulator.hardware.compute import Compute, FixedHost, Host, ReactiveHost
 from simulator.hardware.machine import Hardware
 from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier
@@ -14,5 +14,6 @@ from simulator.hardware.topology import Fabric, OnChip, Topology
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
-    "OnChip", "ReactiveHost", "Tier", "Topology", "stage_rates", "without_effect",
+    "OnChip", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates",
+    "without_effect",
 ]  # fmt: skip

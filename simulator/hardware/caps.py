@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
 from simulator.hardware.machine import Hardware
+from simulator.hardware.memory import Bus, Link
 from simulator.units import human
 
 
@@ -43,33 +45,48 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
         if budget_bytes < usable:
             said.append(
                 f"tiers.{tier}.capacity leaves {human(usable, 'B')}, but the scenario's budget lets plans use "
-                f"{human(budget_bytes, 'B')}: beyond that it changes nothing, unless the budget is set as well."
+                f"{human(budget_bytes, 'B')}: more changes nothing, unless the budget is set as well."
             )
     return said
 
 
+def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
+    """What the links of a bus carry at most together, of all devices that share it [B/s].
+
+    Endless if a port of a fabric is among them.
+    """
+    topology = hardware.topology
+    devices = {"device": 1, "node": topology.devices_per_node, "supernode": topology.devices}[bus.scope]
+    links = [hardware.links.get(name) for name in bus.links]
+    return devices * sum(math.inf if link is None else link.bandwidth_bytes_per_s for link in links)
+
+
 def _links_over_buses(hardware: Hardware, names: Collection[str]) -> Iterator[str]:
     for bus_name, bus in hardware.buses.items():
-        rate = bus.bandwidth_bytes_per_s
-        over = [name for name in names if name in bus.links and hardware.links[name].bandwidth_bytes_per_s >= rate]
+        over = [name for name in names if name in bus.links and _fills(hardware.links[name], bus)]
         if over:
             fields = " and ".join(f"links.{name}.bandwidth" for name in over)
             rates = " and ".join({human(hardware.links[name].bandwidth_bytes_per_s, "B/s"): None for name in over})
+            is_, they = ("is", "it goes") if len(over) == 1 else ("are", "they go")
             yield (
-                f"{fields} {'is' if len(over) == 1 else 'are'} {rates}, but buses.{bus_name}, which they go over, "
-                f"carries {human(rate, 'B/s')}: beyond that it changes nothing, unless "
+                f"{fields} {is_} {rates}, but buses.{bus_name}, which {they} over, carries "
+                f"{human(bus.bandwidth_bytes_per_s, 'B/s')}: more changes nothing, unless "
                 f"buses.{bus_name}.bandwidth is set as well."
-            ).replace("which they go over", "which it goes over" if len(over) == 1 else "which they go over")
+            )
+
+
+def _fills(link: Link, bus: Bus) -> bool:
+    """Whether a single copy of any size fills the bus, on one channel."""
+    least = min((point.fraction for point in link.efficiency), default=1.0)
+    share = least / link.channels if link.sharing == "servers" else least
+    return link.bandwidth_bytes_per_s * share >= bus.bandwidth_bytes_per_s
 
 
 def _buses_over_links(hardware: Hardware, names: Collection[str]) -> Iterator[str]:
     for name in names:
-        bus = hardware.buses[name]
-        if not all(link in hardware.links for link in bus.links):
-            continue
-        asked = sum(hardware.links[link].bandwidth_bytes_per_s for link in bus.links)
-        if bus.bandwidth_bytes_per_s >= asked:
+        bus, asked = hardware.buses[name], asked_bytes_per_s(hardware, hardware.buses[name])
+        if asked <= bus.bandwidth_bytes_per_s:
             yield (
                 f"buses.{name}.bandwidth is {human(bus.bandwidth_bytes_per_s, 'B/s')}, but its links carry at most "
-                f"{human(asked, 'B/s')} together: beyond that it changes nothing."
+                f"{human(asked, 'B/s')} together: more changes nothing."
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simulator.graph import TensorKind
 from simulator.hardware import without_effect
-from simulator.report.rows import Row
+from simulator.report.rows import Row, listed
 from simulator.run.case import Case
 from simulator.units import human
 
@@ -31,7 +31,8 @@ def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
     runtimes = [row.label for row in rows if any(plan.fixed is None for plan in row.plans)]
     if not runtimes or "host" in case.hardware.model_fields_set:
         return []
-    return [f"{case.hardware.name} has no host, so that {', '.join(runtimes)} inspect, decide and issue for free."]
+    decisions = f"decisions of {listed(runtimes)} are free"
+    return [f"{case.hardware.name} states no costs of a host, so that {decisions}: add the key host."]
 
 
 def _experts(case: Case) -> list[str]:

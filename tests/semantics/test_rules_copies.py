@@ -210,20 +210,24 @@ def test_11_of_several_tensors_an_op_waits_for_the_one_that_was_copied_first_how
     assert waits(t, g) == ["10-60 f capacity", "60-110 f transfer", "110-140 f transfer"]
 
 
-def test_5_a_detach_of_nothing_is_in_order_like_any_other():
-    """`w` has 0 B: its detach leaves no row, and the copy back still waits for all that was issued before."""
+@pytest.mark.parametrize(
+    ("home", "text", "told"),
+    [
+        ("hbm", "copy w hbm ddr; detach w ddr; compute f; compute g", ["0-10 d2h w", "10-40 f", "40-45 g"]),
+        (
+            "ddr",
+            "copy w ddr hbm; compute f; detach w hbm; copy w ddr hbm; compute g; detach w hbm",
+            ["0-5 h2d w", "5-35 f", "35-40 h2d w", "40-45 g"],
+        ),
+    ],
+)
+def test_5_a_detach_of_nothing_is_in_order_like_any_other(home: str, text: str, told: list[str]):
+    """`w` has 0 B: its detach leaves no row, and what comes behind still waits for all that was issued before."""
     h = machine(d2h={"latency": "10 ns"}, h2d={"latency": "5 ns"})
     g = graph("w 0 persistent", "f: w ->, 30 ns", "g: w ->, 5 ns")
-    text = "copy w hbm ddr; detach w ddr; compute f; detach w hbm; compute g"
-    t = play(h, g, text.replace("; detach w hbm", ""), "w hbm")
-    plan = Plan("story", h.tier_names, (0,), steps(g, h, text.replace("; detach w hbm", "")))
-    check_trace(g, h, [plan], t)
-    assert timeline(t, g, h) == ["0-10 d2h w", "10-40 f", "40-45 g"]
-    text = "compute f; detach w hbm; copy w ddr hbm; compute g; detach w hbm"
-    t, plan = play(h, g, text, "w ddr"), Plan("story", h.tier_names, (1,), steps(g, h, f"copy w ddr hbm; {text}"))
-    t = play(h, g, f"copy w ddr hbm; {text}", "w ddr")
-    assert timeline(t, g, h) == ["0-5 h2d w", "5-35 f", "35-40 h2d w", "40-45 g"]
-    check_trace(g, h, [plan], t)
+    t = play(h, g, text, f"w {home}")
+    assert timeline(t, g, h) == told
+    check_trace(g, h, [Plan("story", h.tier_names, (h.tier_names.index(home),), steps(g, h, text))], t)
 
 
 @pytest.mark.parametrize("efficiency", [[], [{"size": "1 B", "fraction": 0.5}]])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import chain
 import pytest
+from stories import machine
 
 import simulator as hosim
+from simulator import catalog
+from simulator.hardware import asked_bytes_per_s, without_effect
 
 
 def _said(tmp_path, **more):
@@ -19,9 +24,30 @@ def test_a_link_that_its_bus_caps_is_named_with_the_bus():
         steps.append(results["static"].summary["step_ns"])
         assert (
             f"links.d2h.bandwidth and links.h2d.bandwidth are {rate} GB/s, but buses.pcie, which they go over, carries "
-            "100 GB/s: beyond that it changes nothing, unless buses.pcie.bandwidth is set as well."
+            "100 GB/s: more changes nothing, unless buses.pcie.bandwidth is set as well."
         ) in results.sentences
     assert len(set(steps)) == 1
+
+
+@pytest.mark.parametrize(
+    ("link", "is_said"),
+    [
+        ({"bandwidth": "2 GB/s"}, True),
+        ({"bandwidth": "2 GB/s", "channels": 3, "sharing": "servers"}, False),
+        ({"bandwidth": "3 GB/s", "channels": 3, "sharing": "servers"}, True),
+        ({"bandwidth": "2 GB/s", "efficiency": [{"size": "1 kB", "fraction": 0.4}]}, False),
+        ({"bandwidth": "0.9 GB/s"}, False),
+    ],
+)
+def test_a_link_is_capped_if_one_copy_of_any_size_fills_the_bus(link, is_said):
+    h = machine(h2d=link, buses={"pcie": {"links": ["h2d"], "bandwidth": "1 GB/s"}})
+    assert bool(without_effect(h, None, ["links.h2d.bandwidth"])) == is_said
+
+
+def test_what_a_bus_with_a_port_is_asked_for_has_no_end():
+    h = catalog.read_hardware("cloudmatrix384_node")
+    assert asked_bytes_per_s(h, h.buses["ub_out"]) == math.inf
+    assert without_effect(h, None, ["buses.*.bandwidth"]) == []
 
 
 @pytest.mark.parametrize(
@@ -48,9 +74,12 @@ def test_a_capacity_beyond_the_budget_is_named(tmp_path):
 
 
 def test_runtimes_that_decide_for_free_are_named(tmp_path):
-    assert "has no host, so that reactive inspect, decide and issue for free." in _said(tmp_path)
-    assert "for free" not in _said(tmp_path, policies=["static"])
-    assert "for free" not in _said(tmp_path, set={"host.queue_depth": 512})
+    assert (
+        "bench_machine states no costs of a host, so that decisions of reactive are free: add the key host."
+        in _said(tmp_path)
+    )
+    assert "costs of a host" not in _said(tmp_path, policies=["static"])
+    assert "costs of a host" not in _said(tmp_path, set={"host.queue_depth": 512})
 
 
 def test_experts_without_a_home_are_named_where_weights_have_one(tmp_path):

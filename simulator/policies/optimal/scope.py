@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.errors import ScopeError
+from simulator.hardware import asked_bytes_per_s
 from simulator.policies.fused import has_fused
 from simulator.policies.problem import Problem
 from simulator.units import human
@@ -66,7 +67,7 @@ def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
     if len(problem.hardware.passing((name,))) > 1 or link.via:
         raise _error("no other link slows copies down", f"{name!r}, whose way another shares", "remove the staged link")
     for bus_name, bus in problem.hardware.buses.items():
-        asked = sum(problem.hardware.links[one].bandwidth_bytes_per_s for one in bus.links)
+        asked = asked_bytes_per_s(problem.hardware, bus)
         if name in bus.links and asked > bus.bandwidth_bytes_per_s:
             found = f"bus {bus_name!r}, of {_rate(bus.bandwidth_bytes_per_s)}, under links of {_rate(asked)} together"
             do = f"plan with 'static', or give the bus what its links ask for: --set buses.{bus_name}.bandwidth=inf"

@@ -41,6 +41,7 @@ class Runtime:
         "_direct",
         "_early",
         "_here",
+        "_may_lie_elsewhere",
         "_needed_until",
         "_room",
         "_sizes",
@@ -65,6 +66,8 @@ class Runtime:
         self._early = set[int]()
         self._room = list(problem.capacities)
         self._below = [dict[int, None]() for _ in problem.capacities]
+        has_several = len(problem.neighbours) > 1
+        self._may_lie_elsewhere = [has_several and home == FREE for home in problem.homes]
         for tensor, tier in enumerate(tables.homes):
             if tier == self._tier:
                 self._room[tier] -= self._sizes[tensor]
@@ -198,14 +201,16 @@ class Runtime:
             self._copy_valid[tensor] = True
         self._codes.append((DETACH, tensor, self._tier, 0))
         self._leave(tensor)
-        lying = self._below[self._copy_at[tensor]]
-        del lying[tensor]
-        lying[tensor] = None
+        if self._may_lie_elsewhere[tensor]:
+            lying = self._below[self._copy_at[tensor]]
+            del lying[tensor]
+            lying[tensor] = None
 
     def _lie(self, tensor: int, tier: int) -> None:
         """Take the place of a copy in a tier below."""
         self._copy_at[tensor] = tier
-        self._below[tier][tensor] = None
+        if self._may_lie_elsewhere[tensor]:
+            self._below[tier][tensor] = None
         self._room[tier] -= self._sizes[tensor]
 
     def _leave(self, tensor: int) -> None:
@@ -225,7 +230,7 @@ class Runtime:
         """Give up the place of a copy in a tier below."""
         tier = self._copy_at[tensor]
         self._copy_at[tensor] = NONE
-        del self._below[tier][tensor]
+        self._below[tier].pop(tensor, None)
         self._room[tier] += self._sizes[tensor]
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
@@ -269,10 +274,10 @@ class Runtime:
         return True
 
     def _may_demote(self, tensor: int, tier: int) -> bool:
-        """Whether a copy may leave its tier: it is free to lie elsewhere, or one too many."""
+        """Whether a copy may leave its tier: another one has room for it, or it is one too many."""
         if self._here[tensor]:
             return self._tables.homes[tensor] < 0
-        return self._tables.problem.homes[tensor] == FREE and self._next_tier(tensor, tier) != NONE
+        return self._next_tier(tensor, tier) != NONE
 
     def _next_tier(self, tensor: int, tier: int) -> int:
         """The nearest tier that has room for what lies in this one, and a way there that no other tier is on."""
