@@ -44,10 +44,10 @@ def test_a_link_is_capped_if_one_copy_of_any_size_fills_the_bus(link, is_said):
     assert bool(without_effect(h, None, ["links.h2d.bandwidth"])) == is_said
 
 
-def test_what_a_bus_with_a_port_is_asked_for_has_no_end():
+def test_what_a_bus_is_asked_for_counts_all_who_share_it_and_has_no_end_with_a_port():
     h = catalog.read_hardware("cloudmatrix384_node")
     assert asked_bytes_per_s(h, h.buses["ub_out"]) == math.inf
-    assert without_effect(h, None, ["buses.*.bandwidth"]) == []
+    assert asked_bytes_per_s(h, h.buses["ddr_out"]) == 16 * 33_600_000_000
 
 
 @pytest.mark.parametrize(
