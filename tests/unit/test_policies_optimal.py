@@ -14,8 +14,7 @@ from stories import graph
 
 from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
 from simulator.hardware import Hardware
-from simulator.policies import POLICIES, Problem
-from simulator.policies.optimal import improve
+from simulator.policies import POLICIES, Problem, optimal
 
 OPTIMAL = POLICIES["optimal"]
 PROVED = "proved optimal: no plan over one lower tier has a shorter step"
@@ -119,15 +118,15 @@ def test_what_the_program_does_not_describe_is_refused(change, message):
 
 
 def test_without_the_solver_the_message_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
     with pytest.raises(ConfigError, match=r'policy .optimal.*pip install "hosim\[solve\]"'):
         OPTIMAL.plan(member(0)[1])
 
 
 def test_a_plan_that_beats_the_bound_is_a_bug(monkeypatch):
     """If what no plan beats were wrong, the replay would show it."""
-    true = improve._least_ns
-    monkeypatch.setattr(improve, "_least_ns", lambda p: true(p) * 2)
+    true = optimal._least_ns
+    monkeypatch.setattr(optimal, "_least_ns", lambda p: true(p) * 2)
     with pytest.raises(InvariantError, match="no plan takes less than"):
         OPTIMAL.plan(member(0)[1])
 

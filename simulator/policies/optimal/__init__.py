@@ -1,4 +1,4 @@
-"""`optimal`: the best plan over one lower tier for a small graph, by an integer program. A yardstick, not a compiler.
+"""`optimal`: the best plan over one lower tier for a small graph, by constraint programming. A yardstick, no compiler.
 
 It is the best of all plans for one compute stream that
 
@@ -13,18 +13,14 @@ last use) and comes in; and the order of the copies on each link. ::
 
     window    of several steps, the one that counts     -> Problem
     space     what there is to decide                   -> Space
-    program   the integer program, for scipy's HiGHS    -> Solution, Decisions
-    write     the plan that the decisions are           -> Plan
-    observe   the run of any plan, as a solution        -> Observed
-    improve   start from other policies, beat, replay   -> the fastest plan, and what no plan beats
+    program   the scheduling problem, for CP-SAT        -> Solution
+    write     the plan that a solution is               -> Plan
 
-*The objective* of a plan is its step by the program alone: with the flags of a solution, the earliest whole times that
-keep to every row, found as longest paths without the solver. It is the plan's if its replay takes just as long, to the
-nanosecond; then the plan says so in its notes, else it says that it has none. So nothing rests on the solver's
-fractions but the proof that there is nothing better.
+The search starts from the plan of `static`: its step is the horizon, and no longer one is looked at.
 
-*Proved* means: the solver finds no solution that is faster by more than one part in a million, which is what it can
-tell apart; below a step of a million nanoseconds these are all whole steps.
+*The objective* of a plan is its step by the program alone. It is the plan's if its replay takes just as long, to the
+nanosecond; then the plan says so in its notes, else it says that it has none. All numbers are whole, so that a proof is
+a proof: *proved* means that no plan of this kind has a shorter step.
 
 *Several steps*: the program looks at the window of one step (see `window`), so that what it finds no step can beat, the
 last one of two steps or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
@@ -34,15 +30,23 @@ found, and says how far it may be from the best there is.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
+from simulator.bounds import Limits
 from simulator.document import Part
-from simulator.plan import Plan
-from simulator.policies.optimal.improve import Search
+from simulator.errors import CapacityError, InvariantError
+from simulator.plan import NOWHERE, Plan
+from simulator.policies import lookahead, offload_saved, resident, static
+from simulator.policies.optimal.program import Program
 from simulator.policies.optimal.scope import check_scope
+from simulator.policies.optimal.space import find_space
+from simulator.policies.optimal.window import window
+from simulator.policies.optimal.write import write
 from simulator.policies.problem import Problem
 
 MOST_OPS = 60
@@ -80,24 +84,140 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     check_scope(problem, MOST_OPS)
     search = Search(problem, options.time_limit_s)
-    found = search.run()
-    return replace(found, policy="optimal", notes=(_verdict(search, options.time_limit_s), _objective(search)))
+    best = search.run()
+    return replace(best, policy="optimal", notes=(_verdict(search, options.time_limit_s), _objective(search)))
+
+
+class Search:
+    """The fastest plan so far, and what no plan beats.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    time_limit_s
+        When to stop [s].
+
+    Attributes
+    ----------
+    plan, step_ns
+        The fastest plan and its replayed step [ns].
+    objective_ns
+        The step of the solution that the plan was written from, by the program alone [ns]; None if the plan is not one
+        of the program's, or its replay took another time.
+    least_ns
+        No plan of the space is faster [ns].
+    is_over
+        Whether the search ended by itself.
+    """
+
+    def __init__(self, problem: Problem, time_limit_s: float) -> None:
+        self._problem, self._until = problem, time.monotonic() + time_limit_s
+        lead = int(problem.graph.steps > 1)
+        self._seen = window(problem) if lead else problem
+        self._space = find_space(self._seen, lead)
+        self._before_ns = -problem.durations_ns[-1] if lead else problem.hardware.host.fixed.launch_ns
+        self.plan: Plan | None = None
+        self.step_ns: int | float = math.inf
+        self.objective_ns: int | None = None
+        self.least_ns = _least_ns(problem)
+        self.is_over = False
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no plan of the space is faster."""
+        return self.step_ns == self.least_ns
+
+    @property
+    def premise(self) -> str:
+        """What the program lacks to tell a plan that has no objective."""
+        if self._space.lead:
+            return "copies of the step before are late and delay this step, and the program looks at a step alone"
+        return "it is no plan over one lower tier, or none was found in time"
+
+    def run(self) -> Plan:
+        """Start from what other policies find, solve, replay, and return the fastest plan.
+
+        Raises
+        ------
+        CapacityError
+            If no plan fits: that of the least demand among the other policies'.
+        """
+        refused = self._start()
+        horizon_ns = self._horizon_ns() - self._before_ns
+        program = Program(self._seen, self._space, horizon_ns, max(0, self.least_ns - self._before_ns))
+        self._solve(program)
+        if self.objective_ns is None:
+            program.compute_first()
+            self._solve(program)
+        if self.step_ns < self.least_ns:
+            rule = f"no plan takes less than {self.least_ns:,} ns"
+            raise InvariantError("policy 'optimal'", rule, f"{self.step_ns:,} ns", "report this")
+        if self.plan is None:
+            raise refused or InvariantError("policy 'optimal'", "a policy says why it has no plan", "none", "report")
+        return self.plan
+
+    def _solve(self, program: Program) -> None:
+        """Look for the shortest step, replay it, and note what no plan beats."""
+        verdict = program.solve(self._until - time.monotonic())
+        self.is_over = verdict.is_over
+        if self.plan is not None or verdict.solution is not None:
+            self.least_ns = max(self.least_ns, verdict.least_ns + self._before_ns)
+        if verdict.solution is not None:
+            plan = write(self._problem, self._space, verdict.solution)
+            self._offer(plan, verdict.solution.length_ns + self._before_ns)
+
+    def _start(self) -> CapacityError | None:
+        """Take the fastest of other policies' plans; those that may cross a barrier only if there is none."""
+        others = () if any(op.barrier for op in self._problem.graph.ops) else (resident, offload_saved, lookahead)
+        refused = []
+        for module in (static, *others):
+            try:
+                self._offer(module.plan(self._problem, module.Options()))
+            except CapacityError as error:
+                refused.append(error)
+        return min(refused, key=lambda error: error.report.gap_bytes, default=None)
+
+    def _offer(self, plan: Plan, objective_ns: int | None = None) -> None:
+        """Replay a plan and keep it if it is the fastest, or as fast and as long as the program says."""
+        try:
+            replayed = self._problem.replay(plan)
+        except CapacityError:
+            return
+        if replayed.status != "ok":
+            return
+        is_told = objective_ns == replayed.step_ns
+        if replayed.step_ns < self.step_ns or (replayed.step_ns == self.step_ns and is_told):
+            self.plan, self.step_ns = plan, replayed.step_ns
+            self.objective_ns = objective_ns if is_told else None
+
+    def _horizon_ns(self) -> int:
+        """The step of the fastest plan; without one, all ops and copies one after another."""
+        if self.step_ns < math.inf:
+            return int(self.step_ns)
+        copies = sum(gap.in_ns or 0 for gap in self._space.gaps) + sum(out.takes_ns for out in self._space.outs)
+        return self._before_ns + self._seen.clock[-1] + copies
+
+
+def _least_ns(problem: Problem) -> int:
+    """What the bounds say; in a run of one step nothing happens before the launch [ns]."""
+    homes = [h if there else NOWHERE for h, there in zip(problem.homes, problem.starts_with, strict=True)]
+    limits = Limits.alone(problem.graph, problem.hardware, problem.durations_ns, homes)
+    launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
+    return launch_ns + limits.step(problem.budget_bytes).ns
 
 
 def _verdict(search: Search, time_limit_s: float) -> str:
     others = "no plan over one lower tier"
-    if search.step_ns == search.least_ns:
-        return f"proved optimal: {others} has a shorter step"
-    least = f"{others} takes less than {search.least_ns:,} ns"
     if search.is_proved:
-        return f"proved optimal to one part in a million: {least}"
+        return f"proved optimal: {others} has a shorter step"
     share = search.step_ns / search.least_ns - 1 if search.least_ns else 0.0
     why = (
         "the replay delays what the program finds best"
         if search.is_over
         else f"the search stopped after {time_limit_s:g} s"
     )
-    return f"not proved optimal ({why}): {least}, a gap of {share:.2%}"
+    return f"not proved optimal ({why}): {others} takes less than {search.least_ns:,} ns, a gap of {share:.2%}"
 
 
 def _objective(search: Search) -> str:

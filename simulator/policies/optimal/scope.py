@@ -20,9 +20,9 @@ def check_scope(problem: Problem, most_ops: int) -> None:
         several tiers; or the host's own time matters.
     """
     try:
-        import scipy.optimize  # noqa: F401, PLC0415 - an extra
+        import ortools.sat.python.cp_model  # noqa: F401, PLC0415 - an extra
     except ImportError:
-        raise _error("its solver is installed", "no scipy", 'pip install "hosim[solve]"') from None
+        raise _error("its solver is installed", "no ortools", 'pip install "hosim[solve]"') from None
     ops = len(problem.graph.ops)
     if ops > most_ops:
         raise _error(f"a graph has at most {most_ops} ops", f"{ops:,}", "use 'static' for large graphs")

@@ -104,14 +104,6 @@ class Space:
     freed_bytes: list[int] = field(default_factory=list)
     at_home_bytes: int = 0
 
-    def during(self, op: int) -> int:
-        """The base while an op runs [B]."""
-        return self.start_bytes + sum(self.taken_bytes[: op + 1]) - sum(self.freed_bytes[:op])
-
-    def after(self, op: int) -> int:
-        """The base after an op has ended; of -1, at the start [B]."""
-        return self.during(op) - self.freed_bytes[op] if op >= 0 else self.start_bytes
-
     def new_choice(self) -> int:
         """Number a new decision."""
         self.choices += 1

@@ -1,4 +1,4 @@
-"""The run of any plan as a solution of the program: what it decides, and when it starts what.
+"""The run of any plan as a solution of `optimal`'s program: what it decides, and when it starts what.
 
 This is what makes the program a bound: every run of a plan of its kind is one of its solutions.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
+from simulator.policies.optimal.program import Program
 from simulator.policies.optimal.space import Space
 from simulator.policies.problem import Problem
 from simulator.trace import Trace
@@ -141,3 +142,18 @@ class _Observer:
             is_copied = gap.out is None or gap.out in found.outs or space.outs[gap.out].needless_if in found.taken
             if gap.choice is not None and gap.choice not in space.homes and is_copied:
                 found.taken.add(gap.choice)
+
+
+def hold(program: Program, observed: Observed) -> None:
+    """Leave no other solution than what the run decided and when it started what."""
+    add, space = program.model.add, program.space
+    for start, observed_ns in zip(program.starts, observed.starts, strict=True):
+        add(start == observed_ns)
+    for o, (start, made) in enumerate(program.outs):
+        add(made == int(o in observed.outs))
+        if o in observed.outs:
+            add(start == observed.outs[o])
+    for g, start_ns in observed.ins.items():
+        add(program.ins[g] == start_ns)
+    for c in range(space.choices):
+        add(program.choices[c] == int(c in observed.taken))
