@@ -20,12 +20,6 @@ _FAILED = 1
 @click.option("--out", type=click.Path(path_type=Path), help="Write tables, pictures, traces and a report here.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware for this run.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Run only this row, or this policy.")
-@click.option(
-    "--bound",
-    type=click.Choice(("combinatorial", "relaxation")),
-    metavar="KIND",
-    help="What no plan beats: combinatorial, or relaxation (tighter, slower, needs hosim[solve]).",
-)
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stays flat.")
 @click.option("--json", "as_json", is_flag=True, help="Print what summary.json says, and nothing else.")
 @click.option(
@@ -78,7 +72,7 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
 
 def _readings(more: dict[str, Any]) -> dict[str, Any]:
     """How the scenario is run in another way than it says."""
-    return {"bound": more["bound"], "trace": "none" if more["no_trace"] else None}
+    return {"trace": "none" if more["no_trace"] else None}
 
 
 def _run(case: Case, policies: Sequence[str] | None, out: Path | None) -> Results:

@@ -196,7 +196,7 @@ def _inputs(old: Said, new: Said) -> list[tuple[str, str, str]]:
         was, now = before.get(table, {}), after.get(table, {})
         keys = dict.fromkeys((*was, *now))
         found += [(f"{table} {key}", _value(was, key, "not set"), _value(now, key, "not set")) for key in keys]
-    found += [(key, _value(before, key), _value(after, key)) for key in ("bound", "seed")]
+    found.append(("seed", _value(before, "seed"), _value(after, "seed")))
     return [change for change in found if change[1] != change[2]]
 
 

@@ -126,14 +126,11 @@ def causes(row: Row) -> list[tuple[str, int]]:
 def bound_name(row: Row) -> str:
     """Name the bound that the row's gap is to, or `ABSENT`.
 
-    ``relaxation``, or else ``combinatorial``; for the latter ``fixed plans`` if it holds of such plans only.
+    ``fixed plans`` if it holds of such plans only, else ``combinatorial``.
     """
     if not present(row.summary.get("gap_fraction")):
         return ABSENT
-    kind = str(row.summary.get("bound_kind"))
-    if kind.removesuffix(OF_FIXED) == "relaxation":
-        return kind
-    return "fixed plans" if kind.endswith(OF_FIXED) else "combinatorial"
+    return "fixed plans" if str(row.summary.get("bound_kind")).endswith(OF_FIXED) else "combinatorial"
 
 
 def recomputed_ns(row: Row) -> int:

@@ -16,7 +16,7 @@ from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.largest import Largest, searched
 from simulator.run.one import Progress, row_of, silent
 from simulator.run.results import Result, Results
-from simulator.scenario import BoundKind, Keep, Scenario
+from simulator.scenario import Keep, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
 
@@ -26,7 +26,6 @@ def run(
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
-    bound: BoundKind | None = None,
     job: Job | None = None,
     progress: Progress | None = None,
 ) -> Results:
@@ -42,9 +41,6 @@ def run(
     policies
         Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
         those of the scenario.
-    bound
-        What no plan beats: ``combinatorial``, or ``relaxation`` as well (extra ``hosim[solve]``); default: as the
-        scenario says.
     job
         What all ranks run, instead of what would be built from the workload.
     progress
@@ -61,14 +57,13 @@ def run(
         If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
         know how to plan are rows, not errors.
     """
-    return run_case(read(scenario, set=set, bound=bound, job=job), policies, progress)
+    return run_case(read(scenario, set=set, job=job), policies, progress)
 
 
 def read(
     scenario: str | Path | Scenario,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002
-    bound: BoundKind | None = None,
     trace: Keep | None = None,
     job: Job | None = None,
     scale: Mapping[str, float] | None = None,
@@ -77,7 +72,7 @@ def read(
 
     Parameters
     ----------
-    scenario, set, bound, job
+    scenario, set, job
         As for `run`.
     trace
         Whether the trace is kept; default: as the scenario says.
@@ -89,8 +84,8 @@ def read(
             "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
         )
     loaded = catalog.resolve(scenario, set, scale=scale)
-    asked = {key: value for key, value in (("bound", bound), ("trace", trace)) if value is not None}
-    loaded = replace(loaded, scenario=loaded.scenario.model_copy(update=asked))
+    if trace is not None:
+        loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))
     prepared = prepare if job is None else partial(prepare_job, job=job)
     return prepared(loaded, is_changed=bool(set or scale))
 

@@ -281,7 +281,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
         problem = _problem(loaded, graph, home, times[number], trier)
         if job.ranks > 1:
             problem = _among(problem, job, room[number], trier)
-        tasks.append(Task(problem, number, team, loaded.scenario.bound, trier))
+        tasks.append(Task(problem, number, team, trier))
     return Case(loaded, job, tuple(tasks), is_changed)
 
 

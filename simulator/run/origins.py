@@ -63,7 +63,6 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
             }
             for role, digest in loaded.sha256.items()
         ],
-        "bound": loaded.scenario.bound,
         "switches": loaded.scenario.switches.model_dump(),
         "draws": loaded.scenario.draws.model_dump(exclude={"file"}),
         "seed": loaded.scenario.seed,

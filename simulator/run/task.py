@@ -13,7 +13,6 @@ from simulator.graph import Graph
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
 from simulator.run.execute import Trier
-from simulator.scenario import BoundKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +25,6 @@ class Task:
         What every policy has to solve for it.
     number, team
         Which graph of the job it is; all ranks of the job, without what late reads choose.
-    bound_kind
-        Which bounds count.
     trier
         How plans are tried; it knows what late reads choose.
     """
@@ -35,7 +32,6 @@ class Task:
     problem: Problem
     number: int
     team: bounds.Team
-    bound_kind: BoundKind
     trier: Trier
 
     @property
@@ -120,7 +116,6 @@ class Task:
                 replace(order, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
                 self.problem.hardware,
                 self.bound_facts[0],
-                relaxed=self.bound_kind == "relaxation",
                 may_repeat=may_repeat,
                 sharers={} if in_turn else self.team.sharers(self.number),
             )

@@ -18,7 +18,6 @@ from simulator.units import Bytes, FieldError, nearest
 __all__ = [
     "LIMITS",
     "Bound",
-    "BoundKind",
     "Claim",
     "DrawsOrigin",
     "Expectation",
@@ -34,9 +33,6 @@ __all__ = [
     "Untested",
     "label_of",
 ]
-
-BoundKind = Literal["combinatorial", "relaxation"]
-"""Which lower bounds a run counts."""
 
 Fold = Literal["auto", "never", "always"]
 """Whether ranks that run the same stand for one another."""
@@ -236,9 +232,6 @@ class Scenario(Document):
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     policies
         Rows of the table. A bare name stands for the policy with its default options.
-    bound
-        What no plan beats: the ``combinatorial`` bound, or the linear ``relaxation`` as well, which is tighter, takes
-        seconds and needs the extra ``hosim[solve]``.
     fold
         Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
         apart, ``never``, or ``always``, which is an error if something does.
@@ -271,7 +264,6 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    bound: BoundKind = "combinatorial"
     fold: Fold = "auto"
     trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}

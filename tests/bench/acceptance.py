@@ -152,14 +152,14 @@ def judge(setting: Setting, upstream: Row, static: Row, bound_ms: float, compute
     return "; ".join(missed)
 
 
-def measure(setting: Setting, *, relaxed: bool) -> dict[str, object]:
-    """Run both planners in one setting; `relaxed`: against the linear relaxation as well."""
+def measure(setting: Setting) -> dict[str, object]:
+    """Run both planners in one setting."""
     ample = case(setting, "upstream_greedy", None)
     budget = int(live_bytes(ample.graph, ample.problem.lifetimes).max() * setting.budget_share)
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
     homes, _ = tight.tasks[0].bound_facts
-    limit = bounds.Limits.alone(tight.graph, tight.hardware, times, homes, relaxed=relaxed).step(budget)
+    limit = bounds.Limits.alone(tight.graph, tight.hardware, times, homes).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
     unfit = by_force(tight)
     static = Row(unfit) if unfit else replay(tight, "static", limit)
@@ -220,16 +220,13 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", type=float, default=(75.0, 50.0, 25.0), help="%% of the peak")
     parser.add_argument("--rates", nargs="+", type=int, default=(16, 50, 200), help="GiB/s")
     parser.add_argument("--copies-wait-for", choices=("start", "end"), default="end")
-    parser.add_argument(
-        "--relaxed", action="store_true", help="bound by linear programs too (needs scipy, seconds each)"
-    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
     if not args.json:
         print(HEAD)
     for setting in settings(args):
-        rows.append(measure(setting, relaxed=args.relaxed))
+        rows.append(measure(setting))
         if not args.json:
             print(told(rows[-1]), flush=True)
     missed = sum(bool(row["missed"]) for row in rows)

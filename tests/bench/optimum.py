@@ -46,10 +46,11 @@ def measure(number: int, policy: str) -> dict[str, float | int | str | None]:
     start = time.perf_counter()
     try:
         found = problem.replay(POLICIES[policy].plan(problem))
+        step_ns = found.step_ns if found.status == "ok" else None
     except CapacityError:
-        return {"member": number, "shape": shape, "step_ns": None, "plan_s": time.perf_counter() - start}
-    step_ns = found.step_ns if found.status == "ok" else None
-    return {"member": number, "shape": shape, "step_ns": step_ns, "plan_s": time.perf_counter() - start}
+        step_ns = None
+    plan_s = time.perf_counter() - start
+    return {"member": number, "shape": shape, "step_ns": step_ns, "plan_s": plan_s, "bound_ns": problem.bound_ns}
 
 
 def merged(old: dict[str, int | None] | None, new: dict[str, int | None]) -> dict[str, int | None]:
@@ -89,6 +90,7 @@ def compare(optima: list[dict], rows: list[dict]) -> dict:
         "proved": sum(is_proved(o) for o, _ in both) / len(both),
         "to_best_known": distribution([gap for gap, *_ in best]),
         "to_least": distribution([r["step_ns"] / o["least_ns"] - 1 for o, r in fits]),
+        "bound_share": sorted(r["bound_ns"] / o["step_ns"] for o, r in both),
         "by_shape": {s: distribution([g for g, _, shape in best if shape == s]) for s in sorted({b[2] for b in best})},
         "worst": [{"member": m, "shape": s, "gap": g} for g, m, s in sorted(best, reverse=True)[:8]],
         "plan_s": sum(r["plan_s"] for r in rows),
@@ -106,6 +108,9 @@ def tell(policy: str, found: dict) -> None:
         print(f"{name:<24} {row['median']:>8.2%} {row['p95']:>8.2%} {row['worst']:>8.2%} {row['optimal']:>8.0%}")
     print(f"aim: median at most {AIM['median']:.0%}, 95th percentile at most {AIM['p95']:.0%}")
     print("largest gaps: " + ", ".join(f"{w['member']} ({w['shape']}) {w['gap']:.1%}" for w in found["worst"]))
+    shares = found["bound_share"]
+    print(f"the bound is {sum(shares) / len(shares):.1%} of the best step on average, ", end="")
+    print(f"median {quantile(shares, 0.5):.0%}, {sum(share == 1 for share in shares)} times the step itself")
     print(f"planning took {found['plan_s']:.1f} s in all")
 
 

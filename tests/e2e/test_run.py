@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import sys
 import threading
 from itertools import pairwise
 
@@ -187,28 +186,6 @@ def test_set_changes_the_machine_for_this_run(hosim, scenario):
     assert "no plan can be faster" in done.out
 
 
-def test_the_bound_is_the_one_that_was_asked_for(hosim, scenario, monkeypatch):
-    """Nothing but the flag, or the scenario, decides: not whether the solver is installed, or what it would find."""
-    monkeypatch.setattr("simulator.bounds.limits.relaxed_step_ns", lambda *_: 1_450_000)
-    plain = hosim("run", scenario, "--policy", "static").out
-    assert plain == hosim("run", scenario, "--policy", "static", "--bound", "combinatorial").out
-    assert "5.3 % above the bound that no plan with these homes can beat (room at 2 ops)" in plain
-    tighter = hosim("run", scenario, "--policy", "static", "--bound", "relaxation")
-    assert tighter.code == 0
-    assert "3.4 % above the bound that no plan with these homes can beat (relaxation)" in tighter.out
-
-
-def test_a_bound_that_is_not_installed_is_asked_for_by_name(hosim, scenario, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    done = hosim("run", scenario, "--bound", "relaxation")
-    assert done.code == 1
-    assert done.err == (
-        "hosim: bound: relaxation: the solver of the tighter bound is installed, found no scipy; "
-        'pip install "hosim[solve]"\n'
-    )
-    assert hosim("run", scenario).code == 0
-
-
 def test_the_optimum_refuses_what_it_does_not_describe(hosim, scenario):
     done = hosim("run", scenario, "--policy", "optimal", "--set", "links.*.channels=2")
     assert done.code == 1
@@ -229,14 +206,13 @@ def test_the_optimum_of_one_step_is_a_row_like_any_other(hosim, tmp_path):
     one_step = chain.WORKLOAD.replace("steps: 2", "steps: 1").replace(
         "  steps: the first warms up", "  steps: one is enough"
     )
-    path = chain.write(tmp_path, workload=one_step, scenario=chain.SCENARIO + "bound: relaxation\n")
+    path = chain.write(tmp_path, workload=one_step, scenario=chain.SCENARIO)
     done = hosim("run", path, "--policy", "static", "--policy", "optimal", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     static, optimal = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     assert optimal["notes"].startswith("proved optimal")
     assert optimal["bound_ns"] <= optimal["step_ns"] <= static["step_ns"]
     assert optimal["least_peak_bytes"] <= optimal["peak_hbm_bytes"]
-    assert "bound: relaxation" in (tmp_path / "out" / "scenario.yaml").read_text()
 
 
 def test_policy_keeps_these_rows_only(hosim, scenario):

@@ -91,10 +91,9 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     if goes_straight(p):
         assert search.objective_ns == found.step_ns
     assert search.objective_ns is not None or "over a third tier" in search.premise
-    for relaxed in (False, True):
-        limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0], relaxed=relaxed)
-        assert limits.step(p.budget_bytes).ns <= found.step_ns
-        assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
+    limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
+    assert limits.step(p.budget_bytes).ns <= found.step_ns
+    assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
     assert {name: other.step_ns for name, other in others.items() if other.step_ns < found.step_ns} == {}
 
 
@@ -156,9 +155,8 @@ def test_of_several_steps_none_is_shorter_than_the_least(p):
         assert search.premise.startswith(
             "copies of the step before are late" if goes_straight(p) else ("copies", "it ")
         )
-    for relaxed in (False, True):
-        limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0], relaxed=relaxed)
-        assert limits.step(p.budget_bytes).ns <= found.step_ns
+    limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
+    assert limits.step(p.budget_bytes).ns <= found.step_ns
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -61,8 +61,7 @@ def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() ->
     step_ns = summarise(graph, MACHINE, play(graph, plan, MACHINE, draws))["step_ns"]
     certain = graph.certain
     order = replace(Order.alone(Before.of(certain), durations_ns(certain, MACHINE)), outlasting=graph.cacheable)
-    for relaxed in (False, True):
-        assert Limits(order, MACHINE, plan.home, relaxed=relaxed).step(10**6).ns <= step_ns == 5 + 3 + 1 + 3
+    assert Limits(order, MACHINE, plan.home).step(10**6).ns <= step_ns == 5 + 3 + 1 + 3
 
 
 def test_what_never_moves_is_read_late_all_the_same() -> None:
