@@ -1,24 +1,19 @@
-"""When each op of a step starts, and when each room is really free: predicted by a model, or read from a replay.
+"""When each op of a step starts, and when each room is really free: predicted by a model.
 
 The model is quick and knows most readings of the machine: links serve copies in the order of their issue, as many at
 a time as they have servers; a copy waits for the start or the end of the compute before it; a bus slows the links that
 it caps as if all of them were busy; a copy out frees its room when it ends; an op that finds no room waits for the
-next room to become free; the host pays for each step. It is a model to choose by: what counts is the replay, whose
-timeline replaces the predicted one where the two disagree.
+next room to become free; the host pays for each step. It is a model to choose by: what counts is the replay.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
-
-import numpy as np
 
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
-from simulator.trace import CAUSES, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,62 +45,6 @@ def gates_ns(problem: Problem, start_ns: tuple[int, ...]) -> tuple[int, ...]:
     if problem.switches.copies_wait_for == "start":
         return (0, *start_ns[:-1])
     return (0, *(start + took for start, took in zip(start_ns, problem.durations_ns, strict=False)))
-
-
-def observe(problem: Problem, plan: Plan, trace: Trace) -> Timeline:
-    """Read the timeline of the last step from the replay of a fixed plan, as if no op had waited for a transfer.
-
-    Parameters
-    ----------
-    problem
-        What the plan is for.
-    plan
-        The plan.
-    trace
-        What happened.
-    """
-    steps, spans = plan.fixed, trace.spans.whole()
-    length = len(steps) if steps is not None else 0
-    last = spans["issue"] >= length * (plan.repeats - 1)
-    issue = (spans["issue"] - length * (plan.repeats - 1))[last]
-    start, end = spans["start_ns"][last], spans["end_ns"][last]
-    starts_at = dict(zip(issue.tolist(), start.tolist(), strict=True))
-    ends_at = dict(zip(issue.tolist(), end.tolist(), strict=True))
-    computes = spans["end_ns"][~last & (spans["kind"] == COMPUTE)]
-    lost = _Lost(trace, int(computes.max(initial=0)))
-    starts: list[int] = []
-    freed: dict[tuple[int, int], int] = {}
-    used_until: dict[int, int] = {}
-    op = -1
-    for at, (kind, a, b, _) in enumerate(steps.codes() if steps is not None else ()):
-        if kind == COMPUTE:
-            op = a
-            starts.append(max(lost.without(starts_at[at]), starts[-1] if starts else 0))
-            for tensor in (*problem.graph.ops[a].reads, *problem.graph.ops[a].writes):
-                used_until[tensor] = ends_at[at]
-        elif kind == COPY:
-            used_until[a] = max(used_until.get(a, 0), ends_at[at])
-        elif b == problem.compute_tier:
-            freed[a, op] = lost.without(used_until.get(a, 0))
-    start_ns = (*starts, lost.without(int(end.max(initial=0))))
-    return Timeline(start_ns, gates_ns(problem, start_ns), freed)
-
-
-class _Lost:
-    """Time since the step began, less what the ops waited for transfers: what better positions could save."""
-
-    def __init__(self, trace: Trace, origin_ns: int) -> None:
-        waits = trace.waits.whole()
-        mine = (waits["cause"] == CAUSES.index("transfer")) & (waits["start_ns"] >= origin_ns) & (waits["stream"] == 0)
-        order = np.argsort(waits["end_ns"][mine], kind="stable")
-        self._origin_ns = origin_ns
-        self._ends = waits["end_ns"][mine][order].tolist()
-        self._total = [0, *np.cumsum((waits["end_ns"] - waits["start_ns"])[mine][order]).tolist()]
-
-    def without(self, time_ns: int) -> int:
-        """The moment, counted from the beginning of the step, without the waits before it [ns]."""
-        lost = self._total[bisect_right(self._ends, time_ns)]
-        return max(0, time_ns - self._origin_ns - int(lost))
 
 
 def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Timeline:
