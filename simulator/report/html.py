@@ -12,7 +12,7 @@ import jinja2
 
 from simulator.metrics import Peak, peak_breakdown
 from simulator.report import colours
-from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
+from simulator.report.ranks import chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, causes, is_ok, percent, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
 from simulator.report.text import PIPE_WIDTH, Column, folded, rank_columns
@@ -129,7 +129,7 @@ def _section(row: Row) -> _Section:
     return _Section(
         row=row,
         ok=is_ok(row),
-        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if isinstance(told, OfRank) else "",
+        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if told is not row else "",
         ranks=rank_columns(of_ranks(row, shown)) if shown else [],
         omitted=omitted(row, shown) if shown else "",
         causes=by_cause(told),

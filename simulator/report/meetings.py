@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from simulator.cost import phases
 from simulator.graph import PAIRED, Collective, CollectiveKind
 from simulator.plan import COMPUTE, COPY
-from simulator.report.ranks import OfRank
 from simulator.report.rows import Row
 from simulator.trace import Block
 
@@ -41,7 +40,7 @@ class Met(NamedTuple):
     span: int
 
 
-def of_rank(view: OfRank) -> list[Met]:
+def of_rank(view: Row) -> list[Met]:
     """List the collectives that a rank took part in, in the order of issue.
 
     Parameters
@@ -109,7 +108,7 @@ class _Flows(NamedTuple):
     end_ns: Ints
 
 
-def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
+def loads(row: Row, views: Sequence[Row]) -> Iterator[Load]:
     """Fold a trace into the use of each bus that ranks share.
 
     Parameters
@@ -148,7 +147,7 @@ def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
             yield Load(name, bus.scope, number, bus.bandwidth_bytes_per_s, *under_way, *rate)
 
 
-def _add_copies(view: OfRank, over: dict[str, list[_Flows]]) -> None:
+def _add_copies(view: Row, over: dict[str, list[_Flows]]) -> None:
     if view.trace is None:
         return
     spans = view.trace.spans.whole()
@@ -159,7 +158,7 @@ def _add_copies(view: OfRank, over: dict[str, list[_Flows]]) -> None:
             over.setdefault(name, []).append(_Flows(rank, spans["start_ns"][mine], spans["end_ns"][mine]))
 
 
-def _add_collectives(view: OfRank, over: dict[str, list[_Flows]]) -> None:
+def _add_collectives(view: Row, over: dict[str, list[_Flows]]) -> None:
     met = of_rank(view)
     if view.trace is None or not met:
         return
@@ -177,7 +176,7 @@ def _add_collectives(view: OfRank, over: dict[str, list[_Flows]]) -> None:
         over.setdefault(port, []).append(flows)
 
 
-def _ports(one: Met, view: OfRank) -> list[str]:
+def _ports(one: Met, view: Row) -> list[str]:
     """Through which ports a member's part of a collective goes."""
     ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(one.what.kind, ("out", "in"))
     fabrics = dict.fromkeys(phase.fabric for phase in phases(one.what, one.members, view.hardware))

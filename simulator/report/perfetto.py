@@ -28,7 +28,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import op_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
 from simulator.report import meetings
-from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
+from simulator.report.ranks import chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, quantity
 from simulator.report.stalls import place, under_way
 from simulator.report.usage import KINDS, Usage, shared_usages, space, usages
@@ -97,7 +97,7 @@ def events(row: Row) -> Iterator[Event]:
         yield from _shared(row, everybody)
 
 
-def _of_rank(view: OfRank, *, alone: bool) -> Iterator[Event]:
+def _of_rank(view: Row, *, alone: bool) -> Iterator[Event]:
     """All that one rank did."""
     trace = view.trace
     if trace is None:
@@ -117,7 +117,7 @@ def _of_rank(view: OfRank, *, alone: bool) -> Iterator[Event]:
             yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
 
 
-def _names(view: OfRank, trace: Trace) -> Iterator[Event]:
+def _names(view: Row, trace: Trace) -> Iterator[Event]:
     spans, waits, rank = trace.spans.whole(), trace.waits.whole(), view.rank
     ran = spans["kind"] == COMPUTE
     runs = ", ".join(filter(None, (view.label, view.program)))
@@ -150,13 +150,13 @@ def _stalls(number: int) -> int:
     return _STREAMS + 2 * number + 1
 
 
-def _told(view: OfRank, waits: Block) -> NDArray[np.bool_]:
+def _told(view: Row, waits: Block) -> NDArray[np.bool_]:
     """Waits that are shown: a stream of collectives stalls if these have something to wait for, and idles otherwise."""
     is_stall = np.isin(waits["cause"], [CAUSES.index(cause) for cause in ("peer", "capacity", "transfer")])
     return np.asarray((waits["stream"] == 0) | is_stall | (not view.graph.meets))
 
 
-def _groups(view: OfRank, spans: Block) -> dict[int, list[str]]:
+def _groups(view: Row, spans: Block) -> dict[int, list[str]]:
     """By stream, the groups whose collectives run there."""
     found: dict[int, dict[str, None]] = {}
     for one in meetings.of_rank(view):
@@ -172,7 +172,7 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
-def _step_slices(view: OfRank, trace: Trace) -> Iterator[Event]:
+def _step_slices(view: Row, trace: Trace) -> Iterator[Event]:
     """From the end of one step to the end of the next, on the stream that ends last; among ranks, that computes."""
     spans = trace.spans.whole()
     of_step = steps_of(view.graph, view.hardware, trace, spans)
@@ -188,7 +188,7 @@ def _step_slices(view: OfRank, trace: Trace) -> Iterator[Event]:
         start = end
 
 
-def _span_slices(row: OfRank, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
+def _span_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
     ops, tensors, links = row.graph.ops, row.graph.tensors, row.hardware.link_names
     met = {one.span: one for one in meetings.of_rank(row)}
     for at, ((_, kind, item, track, channel, _, issued, start, end), run) in enumerate(
@@ -228,9 +228,9 @@ def _about(one: meetings.Met) -> Event:
     }
 
 
-def _meetings(shown: list[OfRank], trace: Trace) -> Iterator[Event]:
+def _meetings(shown: list[Row], trace: Trace) -> Iterator[Event]:
     """Arrows from each send to its receive, and through the members of each collective, of the ranks that are shown."""
-    met: dict[tuple[str, frozenset[int], int], list[tuple[OfRank, meetings.Met]]] = {}
+    met: dict[tuple[str, frozenset[int], int], list[tuple[Row, meetings.Met]]] = {}
     for view in shown:
         for one in meetings.of_rank(view):
             simulated = frozenset(trace.stands_in[member] for member in one.members)
@@ -253,7 +253,7 @@ def _meetings(shown: list[OfRank], trace: Trace) -> Iterator[Event]:
             yield {**base, **how, "ts": _us(moment)}
 
 
-def _shared(row: Row, everybody: list[OfRank]) -> Iterator[Event]:
+def _shared(row: Row, everybody: list[Row]) -> Iterator[Event]:
     """What ranks share: the memory of tiers and the load of buses, in processes behind those of the ranks."""
     known: dict[tuple[str, int], int] = {}
 
@@ -275,7 +275,7 @@ def _shared(row: Row, everybody: list[OfRank]) -> Iterator[Event]:
         yield from _counter(rate, pid, load.rate_ns, load.bytes_per_s, "B/s")
 
 
-def _wait_slices(row: OfRank, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
+def _wait_slices(row: Row, block: Block, runs: NDArray[np.int64]) -> Iterator[Event]:
     tensors, told = row.graph.tensors, _told(row, block)
     block, runs = {name: column[told] for name, column in block.items()}, runs[told]
     for (_, stream, op, _, start, end, cause, tensor, on, blocker), run in zip(
@@ -342,7 +342,7 @@ def _match(reads: NDArray[np.int64], spans: Block, copies: NDArray[np.int64]) ->
     return [(int(c), int(reads[p, 3])) for c, p in zip(copies[same], place[same], strict=True)]
 
 
-def _arrows(row: OfRank, spans: Block) -> Iterator[Event]:
+def _arrows(row: Row, spans: Block) -> Iterator[Event]:
     pairs = first_readers(row.graph, row.hardware, spans)
     for number, (copy, compute) in enumerate(pairs):
         link, channel = (int(spans[c][copy]) for c in ("track", "channel"))

@@ -27,7 +27,7 @@ from simulator.report.drawing import (
     within,
 )
 from simulator.report.lanes import bars, stream
-from simulator.report.ranks import OfRank, chosen, of_ranks, omitted
+from simulator.report.ranks import chosen, of_ranks, omitted
 from simulator.report.rows import Row, is_ok, percent, present, quantity
 from simulator.report.usage import KINDS, tensor_kinds
 from simulator.trace import CAUSES, Block
@@ -55,7 +55,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     ends = step_ends(views[0], blocks[0][0])
     makespan = max(view.summary["makespan_ns"] or 1 for view in views)
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, makespan)
-    labels = [", ".join(filter(None, (view.name, view.says))) for view in views]
+    labels = [view.rank_name for view in views]
     groups = {name: i for i, name in enumerate(dict.fromkeys(g.name for graph in row.job.graphs for g in graph.groups))}
     marks = _marks(row, [block for block, _ in blocks], [block for _, block in blocks], groups)
     said = omitted(row, ranks)
@@ -73,7 +73,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     return picture
 
 
-def _blocks(view: OfRank) -> tuple[Block, Block]:
+def _blocks(view: Row) -> tuple[Block, Block]:
     """Spans and waits of a rank; of a span also the run of its op, the group of a collective, the kind of a copy."""
     if view.trace is None:
         raise ValueError(f"{view.label!r} has no timeline: nothing ran, because no such plan fits")
@@ -88,7 +88,7 @@ def _blocks(view: OfRank) -> tuple[Block, Block]:
     return {**spans, "run": runs, "group": group, "moved": moved}, view.trace.waits.whole()
 
 
-def _draw_rank(ax: Axes, y: int, view: OfRank, blocks: tuple[Block, Block], groups: dict[str, int], size: int) -> None:
+def _draw_rank(ax: Axes, y: int, view: Row, blocks: tuple[Block, Block], groups: dict[str, int], size: int) -> None:
     """Draw compute and stalls above, collectives and copies in two thin lanes below."""
     spans, waits = blocks
     met, ran = spans["group"] >= 0, spans["kind"] == COMPUTE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.report.crowds import crowded
-from simulator.report.ranks import OfRank, of_ranks
+from simulator.report.ranks import of_ranks
 from simulator.report.rows import (
     UNBOUNDED,
     Row,
@@ -203,11 +203,11 @@ def _longest_wait(row: Row) -> str:
     for view in of_ranks(row):
         for on, ns in waits_for_peers(view).items():
             whom = ", ".join(filter(None, (f"rank {on}", _runs(row, on, view))))
-            worst = max(worst, (ns, f"{', '.join(filter(None, (view.name, view.program)))} for {whom}"))
+            worst = max(worst, (ns, f"{', '.join(filter(None, (f'rank {view.rank}', view.program)))} for {whom}"))
     return f"; the longest wait is of {worst[1]}: {quantity(worst[0], 'ns')} a step" if worst[0] else ""
 
 
-def _runs(row: Row, rank: int, other: OfRank) -> str:
+def _runs(row: Row, rank: int, other: Row) -> str:
     """What a rank runs, where it is not the same as what the other one does."""
     label = row.job.labels[row.job.graph_of[rank]]
     return label if label != other.program and len(row.job.graphs) > 1 else ""

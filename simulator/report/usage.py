@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph, TensorKind
-from simulator.report.ranks import OfRank
 from simulator.report.rows import Row, quantity
 from simulator.trace import NO_HOLES
 
@@ -93,7 +92,7 @@ def _usage(row: Row, tier: str, time_ns: Ints, delta_bytes: Ints, kind: Ints) ->
     return Usage(tier, row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes, time_ns, by_kind)
 
 
-def shared_usages(row: Row, views: Sequence[OfRank]) -> Iterator[tuple[str, int, Usage]]:
+def shared_usages(row: Row, views: Sequence[Row]) -> Iterator[tuple[str, int, Usage]]:
     """Fold the traces of all ranks into the use of each tier that they share, node by node.
 
     Parameters

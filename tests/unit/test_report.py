@@ -14,8 +14,7 @@ from matplotlib.colors import to_rgba
 import simulator as hosim
 from simulator.errors import Shortfall
 from simulator.report import colours, figures, files, perfetto, text
-from simulator.report.expectations import shown
-from simulator.report.rows import ABSENT, percent, present, quantity, ratio
+from simulator.report.rows import ABSENT, percent, present, quantity, ratio, shown
 from simulator.report.sentences import _fastest, sentences
 from simulator.report.stalls import by_cause, largest, measured_ns
 from simulator.report.usage import KINDS, space, usages

@@ -95,10 +95,10 @@ def test_folded_ranks_are_shown_by_the_one_that_stands_for_them():
 def test_a_rank_is_a_row_of_its_own(whole, folded):
     views = ranks.of_ranks(whole)
     assert [view.rank for view in views] == list(range(8))
-    assert [view.name + ", " + view.says for view in views][::4] == ["rank 0, stage 0", "rank 4, stage 1"]
-    assert [(view.rank, view.says) for view in ranks.of_ranks(folded)] == [
-        (0, "stage 0, stands for 4 ranks"),
-        (4, "stage 1, stands for 4 ranks"),
+    assert [view.rank_name for view in views][::4] == ["rank 0, stage 0", "rank 4, stage 1"]
+    assert [view.rank_name for view in ranks.of_ranks(folded)] == [
+        "rank 0, stage 0, stands for 4 ranks",
+        "rank 4, stage 1, stands for 4 ranks",
     ]
     assert [view.summary["step_ns"] for view in views[::4]] == whole.ranks["step_ns"].tolist()[::4]
 
@@ -326,7 +326,7 @@ def test_a_row_that_has_not_settled_says_so(whole):
     assert warning.startswith("warning: static has not settled, as ranks that meet take from ")
     assert warning.endswith("set steps of the workload to more than 2.")
     graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
-    once = replace(whole, case=replace(whole.case, job=replace(whole.job, graphs=graphs)))
+    once = replace(whole, job=replace(whole.job, graphs=graphs))
     assert said(step // 2, row=once) == []
 
 
