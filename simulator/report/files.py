@@ -24,11 +24,12 @@ import orjson
 from simulator.errors import ConfigError, said_by_system
 from simulator.interrupts import complete, waiting
 from simulator.processes import Aside
-from simulator.report import figures, html, perfetto, ranks_figure, summaries
+from simulator.report import html, perfetto, ranks_figure, summaries
 from simulator.report.comparison import comparison
 from simulator.report.names import COMPARISON, folder_names
 from simulator.report.ranks import is_job
 from simulator.report.rows import Row, is_ok
+from simulator.report.timeline import timeline
 from simulator.report.writable import check_beside
 
 
@@ -268,7 +269,7 @@ def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
     folder.mkdir()
     more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
-    (folder / _TIMELINE).write_bytes(figures.timeline(row).png())
+    (folder / _TIMELINE).write_bytes(timeline(row).png())
     if is_job(row) and is_ok(row):
         (folder / _RANKS).write_bytes(ranks_figure.spent(row).png())
 

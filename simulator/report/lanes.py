@@ -14,42 +14,13 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from simulator.graph import Graph
-from simulator.report import colours
 from simulator.report.drawing import pixels
-from simulator.trace import CAUSES, Block
 
 Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _FEW = 120
 """Bars of a lane that can still be told apart, and are given a white edge."""
-
-
-def stream(ax: Axes, band: tuple[float, float], graph: Graph, blocks: tuple[Block, Block], size: int) -> None:
-    """Draw what a stream did: its computes by phase, recompute, and its stalls by cause.
-
-    Parameters
-    ----------
-    ax
-        Where; its limits of time are set.
-    band
-        From where to where the lane reaches, the upper end first.
-    graph
-        What ran.
-    blocks
-        The computes, with the column ``run`` that counts from 1, and the waits of the stream.
-    size
-        Nanoseconds of one unit of the axis.
-    """
-    spans, waits = blocks
-    phases = sorted({op.phase for op in graph.ops})
-    number = np.array([phases.index(op.phase) for op in graph.ops] or [0])
-    tints = [*(colours.PHASE.get(phase, colours.COMPUTE) for phase in phases), colours.RECOMPUTE]
-    computed = np.where(spans["run"] > 1, len(phases), number[spans["item"]])
-    group = np.concatenate([computed, len(tints) + waits["cause"]])
-    start, end = (np.concatenate([spans[name], waits[name]]) for name in ("start_ns", "end_ns"))
-    bars(ax, band, (start, end), group, [*tints, *(colours.CAUSE[cause] for cause in CAUSES)], size)
 
 
 def bars(
@@ -59,12 +30,16 @@ def bars(
 
     Parameters
     ----------
-    ax, band, size
-        As for `stream`.
+    ax
+        Where; its limits of time are set, and it is placed for good.
+    band
+        From where to where the lane reaches, the upper end first.
     ends
         Starts and ends [ns].
     group, tints
         Which colour each has, and the colours; in a pixel that is divided the first is lowest.
+    size
+        Nanoseconds of one unit of the axis.
     """
     start, end = ends
     few = len(group) <= _FEW

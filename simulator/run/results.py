@@ -108,11 +108,11 @@ class Result(Row):
         window_ns
             First and last instant shown [ns]; the whole run if None.
         """
-        from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
+        from simulator.report import timeline  # noqa: PLC0415 - most runs of a sweep draw nothing
 
         if self.trace is None:
             raise self._nothing_ran()
-        return figures.timeline(self, window_ns=window_ns)
+        return timeline.timeline(self, window_ns=window_ns)
 
     @property
     def tables(self) -> metrics.Frames:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgba
+from matplotlib.text import Text
 
 import simulator as hosim
 from simulator.errors import Shortfall
-from simulator.report import colours, figures, files, perfetto, text
+from simulator.report import colours, drawing, files, perfetto, text, timeline
 from simulator.report.rows import ABSENT, percent, present, quantity, ratio, shown
 from simulator.report.sentences import _fastest, sentences
 from simulator.report.stalls import by_cause, largest, measured_ns
@@ -25,6 +26,10 @@ from simulator.trace import CAUSES
 def results(tmp_path_factory):
     """One run of the chain."""
     return hosim.run(chain.write(tmp_path_factory.mktemp("inputs")))
+
+
+def texts(picture):
+    return {text.get_text() for text in picture.findobj(Text)}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_the_timeline_names_its_lanes_units_and_limits(results):
     assert [label.get_text() for label in lanes.get_yticklabels()] == ["compute", "d2h", "h2d"]
     assert [ax.get_ylabel() for ax in tiers] == ["hbm [MB]", "ddr [MB]"]
     assert tiers[-1].get_xlabel() == "time [ms]"
-    said = {t.get_text() for t in picture.texts} | {t.get_text() for ax in picture.axes for t in ax.texts}
+    said = texts(picture)
     assert {"capacity", "transfer", "activation", "room", "peak 4.30 MB, budget 4.30 MB"} <= said
     assert "host" not in said
 
@@ -192,7 +197,7 @@ def test_a_pixel_of_memory_shows_the_most_that_lies_in_it(tmp_path):
         tmp_path / "graph.jsonl", [{"schema": "hosim-graph/1", "name": "spike", "steps": 2}, *tensors, *ops]
     )
     row = hosim.run(scenario, policies=["resident"])["resident"]
-    drawn = figures.timeline(row).axes[1]
+    drawn = timeline.timeline(row).axes[1]
     tops = [path.vertices[:, 1].max() for shapes in drawn.collections for path in shapes.get_paths()]
     assert max(tops) == pytest.approx(row.summary["peak_hbm_bytes"] / 1e6)
 
@@ -248,7 +253,7 @@ def test_sentences_on_a_row_that_computes_longer():
 def test_comparison_shows_every_row(results):
     ax = results.comparison().axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == list(results)
-    assert isinstance(results.comparison(), figures.Picture)
+    assert isinstance(results.comparison(), drawing.Picture)
 
 
 @pytest.fixture(scope="module")
@@ -267,9 +272,9 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
     assert slices
     assert all(e["name"].endswith("#2") for e in slices)
     assert sum(e["dur"] for e in slices) * 1000 == row.summary["recompute_ns"] * row.graph.steps
-    legend = {t.get_text() for t in row.timeline().texts}
+    legend = texts(row.timeline())
     assert "recompute" in legend
-    assert "recompute" not in {t.get_text() for t in again["static"].timeline().texts}
+    assert "recompute" not in texts(again["static"].timeline())
     assert "recompute" in {t.get_text() for t in again.comparison().legends[0].get_texts()}
     widths = {p.get_facecolor(): p.get_width() for p in again.comparison().axes[0].patches if p.get_y() < 0.5}
     assert to_rgba(colours.RECOMPUTE) in widths
@@ -358,7 +363,7 @@ def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in
     counters = {e["name"] for e in perfetto.events(fit) if e["ph"] == "C"}
     assert {"hbm: reserved", "hbm: largest hole"} <= counters
     assert not {e["name"] for e in perfetto.events(plain) if e["ph"] == "C"} & {"hbm: reserved", "hbm: largest hole"}
-    assert len(figures.timeline(fit).axes) == 1 + len(figures.timeline(plain).axes)
+    assert len(timeline.timeline(fit).axes) == 1 + len(timeline.timeline(plain).axes)
 
 
 def test_what_is_free_lies_in_holes(in_pieces):
@@ -373,4 +378,4 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
     laid = hosim.run(chain.write(tmp_path, scenario=scenario))["laid"]
     assert not space(laid).has_holes
     assert "hbm: largest hole" not in {e["name"] for e in perfetto.events(laid) if e["ph"] == "C"}
-    assert "offsets fixed before the run" in [t.get_text() for t in figures.timeline(laid).axes[-1].texts]
+    assert "offsets fixed before the run" in [t.get_text() for t in timeline.timeline(laid).axes[-1].texts]

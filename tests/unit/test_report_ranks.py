@@ -17,7 +17,7 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.report import drawing, figures, html, lanes, meetings, perfetto, ranks, ranks_figure
+from simulator.report import drawing, html, lanes, meetings, perfetto, ranks, ranks_figure, timeline
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -276,9 +276,9 @@ def texts(picture):
 
 def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     assert {"rank 0, stage 0", "rank 7, stage 1", "tensor", "peer", "collectives, by group"} <= texts(
-        figures.timeline(whole)
+        timeline.timeline(whole)
     )
-    said = texts(figures.timeline(folded))
+    said = texts(timeline.timeline(folded))
     assert "rank 4, stage 1, stands for 4 ranks" in said
     assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
 
@@ -333,10 +333,11 @@ def test_a_row_that_has_not_settled_says_so(whole):
 def test_no_bar_is_too_narrow_to_be_seen():
     """Bars of a thousandth of a pixel, some pixels apart: each colours a column where it lies."""
     for count in (100, 200):
-        picture, (ax,) = drawing.stacked([1.0], ["lane"])
+        picture, (ax,) = drawing.stacked([1.0])
         ax.set_xlim(0, 1000)
         ax.set_ylim(1, 0)
         ax.axis("off")
+        picture.settle()
         start = np.linspace(10_000, 990_000, count).astype(np.int64)
         lanes.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
         picture.canvas.draw()
@@ -347,10 +348,11 @@ def test_no_bar_is_too_narrow_to_be_seen():
 
 def test_a_pixel_is_divided_by_height_as_its_time_is():
     """A million ops of 3 us, each after a stall of 1 us: three quarters of the lane are compute, one is stall."""
-    picture, (ax,) = drawing.stacked([1.0], ["lane"])
+    picture, (ax,) = drawing.stacked([1.0])
     ax.set_xlim(0, 4000)
     ax.set_ylim(1, 0)
     ax.axis("off")
+    picture.settle()
     start = 4000 * np.arange(1_000_000)
     starts, ends = np.concatenate([start, start + 1000]), np.concatenate([start + 1000, start + 4000])
     lanes.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
@@ -368,5 +370,5 @@ def test_a_blocked_job_is_told_without_figures(whole):
     trace = replace(whole.trace, status="blocked", blocked=("rank 0: op 'a' waits for rank 1",))
     summary = {**whole.summary, "status": "blocked", "step_ns": None, "slowest_rank": None}
     row = replace(whole, trace=trace, summary=summary)
-    assert "static: blocked" in texts(figures.timeline(row))
+    assert "static: blocked" in texts(timeline.timeline(row))
     assert list(perfetto.events(row))
