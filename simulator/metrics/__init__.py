@@ -2,7 +2,7 @@
 
 from simulator.metrics.crowds import Crowd, crowds
 from simulator.metrics.figures import FIGURES, Figure, columns, figure_of
-from simulator.metrics.frames import Frames, op_name
+from simulator.metrics.frames import Frames, blocker_name, op_name, place_name
 from simulator.metrics.issued import IssuedSteps
 from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ran import Following, Ran
@@ -19,6 +19,7 @@ __all__ = [
     "IssuedSteps",
     "Peak",
     "Ran",
+    "blocker_name",
     "by_rank",
     "columns",
     "counted",
@@ -29,6 +30,7 @@ __all__ = [
     "op_name",
     "peak_breakdown",
     "peaks_bytes",
+    "place_name",
     "recomputes",
     "run_numbers",
     "steps_of",

@@ -22,8 +22,7 @@ from simulator.report.rows import (
     ratio,
     recomputed_ns,
 )
-from simulator.report.stalls import cleared_by, place, waits_for_peers
-from simulator.trace import CAUSES
+from simulator.report.stalls import cleared_by, places, waits_for_peers
 from simulator.units import counted
 
 _TIE = 1.005
@@ -279,24 +278,3 @@ def _waiting(row: Row, cause: str, ns: int) -> str:
     names = row.hardware.tier_names
     clearing = cleared_by(row, names.index(found[0])) if cause == "capacity" and len(found) == 1 else ""
     return f"{text} with {clearing}" if clearing else text
-
-
-def places(row: Row, cause: str) -> list[str]:
-    """Name the links or tiers behind a row's waits with this cause, the worst first; under a tenth is left out.
-
-    Parameters
-    ----------
-    row
-        A row with a trace.
-    cause
-        One of `simulator.trace.CAUSES`.
-    """
-    lost: dict[int, int] = {}
-    trace, first_ns = (row.ran.trace, row.summary["warmup_ns"]) if row.ran else (row.trace, 0)
-    for block in trace.waits.blocks() if trace else ():
-        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0) & (block["start_ns"] >= first_ns)
-        took = block["end_ns"][mine] - block["start_ns"][mine]
-        for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
-            lost[on] = lost.get(on, 0) + ns
-    worst = sorted(lost, key=lambda on: (-lost[on], on))
-    return [place(row, CAUSES.index(cause), on) for on in worst if 10 * lost[on] >= sum(lost.values())]
