@@ -4,7 +4,7 @@ from simulator.metrics.crowds import Crowd, crowds
 from simulator.metrics.figures import FIGURES, Figure, columns, figure_of
 from simulator.metrics.frames import Frames, blocker_name, op_name, place_name
 from simulator.metrics.issued import IssuedSteps
-from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
+from simulator.metrics.peaks import Instances, Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ran import Following, Ran
 from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
@@ -16,6 +16,7 @@ __all__ = [
     "Figure",
     "Following",
     "Frames",
+    "Instances",
     "IssuedSteps",
     "Peak",
     "Ran",

@@ -1,7 +1,7 @@
 """Lanes of a timeline: what one stream or channel did, as bars.
 
-A picture has far fewer pixels than a run has ops. What lasts longer than a pixel is a bar; a pixel in which something
-shorter happened is divided by height as its time is, so that stalls between short ops show as much as they take.
+A picture has far fewer pixels than a run has ops. A pixel is divided by height as its time is, so that stalls between
+short ops show as much as they take; what is free of it does not count, so that nothing is too short to be seen.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from simulator.report.drawing import pixels
@@ -20,7 +18,7 @@ Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _FEW = 120
-"""Bars of a lane that can still be told apart, and are given a white edge."""
+"""Bars of a lane that can still be told apart, and are parted by white lines."""
 
 
 def bars(
@@ -41,49 +39,17 @@ def bars(
     size
         Nanoseconds of one unit of the axis.
     """
-    start, end = ends
-    few = len(group) <= _FEW
-    edges = pixels(ax, size)
-    pixel = edges[1] - edges[0]
-    long = end - start > pixel
-    end = _closed(start, end, long, pixel)
-    hair = (edges[-1] - edges[0]) / 300
+    edges, (start, end) = pixels(ax, size), ends
+    spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
+    tops = np.vstack([np.zeros(len(edges) - 1), np.cumsum(spent, axis=0)])
+    heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
     for key, tint in enumerate(tints):
-        mine = long & (group == key)
-        edged = mine & few & (end - start > hair)
-        for chosen, width in ((edged, 0.6), (mine & ~edged, 0.0)):
-            low, high = (np.full(chosen.sum(), y) for y in band)
-            _draw(ax, (start[chosen] / size, end[chosen] / size), (low, high), tint, width)
-    cells = _cells(edges, start[~long], end[~long])
-    spent = [_spent(edges, start[group == key], end[group == key])[cells] for key in range(len(tints))]
-    tops = np.cumsum(spent, axis=0)
-    whole = np.where(tops[-1] > 0, tops[-1], 1)
-    heights = band[1] - (band[1] - band[0]) * np.vstack([np.zeros_like(whole), tops]) / whole
-    for key, tint in enumerate(tints):
-        seen = spent[key] > 0
-        sides = edges[cells][seen] / size, edges[cells + 1][seen] / size
-        _draw(ax, sides, (heights[key + 1][seen], heights[key][seen]), tint, 0.0)
-
-
-def _closed(start: Times, end: Times, long: NDArray[np.bool_], pixel: float) -> Times:
-    """The ends of bars, those moved to the next bar that come less than a pixel before it.
-
-    Else where the edges happen to lie decides whether so short a gap is a whole pixel or none.
-    """
-    at = np.flatnonzero(long)
-    at = at[np.argsort(start[at], kind="stable")]
-    gap = start[at[1:]] - end[at[:-1]]
-    short = (gap > 0) & (gap < pixel)
-    found = end.copy()
-    found[at[:-1][short]] = start[at[1:][short]]
-    return found
-
-
-def _cells(edges: Floats, start: Times, end: Times) -> NDArray[np.intp]:
-    """The pixels in which something begins or ends."""
-    inside = (end > edges[0]) & (start < edges[-1])
-    at = np.searchsorted(edges, np.concatenate([start[inside], end[inside] - 1]), "right") - 1
-    return np.unique(at.clip(0, len(edges) - 2))
+        if spent[key].any():
+            lane = ax.stairs(heights[key + 1], edges / size, baseline=heights[key], fill=True, color=tint, linewidth=0)
+            lane.set_snap(True)
+    if len(start) <= _FEW:
+        wide = start[(end - start > 3 * (edges[1] - edges[0])) & (start > edges[0])]
+        ax.vlines(wide / size, *band, color="white", linewidth=0.6)
 
 
 def _spent(edges: Floats, start: Times, end: Times) -> Floats:
@@ -95,17 +61,3 @@ def _spent(edges: Floats, start: Times, end: Times) -> Floats:
         before += sign * (passed * since - np.concatenate([[0], np.cumsum(ordered)])[passed])
     found: Floats = np.diff(before).round(3)
     return found
-
-
-def _draw(ax: Axes, sides: tuple[Floats, Floats], ends: tuple[Floats, Floats], tint: str, width: float) -> None:
-    if sides[0].size:
-        patch = PathPatch(_rectangles(*sides, *ends), facecolor=tint, edgecolor="white", linewidth=width)
-        patch.set_snap(True)
-        ax.add_artist(patch)
-
-
-def _rectangles(left: Floats, right: Floats, low: Floats, high: Floats) -> Path:
-    """One path of many rectangles: far quicker to make and to draw than a patch for each."""
-    corners = np.stack([left, low, left, high, right, high, right, low, left, low], axis=1)
-    codes = np.tile(np.array([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], dtype=Path.code_type), len(left))
-    return Path(corners.reshape(-1, 2), codes)

@@ -301,7 +301,7 @@ def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
             yield _meta("process_name", pid, 0, name=f"shared in {whose}, id")
             yield _meta("process_sort_index", pid, 0, sort_index=pid)
 
-    for scope, instance, usage in shared_usages(row, everybody):
+    for scope, instance, usage in shared_usages(row):
         yield from process(scope, instance)
         yield from _memory(row, usage, known[scope, instance])
     for load in meetings.loads(row, everybody):

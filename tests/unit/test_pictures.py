@@ -32,8 +32,8 @@ def test_a_gap_shorter_than_a_pixel_is_no_column_wherever_it_lies(gap_ns):
         first = 100_000 + shift
         start, end = np.array([10_000, first + gap_ns]), np.array([first, 190_000])
         lanes.bars(ax, (0.0, 1.0), (start, end), np.zeros(2, np.int64), ["#0000ff"], 1000)
-        for patch in ax.artists + ax.patches:
-            patch.set_linewidth(0)
+        for edge in ax.collections:
+            edge.set_linewidth(0)
         assert (_row(figure) == (0, 0, 255)).all(), shift
 
 

@@ -188,7 +188,7 @@ def test_a_counter_draws_the_true_rate():
 
 def test_shared_tiers_are_counted_over_all_ranks(whole, folded):
     for row in (whole, folded):
-        ((scope, instance, usage),) = shared_usages(row, ranks.of_ranks(row))
+        ((scope, instance, usage),) = shared_usages(row)
         assert (scope, instance, usage.tier) == ("node", 0, "ddr")
         last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
         assert usage.total_bytes[last].max() <= row.summary["peak_ddr_bytes"]
