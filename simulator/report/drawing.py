@@ -22,6 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+
 WIDTH_IN, _DPI = 13.0, 110
 _AXIS_IN, _HEAD_IN, _LINE_IN = 0.5, 0.45, 0.175
 """What a time axis with its label takes, a title, and a line of the legend."""
@@ -33,11 +35,18 @@ LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2)
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
 
+_FEW = 120
+"""Bars of a lane that can still be told apart, and are parted by white lines."""
+
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator."""
-    with rc_context():
+    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator.
+
+    A character that the font lacks is drawn as an empty box, without a warning.
+    """
+    with rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         rcParams.update({name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")})
         yield
 
@@ -83,15 +92,11 @@ class Picture(Figure):
         self.set_layout_engine("none")
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
-        """Write the picture as PNG or SVG; the same picture gives the same bytes.
-
-        A character that the font lacks is drawn as an empty box, without a warning.
-        """
+        """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         more: dict[str, Any] = {"metadata": {"Date": None}}
         if kind == "png":
             more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-        with styled(), rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        with styled(), rc_context({"svg.hashsalt": "hosim"}):
             self.savefig(path, format=kind, **more)
 
     def png(self) -> bytes:
@@ -172,3 +177,48 @@ def plain(ax: Axes) -> None:
     for side in ("left", "bottom"):
         ax.spines[side].set_color(FAINT)
     ax.tick_params(colors=INK, labelsize=8)
+
+
+def bars(
+    ax: Axes, band: tuple[float, float], ends: tuple[Ints, Ints], group: Ints, tints: Sequence[str], size: int
+) -> None:
+    """Draw one lane: what one stream or channel did, as bars.
+
+    A picture has far fewer pixels than a run has ops. A pixel is divided by height as its time is, so that stalls
+    between short ops show as much as they take; what is free of it does not count: nothing is too short to be seen.
+
+    Parameters
+    ----------
+    ax
+        Where; its limits of time are set, and it is placed for good.
+    band
+        From where to where the lane reaches, the upper end first.
+    ends
+        Starts and ends [ns].
+    group, tints
+        Which colour each has, and the colours; in a pixel that is divided the first is lowest.
+    size
+        Nanoseconds of one unit of the axis.
+    """
+    edges, (start, end) = pixels(ax, size), ends
+    spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
+    tops = np.vstack([np.zeros(len(edges) - 1), np.cumsum(spent, axis=0)])
+    heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
+    for key, tint in enumerate(tints):
+        if spent[key].any():
+            lane = ax.stairs(heights[key + 1], edges / size, baseline=heights[key], fill=True, color=tint, linewidth=0)
+            lane.set_snap(True)
+    if len(start) <= _FEW:
+        wide = start[(end - start > 3 * (edges[1] - edges[0])) & (start > edges[0])]
+        ax.vlines(wide / size, *band, color="white", linewidth=0.6)
+
+
+def _spent(edges: NDArray[np.float64], start: Ints, end: Ints) -> NDArray[np.float64]:
+    """How long each pixel is covered [ns]; twice where two lie over each other."""
+    since, before = edges - edges[0], np.zeros_like(edges)
+    for moments, sign in ((start, 1), (end, -1)):
+        ordered = np.sort(moments.clip(edges[0], edges[-1]) - edges[0])
+        passed = np.searchsorted(ordered, since, "right")
+        before += sign * (passed * since - np.concatenate([[0], np.cumsum(ordered)])[passed])
+    found: NDArray[np.float64] = np.diff(before).round(3)
+    return found

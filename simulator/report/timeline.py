@@ -13,8 +13,7 @@ from simulator.graph import Graph
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE, COPY
 from simulator.report import colours, meetings
-from simulator.report.drawing import FAINT, TEXT, Picture, name_lanes, side_legend, stacked, styled, units
-from simulator.report.lanes import bars
+from simulator.report.drawing import FAINT, TEXT, Picture, bars, name_lanes, side_legend, stacked, styled, units
 from simulator.report.memory_figure import SpacePanel, UsagePanel
 from simulator.report.ranks import chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns

@@ -18,7 +18,7 @@ from simulator.lifetime import lifetimes
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
-from simulator.report.names import folder_names
+from simulator.report.files import folder_names
 from simulator.run.execute import Trier
 from simulator.run.following import check_keeps
 from simulator.run.homes import home_ids, with_lasting_outputs

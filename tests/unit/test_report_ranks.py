@@ -17,7 +17,7 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.report import drawing, html, lanes, meetings, perfetto, ranks, ranks_figure, timeline
+from simulator.report import drawing, html, meetings, perfetto, ranks, ranks_figure, timeline
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -339,7 +339,7 @@ def test_no_bar_is_too_narrow_to_be_seen():
         ax.axis("off")
         picture.settle()
         start = np.linspace(10_000, 990_000, count).astype(np.int64)
-        lanes.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
+        drawing.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
         picture.canvas.draw()
         row = np.asarray(picture.canvas.buffer_rgba())[int(picture.bbox.height - ax.bbox.y0) - 50, :, 0]
         at = ax.transData.transform([(x / 1000, 0) for x in start.tolist()])[:, 0]
@@ -355,7 +355,7 @@ def test_a_pixel_is_divided_by_height_as_its_time_is():
     picture.settle()
     start = 4000 * np.arange(1_000_000)
     starts, ends = np.concatenate([start, start + 1000]), np.concatenate([start + 1000, start + 4000])
-    lanes.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
+    drawing.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
     picture.canvas.draw()
     (left, low), (right, high) = (corner.astype(int) for corner in ax.bbox.get_points())
     seen = np.asarray(picture.canvas.buffer_rgba())[::-1][low + 1 : high - 1, left + 1 : right - 1, :3]
