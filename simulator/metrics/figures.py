@@ -77,7 +77,7 @@ FIGURES = (
     Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
     Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
     Figure("exposed_transfer_ns", "ns", "exposed", "What of `transfer_ns` falls into a stall, whatever its cause."),
-    Figure("hidden_fraction", "share", "hidden", "The share of `transfer_ns` under which the main stream computes."),
+    Figure("hidden_fraction", "share", "overlapped", "The share of `transfer_ns` under which compute runs."),
     Figure("busy_<>_ns", "ns", "busy <>", "Time of the step with a transfer of the rank on the link.", over="link"),
     Figure("exposed_<>_ns", "ns", "exposed <>", "What of `busy_<link>_ns` falls into a stall.", over="link"),
     Figure("peak_reserved_<>_bytes", "B", "reserved <>", "The most that the allocator ever kept, in use or not.",

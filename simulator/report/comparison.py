@@ -215,8 +215,7 @@ def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     there = {what for row in rows if is_ok(row) for what, _ in spent(row)}
     marks: list[Patch | Line2D] = [Patch(color=shade, label=what) for what, shade in _SHADE.items() if what in there]
     bounds = _bounds(rows)
-    beat = " can beat this" if len(bounds) == 1 else ""
-    marks += [Line2D([], [], label=f"bound: {plans}{beat}", **line) for plans, line in bounds.items()]
+    marks += [Line2D([], [], label=name, **line) for name, line in bounds.items()]
     marks += [Line2D([], [], label="budget, capacity", **LIMIT)] if is_limited else []
     marks += [Patch(label="would need", **_HOLLOW)] if any(row.shortfall is not None for row in rows) else []
     return marks

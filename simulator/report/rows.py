@@ -192,7 +192,7 @@ _WHATEVER_HOMES = ("compute", "critical path")
 
 
 def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
-    """Say which plans a bound holds for, such as ``no plan with these homes``.
+    """Name a bound by the plans that it holds for, such as ``lower bound for this placement``.
 
     Parameters
     ----------
@@ -201,14 +201,14 @@ def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
     homes_are_given
         Whether some homes are not free.
     also
-        What else such plans must not do.
+        What else holds of such plans, such as ``without recompute``.
     """
     given = homes_are_given and kind.removesuffix(OF_FIXED) not in _WHATEVER_HOMES
-    return " ".join(filter(None, ("no plan", "with these homes" if given else "", also)))
+    return " ".join(filter(None, ("lower bound", also, "for this placement" if given else "")))
 
 
 def held_to(rows: Sequence[Row], row: Row) -> str:
-    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either.
+    """Name the bound of a row: where others recompute and it does not, it is of plans that do not, either.
 
     Parameters
     ----------
@@ -220,24 +220,20 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
     return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
 
 
-def above_bound(gap: float, kind: str, plans: str) -> str:
+def above_bound(gap: float, kind: str, bound: str) -> str:
     """Say how far above a bound a step is, as the end of a sentence.
 
     Parameters
     ----------
     gap, kind
-        How far, as a share of the bound, and which bound.
-    plans
-        Which plans it holds for: see `bounded_plans`.
+        How far, as a share of the bound, and what it comes from.
+    bound
+        Its name: see `bounded_plans`.
     """
-    if kind.endswith(OF_FIXED):
-        kind = kind.removesuffix(OF_FIXED)
-        if gap < _NO_GAP:
-            return f", and over the run {plans} that is fixed before it can be faster ({kind})"
-        return f"; over the run {percent(gap)} above what {plans} that is fixed before it can beat ({kind})"
-    if gap < _NO_GAP:
-        return f", and {plans} can be faster ({kind})"
-    return f", {percent(gap)} above the bound that {plans} can beat ({kind})"
+    far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
+    if not kind.endswith(OF_FIXED):
+        return f", {far} the {bound} ({kind})"
+    return f"; over the run {far} the {bound} of plans that are fixed before it ({kind.removesuffix(OF_FIXED)})"
 
 
 _NO_GAP = 0.0005

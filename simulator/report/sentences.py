@@ -135,7 +135,7 @@ def _fastest(rows: Sequence[Row]) -> str:
         kind = str(row.summary.get("bound_kind") or "compute")
         text += above_bound(float(gap or 0), kind, held_to(rows, row))
         text += _unseen(row, float(gap or 0))
-    return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
+    return f"{text}; {'it' if len(leaders) == 1 else row.label} {_overlaps(row)}"
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
@@ -211,19 +211,20 @@ def _runs(row: Row, rank: int, other: Row) -> str:
     return label if label != other.program and len(row.job.graphs) > 1 else ""
 
 
-def _hides(row: Row) -> str:
+def _overlaps(row: Row) -> str:
     """How much of the copying costs nothing, and what waiting remains."""
-    hidden, found = row.summary.get("hidden_fraction"), causes(row)
+    overlapped, found = row.summary.get("hidden_fraction"), causes(row)
     said = []
     if recomputed_ns(row):
         said.append(f"spends {_recomputing(row)}")
-    if present(hidden):
-        said.append("hides all of its copies" if hidden == 1 else f"hides {percent(hidden)} of its copying")
+    if present(overlapped):
+        much = "all" if overlapped == 1 else percent(overlapped)
+        said.append(f"overlaps {much} of its copying with compute")
     if found:
         said.append(f"loses {_waiting(row, *found[0])}")
     elif not said:
         said.append("never waits")
-    if hidden == 1 and found:
+    if overlapped == 1 and found:
         return f"{listed(said[:-1])} but {said[-1]}"
     return listed(said)
 
@@ -253,16 +254,19 @@ def _losing(rows: Sequence[Row]) -> str:
     slower.sort(key=lambda row: row.summary["step_ns"])
     compared = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
     told = {row.label for row in compared if row is not None} or {row.label for row in slower[:1]}
-    return "; ".join(_loss(row) for row in slower if row.label in told or row is slower[-1])
+    first = next(row.label for row in rows if is_ok(row) and row.summary["step_ns"] == best)
+    losses = [_loss(row) for row in slower if row.label in told or row is slower[-1]]
+    return "; ".join(f"{row} takes {times} as long{f' as {first}' * (not number)}{why}"
+                     for number, (row, times, why) in enumerate(losses))  # fmt: skip
 
 
-def _loss(row: Row) -> str:
+def _loss(row: Row) -> tuple[str, str, str]:
+    """Who is slower, how many times as long it takes, and what it loses."""
     found = causes(row)
-    slowdown = row.summary.get("slowdown_vs_fastest")
-    text = f"{row.label} is {ratio(slowdown).removesuffix('x')} times as slow"
     spent = [f"spends {_recomputing(row)}"] if recomputed_ns(row) else []
     spent += [f"loses {_waiting(row, *found[0])}"] if found else []
-    return f"{text}: it {' and '.join(spent)}" if spent else text + " without a stall: it computes longer"
+    why = f": it {' and '.join(spent)}" if spent else " without a stall: it computes longer"
+    return row.label, ratio(row.summary.get("slowdown_vs_fastest")), why
 
 
 def _recomputing(row: Row) -> str:
@@ -302,7 +306,7 @@ def crowded(rows: Sequence[Row]) -> list[str]:
         return _turns(running)
     link = worst[1]
     slow = [(row, float(row.summary.get(f"crowding_{link}") or 0)) for row in running]
-    times = [f"{factor:.2f} times as long as alone under {row.label}" for row, factor in slow if factor > _CROWDED]
+    times = [f"{ratio(factor)} as long as alone under {row.label}" for row, factor in slow if factor > _CROWDED]
     said = [f"ranks crowd what they share: transfers over {link} take {listed(times)}"]
     machine = rows[0].hardware
     buses = [name for name, bus in machine.buses.items() if link in machine.passing(bus.links)]
