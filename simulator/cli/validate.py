@@ -50,7 +50,7 @@ def validate(
 
         check_target(out)
     if junit is not None:
-        from simulator.report.writable import check_file
+        from simulator.report.files import check_file
 
         check_file("--junit", junit)
     with Shown() as progress:

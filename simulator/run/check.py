@@ -11,7 +11,7 @@ from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
 from simulator.plan import Plan
-from simulator.report.names import folder_names, plan_names
+from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.serving import read_served
 from simulator.run.task import Task

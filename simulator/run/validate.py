@@ -14,11 +14,11 @@ from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
 from simulator.report import validation as report
-from simulator.report.expectations import Counted, Verdict, untested, verdicts
+from simulator.report.expectations import Summaries, Verdict, untested, verdicts
 from simulator.report.summaries import dumped
 from simulator.report.validation import Checked, Fitted
 from simulator.run import Case, Progress, read, run_case
-from simulator.run.serving import ServedRow, serve
+from simulator.run.serving import serve
 from simulator.run.workers import spread
 from simulator.scenario import Expectation, PolicyChoice
 
@@ -187,7 +187,7 @@ def _served(loaded: Loaded, scale: Mapping[str, float]) -> list[Verdict]:
     path, expected = loaded.paths["scenario"], loaded.scenario.expect
     changes = catalog.multiplied(catalog.resolve(path).hardware, scale)
     found = serve(path, set=changes, policies=_labels(expected)).rows
-    return _verdicts(loaded, expected, [ServedRow(str(row["policy"]), row) for row in found])
+    return _verdicts(loaded, expected, {str(row["policy"]): row for row in found})
 
 
 def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
@@ -200,10 +200,10 @@ def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
     expected
         What is expected, whether or not the case was changed.
     """
-    return _verdicts(case.loaded, expected, list(run_case(case, _labels(expected)).values()))
+    return _verdicts(case.loaded, expected, run_case(case, _labels(expected)).summaries)
 
 
-def _verdicts(loaded: Loaded, expected: Sequence[Expectation], rows: Sequence[Counted]) -> list[Verdict]:
+def _verdicts(loaded: Loaded, expected: Sequence[Expectation], rows: Summaries) -> list[Verdict]:
     claim = loaded.scenario.claim
     return verdicts(expected, rows, claim.source if claim else "")
 

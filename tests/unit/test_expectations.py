@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
@@ -10,17 +9,11 @@ from simulator.report.expectations import signed, verdicts
 from simulator.report.validation import Checked, Fitted, sentences, text
 from simulator.scenario import Expectation
 
-
-class Row(NamedTuple):
-    label: str
-    summary: dict
-
-
-ROWS = [
-    Row("slow", {"status": "ok", "step_ns": 15_000_000_000, "wait_host_ns": 2, "wait_compaction_ns": 5}),
-    Row("fast", {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None}),
-    Row("none", {"status": "infeasible"}),
-]
+ROWS = {
+    "slow": {"status": "ok", "step_ns": 15_000_000_000, "wait_host_ns": 2, "wait_compaction_ns": 5},
+    "fast": {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None},
+    "none": {"status": "infeasible"},
+}
 
 
 def verdict(**said):

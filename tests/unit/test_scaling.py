@@ -82,13 +82,16 @@ def test_where_copies_are_hidden_is_said_of_either_end(stalls, said):
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        (True, "link read", ", 2.0 % above the bound that no plan with these homes can beat (link read)."),
-        (False, "link read", ", 2.0 % above the bound that no plan can beat (link read)."),
-        (True, "compute", ", 2.0 % above the bound that no plan can beat (compute)."),
+        (True, "link read", ", 2.0 % above the lower bound for this placement (link read)."),
+        (False, "link read", ", 2.0 % above the lower bound (link read)."),
+        (True, "compute", ", 2.0 % above the lower bound (compute)."),
         (
             True,
             "link read, fixed plans",
-            "; over the run 2.0 % above what no plan with these homes that is fixed before it can beat (link read).",
+            (
+                "; over the run 2.0 % above the lower bound for this placement of plans that are fixed before it "
+                "(link read)."
+            ),
         ),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.graph import PAIRED, Group, Job, TensorKind
@@ -28,25 +28,25 @@ class Holding(NamedTuple):
 
     Attributes
     ----------
-    label, ranks, ops
+    program, ranks, ops
         The program, who runs it, and its ops in a step.
-    kept
+    kept_bytes
         Kind of tensor -> bytes that are there all step, before ZeRO's shards are gathered.
-    peak
+    peak_bytes
         Kind (or ``workspace``) -> bytes at the op with the most, if nothing moves.
-    at
+    peak_op
         Name of that op.
     """
 
-    label: str
+    program: str
     ranks: tuple[int, ...]
     ops: int
-    kept: Counter[str]
-    peak: Counter[str]
-    at: str
+    kept_bytes: Counter[str]
+    peak_bytes: Counter[str]
+    peak_op: str
 
 
-class Meeting(NamedTuple):
+class Exchange(NamedTuple):
     """Collectives of a program that are alike, in one step."""
 
     label: str
@@ -69,10 +69,16 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
     weights
         How weights are cut; may be empty.
     """
-    found = [_head(job, workload), _holdings(job)]
-    if weights:
-        found.append(_cuts(weights, workload.dtypes.element_bytes))
-    return "\n\n".join([*found, _meetings(job)])
+    holdings = [holding(job, number) for number in range(len(job.graphs))]
+    met = list(exchanges(job))
+    parts = {
+        "held all step, by each rank": _kept(holdings),
+        "live at most, if nothing moves": _peak(holdings),
+        "how weights are cut, before ZeRO": _cuts(weights, workload.dtypes.element_bytes) if weights else [],
+        "communicated in a step, by each rank": _exchanges(met) if met else [],
+    }
+    found = [f"{head}\n{aligned([columns], 2)}" for head, columns in parts.items() if columns]
+    return "\n\n".join([_head(job, workload), *found, *([] if met else ["nothing is communicated"])])
 
 
 def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:
@@ -85,17 +91,6 @@ def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[st
     element_bytes
         Size of an element of a weight [B].
     """
-    holdings = [
-        {
-            "program": h.label,
-            "ranks": h.ranks,
-            "ops": h.ops,
-            "kept_bytes": h.kept,
-            "peak_bytes": h.peak,
-            "peak_op": h.at,
-        }
-        for h in map(holding, [job] * len(job.graphs), range(len(job.graphs)))
-    ]
     cut = [
         {
             "weight": w.name,
@@ -108,16 +103,14 @@ def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[st
         }
         for w in weights.values()
     ]
-    met = [{**m._asdict(), "group": m.group.name} for m in meetings(job)]
-    groups = {group.name: group.members for graph in job.graphs for group in graph.groups}
     return {
         "schema": "hosim-layout/1",
         "name": job.name,
         "ranks": job.ranks,
-        "programs": holdings,
+        "programs": [holding(job, number)._asdict() for number in range(len(job.graphs))],
         "weights": cut,
-        "groups": groups,
-        "collectives": met,
+        "groups": {group.name: group.members for graph in job.graphs for group in graph.groups},
+        "collectives": [{**one._asdict(), "group": one.group.name} for one in exchanges(job)],
     }
 
 
@@ -137,22 +130,18 @@ def holding(job: Job, number: int) -> Holding:
     return Holding(job.labels[number], job.ranks_of(number), len(graph.ops), kept, peak, graph.ops[op].name)
 
 
-def meetings(job: Job) -> list[Meeting]:
+def exchanges(job: Job) -> Iterator[Exchange]:
     """What the ranks of each graph do together in a step, in the order of its first time."""
-    return [meeting for number in range(len(job.graphs)) for meeting in _of_graph(job, number)]
-
-
-def _of_graph(job: Job, number: int) -> Iterable[Meeting]:
-    graph, ranks = job.graphs[number], set(job.ranks_of(number))
-    groups = {group.name: group for group in graph.groups}
-    found: Counter[tuple[str, str, str, int]] = Counter()
-    for op in graph.ops:
-        if op.collective is not None:
-            about = op.collective
-            found[op.phase, str(about.kind), about.group, about.size_bytes] += 1
-    for (phase, kind, name, size_bytes), times in found.items():
-        mine = tuple(members for members in groups[name].members if _takes_part(members, kind, ranks))
-        yield Meeting(job.labels[number], phase, kind, Group(name, mine), times, size_bytes)
+    for number, graph in enumerate(job.graphs):
+        ranks, groups = set(job.ranks_of(number)), {group.name: group for group in graph.groups}
+        found = Counter(
+            (op.phase, str(what.kind), what.group, what.size_bytes)
+            for op in graph.ops
+            if (what := op.collective) is not None
+        )
+        for (phase, kind, name, size_bytes), times in found.items():
+            mine = tuple(members for members in groups[name].members if _takes_part(members, kind, ranks))
+            yield Exchange(job.labels[number], phase, kind, Group(name, mine), times, size_bytes)
 
 
 def _takes_part(members: tuple[int, ...], kind: str, ranks: set[int]) -> bool:
@@ -184,14 +173,18 @@ def _head(job: Job, workload: Workload) -> str:
     return "\n".join([*lines, *details])
 
 
-def _holdings(job: Job) -> str:
-    found = [holding(job, number) for number in range(len(job.graphs))]
-    programs = [_texts("program", (h.label for h in found)), _texts("ranks", (numbers(h.ranks) for h in found))]
-    ops = Column("ops", tuple(f"{h.ops:,}" for h in found))
-    kept = aligned([[*programs, ops, *_kinds([h.kept for h in found])]])
-    where = _texts("at op", (h.at for h in found))
-    peak = aligned([[*programs[:1], *_kinds([h.peak for h in found]), where]])
-    return f"held all step, by each rank\n{_indented(kept)}\n\nlive at most, if nothing moves\n{_indented(peak)}"
+def _kept(found: Sequence[Holding]) -> list[Column]:
+    return [
+        Column.texts("program", (h.program for h in found)),
+        Column.texts("ranks", (numbers(h.ranks) for h in found)),
+        Column("ops", tuple(f"{h.ops:,}" for h in found)),
+        *_kinds([h.kept_bytes for h in found]),
+    ]
+
+
+def _peak(found: Sequence[Holding]) -> list[Column]:
+    program, op = Column.texts("program", (h.program for h in found)), Column.texts("at op", (h.peak_op for h in found))
+    return [program, *_kinds([h.peak_bytes for h in found]), op]
 
 
 def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
@@ -200,27 +193,22 @@ def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
     return [*columns, Column("in all", tuple(human(one.total(), "B") for one in found))]
 
 
-def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> str:
+def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> list[Column]:
     groups: dict[tuple[str, str, str], list[Weight]] = {}
     for weight in weights.values():
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
         shape = " x ".join(map(str, weight.shape))
         groups.setdefault((re.sub(r"\d+", "*", weight.name), shape, f"[{cut}]"), []).append(weight)
     names, shapes, cuts = zip(*groups, strict=True)
-    found = [group[0] for group in groups.values()]
-    table = aligned(
-        [
-            [
-                _texts("weights", names),
-                Column("how many", tuple(str(len(group)) for group in groups.values())),
-                Column("shape", shapes),
-                _texts("cut along", cuts),
-                Column("each rank", tuple(human(w.parameters * element_bytes, "B") for w in found)),
-                Column("held by", tuple(counted(_holders(w), "rank") for w in found)),
-            ]
-        ]
-    )
-    return f"how weights are cut, before ZeRO\n{_indented(table)}"
+    firsts = [group[0] for group in groups.values()]
+    return [
+        Column.texts("weights", names),
+        Column("how many", tuple(str(len(group)) for group in groups.values())),
+        Column("shape", shapes),
+        Column.texts("cut along", cuts),
+        Column("each rank", tuple(human(w.parameters * element_bytes, "B") for w in firsts)),
+        Column("held by", tuple(counted(_holders(w), "rank") for w in firsts)),
+    ]
 
 
 def _holders(weight: Weight) -> int:
@@ -228,29 +216,21 @@ def _holders(weight: Weight) -> int:
     return weight.layout.mesh.size([axis for axis in weight.layout.copies if axis != "pipeline"])
 
 
-def _meetings(job: Job) -> str:
-    found = meetings(job)
-    if not found:
-        return "nothing is communicated"
-    table = aligned(
-        [
-            [
-                _texts("program", (m.label for m in found)),
-                _texts("phase", (m.phase for m in found)),
-                _texts("collective", (m.kind for m in found)),
-                _texts("group", (m.group.name for m in found)),
-                Column("times", tuple(f"{m.times:,}" for m in found)),
-                Column("size", tuple(human(m.size_bytes, "B") for m in found)),
-                Column("in all", tuple(human(m.times * m.size_bytes, "B") for m in found)),
-                _texts("who meets", (_members(m) for m in found)),
-            ]
-        ]
-    )
-    return f"communicated in a step, by each rank\n{_indented(table)}"
+def _exchanges(found: Sequence[Exchange]) -> list[Column]:
+    return [
+        Column.texts("program", (one.label for one in found)),
+        Column.texts("phase", (one.phase for one in found)),
+        Column.texts("collective", (one.kind for one in found)),
+        Column.texts("group", (one.group.name for one in found)),
+        Column("times", tuple(f"{one.times:,}" for one in found)),
+        Column("size", tuple(human(one.size_bytes, "B") for one in found)),
+        Column("in all", tuple(human(one.times * one.size_bytes, "B") for one in found)),
+        Column.texts("who meets", (_members(one) for one in found)),
+    ]
 
 
-def _members(meeting: Meeting) -> str:
-    members, arrow = meeting.group.members, meeting.kind in PAIRED
+def _members(one: Exchange) -> str:
+    members, arrow = one.group.members, one.kind in PAIRED
     shown = [f"{a} > {b}" if arrow else numbers((a, *rest, b)) for a, *rest, b in members[:_MOST_MEMBERS]]
     return " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
 
@@ -262,11 +242,3 @@ def numbers(ranks: Sequence[int]) -> str:
     if len(ranks) <= _MOST_RANKS:
         return ",".join(map(str, ranks))
     return f"{ranks[0]},{ranks[1]},...,{ranks[-1]} ({len(ranks)})"
-
-
-def _texts(head: str, cells: Iterable[str]) -> Column:
-    return Column(head, tuple(cells), left=True)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
