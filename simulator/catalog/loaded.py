@@ -85,10 +85,10 @@ class Loaded:
             key: own_change(self.scenario, key, value, self.place("policies", row, "set", key))
             for key, value in choice.set_.items()
         }
-        machine = apply(self.unscaled or self.hardware, own)
-        machine = apply(machine, outside(multiplied(machine, self.scale)))
+        unscaled = apply(self.unscaled or self.hardware, own)
+        machine = apply(unscaled, outside(multiplied(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
-        found = replace(self, scenario=scenario, hardware=machine)
+        found = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
         check_budget(scenario, machine, self.place("budget"))
         return found
 
