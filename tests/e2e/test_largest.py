@@ -167,7 +167,7 @@ def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
         ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
         ("field: sequence", "field: phase", "(phase: 8,192): "),
         ("at_most: 8192", "at_most: 0", "at_most"),
-        ("at_most: 8192", "at_most: 32", "a multiple of 256 lies between the least and the most, found none"),
+        ("at_most: 8192", "at_most: 32", "at_most is at least 256, the least multiple that is tried, found 32"),
         ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
     ],
