@@ -107,7 +107,7 @@ def _show(results: Results) -> None:
     else:
         click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
     if results.largest is not None:
-        click.echo(f"\n{results.largest.text}")
+        click.echo(f"\n{results.largest.view.sections[0]}")
 
 
 def _praise(results: Results) -> None:

@@ -13,11 +13,12 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan, Steps
 from simulator.report import expectations, junit, stalls, summaries
 from simulator.report.rows import Row
-from simulator.report.scaling import pointer
+from simulator.report.scaling_view import pointer
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.hints import hints
 from simulator.run.origins import provenance
+from simulator.run.swept import Sweep
 from simulator.trace import Trace
 from simulator.units import nearest
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
-    from simulator.run.largest import Largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class Results(Mapping[str, Result]):
         Up to which value of a field each row fits, if the scenario asks.
     """
 
-    def __init__(self, case: Case, rows: Sequence[Result], largest: Largest | None = None) -> None:
+    def __init__(self, case: Case, rows: Sequence[Result], largest: Sweep | None = None) -> None:
         self.case, self.largest = case, largest
         self._rows = {row.label: row for row in rows}
 
