@@ -133,11 +133,13 @@ class OpByOp:
         sets, cache, here, eviction = self._sets, self._cache, self._cache.here, self._cache.eviction
         touch, base, streams = eviction.touch, step * len(sets.uses), sets.problem.streams
         for op in range(*self._stretches[stretch]):
-            for tensor in chain.from_iterable(cache.awaited.values()):
-                if tensor in here:
-                    touch(tensor)
+            for awaited in cache.awaited.values():
+                for tensor in awaited:
+                    if tensor in here:
+                        touch(tensor)
             eviction.now = base + op
-            cache.unused.difference_update(sets.uses[op])
+            if cache.unused:
+                cache.unused.difference_update(sets.uses[op])
             absent, needed_bytes = [], sets.born_bytes[op]
             for tensor in sets.uses[op]:
                 if tensor in here:
@@ -145,7 +147,8 @@ class OpByOp:
                 else:
                     absent.append(tensor)
                     needed_bytes += cache.sizes[tensor]
-            cache.make_room(needed_bytes, sets.kept[op])
+            if cache.room[cache.tier] < needed_bytes:
+                cache.make_room(needed_bytes, sets.kept[op])
             for tensor in absent:
                 (cache.hold if tensor in sets.made[op] else cache.fetch)(tensor)
             if self._look_ahead:
