@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -26,11 +27,11 @@ from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import COMPUTE, Code, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import StaticPart, run
-from simulator.policies.runtime.cache import Cache
+from simulator.policies.runtime import StaticPart, batches
 from simulator.policies.runtime.dynamic_reads import DynamicReads
 from simulator.policies.runtime.eviction import eviction
 from simulator.policies.runtime.prefetch import NextReads
+from simulator.policies.runtime.runtime_cache import RuntimeCache
 from simulator.policies.runtime.working_sets import WorkingSets
 from simulator.policies.search import Best, tune
 from simulator.units import Bytes, FieldError, human
@@ -282,13 +283,13 @@ def _start(
     problem = dynamic.problem
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
-    held = Cache(problem, homes, cache_bytes, eviction(order, problem, stay), direct=problem.links)
+    held = RuntimeCache(problem, homes, cache_bytes, eviction(order, problem, stay), direct=problem.links)
     wanted = {
         "next_layer_all": lambda op: dynamic.readers[op].candidates,
         "speculative": lambda op: view.predicted(op, options.accuracy),
     }.get(options.prefetch)
     prefetcher = NextReads(dynamic, held, wanted) if wanted else None
-    return run(StaticPart(ends, held), held, dynamic, prefetcher, view)
+    return chain.from_iterable(batches(StaticPart(ends, held), held, dynamic, prefetcher, view))
 
 
 def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,10 +18,10 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.plan import Code, Plan, View
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import OpByOp, run
-from simulator.policies.runtime.cache import Cache
+from simulator.policies.runtime import OpByOp, batches
 from simulator.policies.runtime.dynamic_reads import DynamicReads
 from simulator.policies.runtime.eviction import eviction
+from simulator.policies.runtime.runtime_cache import RuntimeCache
 from simulator.policies.runtime.working_sets import WorkingSets
 from simulator.policies.search import tune
 
@@ -107,5 +108,5 @@ def _start(sets: WorkingSets, evict: str, look_ahead: int, synchronous: bool, vi
     homes = {t: home for t, home in enumerate(sets.homes) if not sets.pinned[t]}
     pinned = (t for t, home in enumerate(sets.homes) if sets.pinned[t] and home == problem.compute_tier)
     room_bytes = problem.budget_bytes - sum(problem.sizes[t] for t in pinned)
-    cache = Cache(problem, homes, room_bytes, eviction(evict, problem, stay), synchronous=synchronous)
-    return run(OpByOp(sets, cache, look_ahead), cache, sets.dynamic, None, view)
+    cache = RuntimeCache(problem, homes, room_bytes, eviction(evict, problem, stay), synchronous=synchronous)
+    return chain.from_iterable(batches(OpByOp(sets, cache, look_ahead), cache, sets.dynamic, None, view))

@@ -6,78 +6,16 @@ It decides about each op; or, beside a *static part* that was planned before, ab
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Protocol
+from itertools import pairwise
 
 from simulator.plan import COMPUTE, PART, SYNC, Code, View
-from simulator.policies.runtime.cache import Cache
 from simulator.policies.runtime.dynamic_reads import DynamicReads
 from simulator.policies.runtime.prefetch import LookAhead, NextReads
+from simulator.policies.runtime.runtime_cache import RuntimeCache
 from simulator.policies.runtime.working_sets import WorkingSets
 
 _AT_ONCE = 64
 """Most ops that are decided before their steps are handed on: a run that blocks ends soon."""
-
-
-class Issuer(Protocol):
-    """Issues a training step in stretches; between two of them the runtime may look at what is revealed.
-
-    Attributes
-    ----------
-    ends
-        By stretch, the op that ends it; -1 for what comes behind the last op.
-    at_once
-        Whether copies for an op are issued before the host asks what another op reads that was revealed with it.
-    """
-
-    ends: Sequence[int]
-    at_once: bool
-
-    def issue(self, stretch: int, step: int) -> None:
-        """Issue a stretch."""
-
-    def end_step(self, *, is_last: bool) -> None:
-        """Issue what ends a training step, and the run if it is the last."""
-
-
-def run(
-    issuer: Issuer, cache: Cache, dynamic: DynamicReads | None, prefetcher: NextReads | None, view: View
-) -> Iterator[Code]:
-    """Issue all steps of a run.
-
-    Parameters
-    ----------
-    issuer, cache, prefetcher
-        What issues the steps and what fetches ahead, both by way of the cache.
-    dynamic
-        Dynamic reads that are handled once they are revealed.
-    view
-        Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
-    """
-    return chain.from_iterable(_batches(issuer, cache, dynamic, prefetcher, view))
-
-
-def _batches(
-    issuer: Issuer, cache: Cache, dynamic: DynamicReads | None, prefetcher: NextReads | None, view: View
-) -> Iterator[list[Code]]:
-    revealed = dynamic.revealed if dynamic else {}
-    for step in range(view.steps):
-        is_last = step == view.steps - 1
-        for stretch, op in enumerate(issuer.ends):
-            issuer.issue(stretch, step)
-            cache.unused.difference_update(cache.awaited.pop(op, ()))
-            yield cache.codes
-            cache.codes.clear()
-            for reader in revealed.get(op, ()):
-                cache.expect(reader, view.chosen(reader))
-                if issuer.at_once:
-                    yield cache.codes
-                    cache.codes.clear()
-            if prefetcher and op in revealed:
-                prefetcher.fetch(op, is_last=is_last)
-        issuer.end_step(is_last=is_last)
-        yield cache.codes
-        cache.codes.clear()
 
 
 class StaticPart:
@@ -89,11 +27,16 @@ class StaticPart:
         By part, the op that ends it; -1 for the last.
     cache
         Of what is read dynamically, which no part moves.
+
+    Attributes
+    ----------
+    at_once
+        Whether copies for an op are issued before the host asks what another op reads that was revealed with it.
     """
 
     at_once = True
 
-    def __init__(self, ends: Sequence[int], cache: Cache) -> None:
+    def __init__(self, ends: Sequence[int], cache: RuntimeCache) -> None:
         self.ends, self._cache = ends, cache
 
     def issue(self, stretch: int, step: int) -> None:
@@ -119,7 +62,7 @@ class OpByOp:
 
     at_once = False
 
-    def __init__(self, sets: WorkingSets, cache: Cache, ahead: int) -> None:
+    def __init__(self, sets: WorkingSets, cache: RuntimeCache, ahead: int) -> None:
         self._sets, self._cache = sets, cache
         self._look_ahead = LookAhead(sets, cache, ahead) if ahead else None
         self._signal = sets.dynamic.signal if sets.dynamic else {}
@@ -187,3 +130,41 @@ class OpByOp:
             if tensor in cache.here or sets.pinned[tensor]:
                 cache.leave(tensor)
             cache.drop(tensor)
+
+
+Issuer = StaticPart | OpByOp
+"""Issues a training step in stretches (`issue`), each up to an op (`ends`), and what ends the step (`end_step`)."""
+
+
+def batches(
+    issuer: Issuer, cache: RuntimeCache, dynamic: DynamicReads | None, prefetcher: NextReads | None, view: View
+) -> Iterator[list[Code]]:
+    """Issue all steps of a run, some at a time; a batch is emptied when the next one is asked for.
+
+    Parameters
+    ----------
+    issuer, cache, prefetcher
+        What issues the steps and what fetches ahead, both by way of the cache.
+    dynamic
+        Dynamic reads that are handled once they are revealed.
+    view
+        Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
+    """
+    revealed = dynamic.revealed if dynamic else {}
+    for step in range(view.steps):
+        is_last = step == view.steps - 1
+        for stretch, op in enumerate(issuer.ends):
+            issuer.issue(stretch, step)
+            cache.unused.difference_update(cache.awaited.pop(op, ()))
+            yield cache.codes
+            cache.codes.clear()
+            for reader in revealed.get(op, ()):
+                cache.expect(reader, view.chosen(reader))
+                if issuer.at_once:
+                    yield cache.codes
+                    cache.codes.clear()
+            if prefetcher and op in revealed:
+                prefetcher.fetch(op, is_last=is_last)
+        issuer.end_step(is_last=is_last)
+        yield cache.codes
+        cache.codes.clear()

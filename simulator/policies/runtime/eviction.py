@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
 
 
-class Eviction(Protocol):
+class Eviction(ABC):
     """The tensors that are in the compute tier and may leave it.
 
     Attributes
@@ -21,19 +22,22 @@ class Eviction(Protocol):
         Number of the running op since the run began; whoever runs ops sets it.
     """
 
-    now: int
+    now = -1
 
+    @abstractmethod
     def touch(self, tensor: int) -> None:
         """Note that a tensor has come, or that the running op uses it."""
 
+    @abstractmethod
     def discard(self, tensor: int) -> None:
         """Leave out a tensor that has left or died."""
 
+    @abstractmethod
     def first(self, needed: Collection[int]) -> int:
         """The tensor to evict first, none of `needed`; `NOWHERE` if there is none."""
 
 
-class LeastRecent:
+class LeastRecent(Eviction):
     """``lru``: the tensor whose last use is longest ago.
 
     Parameters
@@ -43,7 +47,6 @@ class LeastRecent:
     """
 
     def __init__(self, stay: Collection[int] = ()) -> None:
-        self.now = -1
         self._stay, self._order = stay, OrderedDict[int, None]()
 
     def touch(self, tensor: int) -> None:
@@ -64,18 +67,18 @@ class LeastRecent:
         return NOWHERE
 
 
-class _Ranked:
+class Ranked(Eviction):
     """The tensor of the least rank; a heap, whose entries are dropped late if their rank has changed since."""
 
     def __init__(self) -> None:
-        self.now = -1
         self._ranks: dict[int, Any] = {}
         self._heap: list[tuple[Any, int]] = []
         self._needed: Collection[int] = ()
         self._passed: list[tuple[Any, int]] = []
 
+    @abstractmethod
     def _rank(self, tensor: int) -> Any:
-        raise NotImplementedError
+        """The rank of a tensor that has just come, or is just used."""
 
     def touch(self, tensor: int) -> None:
         """Rank a tensor anew."""
@@ -105,7 +108,7 @@ class _Ranked:
         return NOWHERE
 
 
-class LeastUsed(_Ranked):
+class LeastUsed(Ranked):
     """``lfu``: the tensor used least often since the run began; of equals, the one whose last use is longest ago."""
 
     def __init__(self) -> None:
@@ -119,7 +122,7 @@ class LeastUsed(_Ranked):
         return uses, self._touches
 
 
-class Oldest(_Ranked):
+class Oldest(Ranked):
     """``fifo``: the tensor whose producer is oldest, then the larger (upstream's warm-up rule)."""
 
     def __init__(self, problem: Problem) -> None:
@@ -131,7 +134,7 @@ class Oldest(_Ranked):
         return born, -self._problem.sizes[tensor]
 
 
-class Furthest(_Ranked):
+class Furthest(Ranked):
     """``furthest``: the tensor whose next use is furthest away (the rule of MindSpore's sliding window)."""
 
     def __init__(self, problem: Problem) -> None:

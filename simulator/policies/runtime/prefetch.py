@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from simulator.policies.problem import Problem
-from simulator.policies.runtime.cache import Cache
 from simulator.policies.runtime.dynamic_reads import DynamicReads
+from simulator.policies.runtime.runtime_cache import RuntimeCache
 from simulator.policies.runtime.working_sets import WorkingSets
 
 
@@ -22,7 +22,7 @@ class LookAhead:
         How many ops ahead it looks, as far as there is no barrier between.
     """
 
-    def __init__(self, sets: WorkingSets, cache: Cache, ops: int) -> None:
+    def __init__(self, sets: WorkingSets, cache: RuntimeCache, ops: int) -> None:
         self._sets, self._cache = sets, cache
         self._coming = _coming(sets.problem, ops)
 
@@ -64,7 +64,7 @@ class NextReads:
         What to fetch for an op, such as all of its candidates, or a guess.
     """
 
-    def __init__(self, dynamic: DynamicReads, cache: Cache, wanted: Callable[[int], Sequence[int]]) -> None:
+    def __init__(self, dynamic: DynamicReads, cache: RuntimeCache, wanted: Callable[[int], Sequence[int]]) -> None:
         self._dynamic, self._cache, self._wanted = dynamic, cache, wanted
         order = sorted(dynamic.revealed)
         self._next = dict(zip(order, (*order[1:], order[0]), strict=True))

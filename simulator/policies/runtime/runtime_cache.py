@@ -15,7 +15,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.runtime.eviction import Eviction
 
 
-class Cache:
+class RuntimeCache:
     """The places of the tensors that a runtime decides about.
 
     Parameters
