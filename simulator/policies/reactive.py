@@ -74,11 +74,10 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If what is pinned and the working set of some op exceed the budget together.
     """
-    dynamic = DynamicReads(problem) if options.late == "on_demand" and problem.graph.has_late else None
-    if dynamic:
-        dynamic.check("reactive")
+    dynamic = DynamicReads(problem, on_demand=options.late == "on_demand")
+    dynamic.check("reactive")
     sets = WorkingSets(problem, dynamic)
-    evict: tuple[str, ...] = (ON_DEMAND if dynamic else EVICT) if options.evict == "best" else (options.evict,)
+    evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
     look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if sets.nothing_moves:
         evict = evict[:1]
@@ -89,7 +88,7 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
     problem, tensors = sets.problem, sets.problem.graph.tensors
-    how = ", fetches late reads on demand" if sets.dynamic else ""
+    how = ", fetches late reads on demand" if sets.dynamic.readers else ""
     return Plan(
         "reactive",
         problem.tiers,

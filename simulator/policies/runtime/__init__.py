@@ -65,9 +65,8 @@ class OpByOp:
     def __init__(self, sets: WorkingSets, cache: RuntimeCache, ahead: int) -> None:
         self._sets, self._cache = sets, cache
         self._look_ahead = LookAhead(sets, cache, ahead) if ahead else None
-        self._signal = sets.dynamic.signal if sets.dynamic else {}
-        ops, readers = len(sets.uses), sets.dynamic.readers if sets.dynamic else {}
-        cuts = {*range(0, ops, _AT_ONCE), ops, *(op + 1 for op in (*self._signal, *readers))}
+        self._signal, ops = sets.dynamic.signal, len(sets.uses)
+        cuts = {*range(0, ops, _AT_ONCE), ops, *(op + 1 for op in (*self._signal, *sets.dynamic.readers))}
         self._stretches = list(pairwise(sorted(cuts)))
         self.ends: Sequence[int] = [stop - 1 for _, stop in self._stretches]
 
@@ -114,13 +113,13 @@ class OpByOp:
     def end_step(self, *, is_last: bool) -> None:
         """Bring every persistent tensor home, but candidates of dynamic reads only at last, and release the outputs."""
         sets, cache = self._sets, self._cache
-        may_stay = sets.dynamic.candidates if sets.dynamic and not is_last else ()
+        may_stay = () if is_last else sets.dynamic.candidates
         for tensor in sets.guests:
             if tensor in cache.here and tensor not in may_stay:
                 cache.evict(tensor)
         for tensor in sets.residents:
             if tensor not in cache.here:
-                cache.make_room(cache.sizes[tensor], sets.staying)
+                cache.make_room(cache.sizes[tensor], sets.residents)
                 cache.fetch(tensor)
                 cache.unused.add(tensor)
             cache.drop(tensor)
@@ -137,7 +136,7 @@ Issuer = StaticPart | OpByOp
 
 
 def batches(
-    issuer: Issuer, cache: RuntimeCache, dynamic: DynamicReads | None, prefetcher: NextReads | None, view: View
+    issuer: Issuer, cache: RuntimeCache, dynamic: DynamicReads, prefetcher: NextReads | None, view: View
 ) -> Iterator[list[Code]]:
     """Issue all steps of a run, some at a time; a batch is emptied when the next one is asked for.
 
@@ -150,7 +149,6 @@ def batches(
     view
         Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
     """
-    revealed = dynamic.revealed if dynamic else {}
     for step in range(view.steps):
         is_last = step == view.steps - 1
         for stretch, op in enumerate(issuer.ends):
@@ -158,12 +156,12 @@ def batches(
             cache.unused.difference_update(cache.awaited.pop(op, ()))
             yield cache.codes
             cache.codes.clear()
-            for reader in revealed.get(op, ()):
+            for reader in dynamic.revealed.get(op, ()):
                 cache.expect(reader, view.chosen(reader))
                 if issuer.at_once:
                     yield cache.codes
                     cache.codes.clear()
-            if prefetcher and op in revealed:
+            if prefetcher and op in dynamic.revealed:
                 prefetcher.fetch(op, is_last=is_last)
         issuer.end_step(is_last=is_last)
         yield cache.codes

@@ -21,14 +21,17 @@ class DynamicReads:
     ----------
     problem
         What they are of.
+    on_demand
+        Whether they are handled once they are revealed; else there are none, and all candidates are read.
     """
 
     problem: Problem
+    on_demand: bool = True
 
     @cached_property
     def readers(self) -> dict[int, Late]:
         """What each op reads dynamically, in program order."""
-        return {op: what.late for op, what in enumerate(self.problem.graph.ops) if what.late is not None}
+        return {op: what.late for op, what in enumerate(self.problem.graph.ops) if what.late and self.on_demand}
 
     @cached_property
     def revealed(self) -> dict[int, list[int]]:
@@ -46,7 +49,8 @@ class DynamicReads:
     @cached_property
     def candidates(self) -> frozenset[int]:
         """All that may be read dynamically, and may move."""
-        return frozenset(t for t in self.problem.graph.candidates if not self.problem.pinned(t))
+        candidates = {t for late in self.readers.values() for t in late.candidates}
+        return frozenset(t for t in candidates if not self.problem.pinned(t))
 
     @cached_property
     def free(self) -> frozenset[int]:
@@ -84,8 +88,8 @@ class DynamicReads:
     def shares(self) -> dict[int, float]:
         """How likely each candidate is to be chosen by the op that is likeliest to."""
         likely: dict[int, float] = {}
-        for op, shares in self.problem.popularity.items():
-            for tensor, share in zip(self.readers[op].candidates, shares, strict=True):
+        for op, late in self.readers.items():
+            for tensor, share in zip(late.candidates, self.problem.popularity.get(op, ()), strict=False):
                 likely[tensor] = max(share, likely.get(tensor, 0.0))
         return likely
 

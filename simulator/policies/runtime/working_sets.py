@@ -25,7 +25,7 @@ class WorkingSets:
     problem
         What runs.
     dynamic
-        Its dynamic reads if these are handled at run time; then no op counts as a user of its candidates.
+        Its dynamic reads; no op counts as a user of its candidates.
 
     Attributes
     ----------
@@ -41,8 +41,6 @@ class WorkingSets:
         By tensor: its tier at time 0.
     residents, guests
         Persistent tensors that may move: those with their home in the compute tier, and with another.
-    staying
-        Residents in a form that is quick to look into.
     outputs
         Outputs that are not persistent.
 
@@ -52,11 +50,11 @@ class WorkingSets:
         If some op cannot run within the budget whatever is evicted.
     """
 
-    def __init__(self, problem: Problem, dynamic: DynamicReads | None) -> None:
+    def __init__(self, problem: Problem, dynamic: DynamicReads) -> None:
         self.problem, self.dynamic = problem, dynamic
         graph, sizes = problem.graph, problem.sizes
         self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
-        ops = graph.ops if dynamic is None else graph.certain.ops
+        ops = graph.certain.ops if dynamic.readers else graph.ops
         self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in ops]
         self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
         self.uses = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
@@ -70,8 +68,7 @@ class WorkingSets:
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
         self._persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and not pinned[t]]
         self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes())
-        self.residents = [t for t in self._persistent if self.homes[t] == problem.compute_tier]
-        self.staying = frozenset(self.residents)
+        self.residents = dict.fromkeys(t for t in self._persistent if self.homes[t] == problem.compute_tier)
         self.guests = [t for t in self._persistent if self.homes[t] != problem.compute_tier]
 
     @cached_property
@@ -82,12 +79,11 @@ class WorkingSets:
     @property
     def only_dynamic_moves(self) -> bool:
         """Whether all has room there but what is read dynamically, beside what of that is read at once."""
-        if self.dynamic is None:
-            return False
         problem, candidates = self.problem, self.dynamic.candidates
         away = sum(problem.sizes[t] for t in candidates)
         live = live_bytes(problem.graph, problem.lifetimes) - away + np.array(self.dynamic.awaited_bytes)
-        return self._has_room([problem.homes[t] for t in self._persistent if t not in candidates], live)
+        homes = (problem.homes[t] for t in self._persistent if t not in candidates)
+        return bool(self.dynamic.readers) and self._has_room(homes, live)
 
     def _has_room(self, homes: Iterable[int], live: NDArray[np.int64]) -> bool:
         return {*homes} <= {FREE, self.problem.compute_tier} and int(live.max()) <= self.problem.budget_bytes
@@ -99,7 +95,7 @@ class WorkingSets:
         """
         problem, first_use, dynamic = self.problem, self.problem.lifetimes.first_use, self.dynamic
         left = {problem.compute_tier: problem.budget_bytes - self.demand_bytes, **problem.left_away}
-        share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares if dynamic else {}
+        share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares
         free = (t for t in self._persistent if problem.homes[t] == FREE)
         order = sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t))
         return assigned(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
@@ -107,10 +103,8 @@ class WorkingSets:
     @cached_property
     def hottest(self) -> frozenset[int]:
         """Candidates that may stay for good: those that live in the compute tier, and the likeliest that fit beside."""
-        if self.dynamic is None:
-            return frozenset()
         spare = self.problem.budget_bytes - self.demand_bytes - sum(self.problem.sizes[t] for t in self.residents)
-        live = self.dynamic.candidates & self.staying
+        live = self.dynamic.candidates & self.residents.keys()
         return live | self.dynamic.hottest(spare, self.dynamic.candidates - live)
 
     @cached_property
@@ -130,8 +124,7 @@ class WorkingSets:
             if pinned and lifetimes.born[tensor] != NEVER:
                 change[lifetimes.born[tensor]] += sizes[tensor]
                 change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
-        awaited = self.dynamic.awaited_bytes if self.dynamic else [0] * len(self.uses)
-        needed = zip(problem.graph.ops, self.uses, accumulate(change), awaited, strict=False)
+        needed = zip(problem.graph.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
         return [held + op.workspace_bytes + sum(sizes[t] for t in used) + late for op, used, held, late in needed]
 
     def _too_small(self, demand: list[int], op: int) -> CapacityError:
