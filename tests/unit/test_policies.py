@@ -181,11 +181,11 @@ def test_lookahead_copies_out_at_the_producer_and_in_a_distance_ahead():
     )
 
 
-def test_lookahead_releases_later_and_moves_as_few_as_asked():
+def test_lookahead_frees_after_the_last_use_and_moves_as_few_as_asked():
     p = problem(train(4), budget=46)
-    options = {"select_distance": 2, "select_num": 1, "distance": 1, "release_distance": 2}
+    options = {"select_distance": 2, "select_num": 1, "distance": 1}
     told = tell(p, POLICIES["lookahead"].plan(p, options))
-    assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; f2; f3; sync a0; a0 -hbm")
+    assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; sync a0; a0 -hbm; f2; f3")
 
 
 def test_lookahead_knows_no_budget_and_says_so():

@@ -8,29 +8,27 @@ a queue of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from simulator.document import Part
 from simulator.plan import Code, Plan, View
-from simulator.policies.late import LateOps
 from simulator.policies.problem import Problem
-from simulator.policies.reactive.on_demand import OnDemand
-from simulator.policies.reactive.runtime import Runtime
-from simulator.policies.reactive.tables import Tables
-from simulator.policies.reactive.victims import Furthest, LeastRecent, LeastUsed, Oldest, Staying, Victims
+from simulator.policies.runtime import OpByOp, batches
+from simulator.policies.runtime.dynamic_reads import DynamicReads
+from simulator.policies.runtime.eviction import eviction
+from simulator.policies.runtime.runtime_cache import RuntimeCache
+from simulator.policies.runtime.working_sets import WorkingSets
 from simulator.policies.search import tune
 
-EVICT: dict[str, Callable[[Problem], Victims]] = {"lru": LeastRecent, "fifo": Oldest, "furthest": Furthest}
-CACHES: dict[str, Callable[[Problem], Victims]] = {**EVICT, "lfu": LeastUsed, "hot": LeastRecent}
-"""Orders of eviction where late reads are handled on demand; ``hot`` keeps the likeliest candidates beside."""
-ORDERS = ("lru", "lfu", "hot")
-"""What ``best`` tries of them."""
+EVICT = ("lru", "fifo", "furthest")
+ON_DEMAND = ("lru", "lfu", "hot")
 LOOK_AHEAD = (32, 0, 64)
-"""What ``best`` tries."""
+"""What ``best`` tries; the second where dynamic reads are handled on demand."""
 
 
 class Options(Part):
@@ -76,41 +74,38 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If what is pinned and the working set of some op exceed the budget together.
     """
-    late = LateOps(problem) if options.late == "on_demand" and problem.graph.has_late else None
-    if late is not None:
-        late.check("reactive")
-    tables = Tables(problem, late)
-    evict = (tuple(EVICT) if late is None else ORDERS) if options.evict == "best" else (options.evict,)
-    look_ahead = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
-    if tables.nothing_moves:
+    dynamic = DynamicReads(problem, on_demand=options.late == "on_demand")
+    dynamic.check("reactive")
+    sets = WorkingSets(problem, dynamic)
+    evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
+    look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
+    if sets.nothing_moves:
         evict = evict[:1]
-    if tables.nothing_moves or (options.look_ahead == "best" and tables.only_late_moves):
+    if sets.nothing_moves or (options.look_ahead == "best" and sets.only_dynamic_moves):
         look_ahead = (0,)
-    return tune(problem, (evict, look_ahead), partial(_make, tables, options.synchronous))
+    return tune(problem, (evict, look_ahead), partial(_make, sets, options.synchronous))
 
 
-def _make(tables: Tables, synchronous: bool, evict: str, look_ahead: int) -> Plan:
-    problem = tables.problem
-    runtime = partial(_start, tables, evict, look_ahead, synchronous)
-    how = "" if tables.late is None else ", fetches late reads on demand"
-    note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
+def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
+    problem, tensors = sets.problem, sets.problem.graph.tensors
+    how = ", fetches late reads on demand" if sets.dynamic.readers else ""
     return Plan(
         "reactive",
         problem.tiers,
-        tables.homes,
-        runtime,
+        sets.homes,
+        partial(_start, sets, evict, look_ahead, synchronous),
         problem.graph.steps,
-        notes=(note,),
+        notes=(f"evicts {evict}, looks {look_ahead} ops ahead{how}",),
         looks=False,
-        untouched=tables.untouched,
+        untouched=frozenset(t for t, pinned in enumerate(sets.pinned) if pinned and tensors[t].persistent),
     )
 
 
-def _start(tables: Tables, evict: str, ahead: int, synchronous: bool, view: View) -> Iterator[Code]:
+def _start(sets: WorkingSets, evict: str, look_ahead: int, synchronous: bool, view: View) -> Iterator[Code]:
     """Start a fresh runtime; a plan may be run more than once."""
-    victims = CACHES[evict](tables.problem)
-    if tables.late is None:
-        return Runtime(tables, victims, ahead, synchronous=synchronous).run(view)
-    if evict == "hot":
-        victims = Staying(victims, tables.hottest)
-    return OnDemand(tables, victims, ahead, synchronous=synchronous).run(view)
+    problem, stay = sets.problem, sets.hottest if evict == "hot" else ()
+    homes = {t: home for t, home in enumerate(sets.homes) if not sets.pinned[t]}
+    pinned = (t for t, home in enumerate(sets.homes) if sets.pinned[t] and home == problem.compute_tier)
+    room_bytes = problem.budget_bytes - sum(problem.sizes[t] for t in pinned)
+    cache = RuntimeCache(problem, homes, room_bytes, eviction(evict, problem, stay), synchronous=synchronous)
+    return chain.from_iterable(batches(OpByOp(sets, cache, look_ahead), cache, sets.dynamic, None, view))
