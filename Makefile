@@ -6,11 +6,12 @@ PYTHON ?= python
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-check:  ## formatting, lint, types, architecture
+check:  ## formatting, lint, types, architecture, size of the house
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	lint-imports
+	$(PYTHON) tests/house.py
 
 test:  ## the tests, in three minutes on two cores
 	$(PYTHON) -m pytest
