@@ -277,6 +277,8 @@ def main() -> None:
     parser.add_argument("--renew", action="store_true", required=True, help="say that this is meant")
     parser.add_argument("names", nargs="*", help="only these scenarios, and `cases`; default: all")
     names = parser.parse_args().names
+    if not Path(hosim.__file__).is_relative_to(FILE.parents[2]):
+        parser.error(f"digests are of this checkout, found {hosim.__file__}; run with PYTHONPATH=.")
     every = sorted(catalog.names("scenario"))
     renew([name for name in every if not names or name in names], cases=not names or "cases" in names)
 

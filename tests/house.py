@@ -122,6 +122,7 @@ def lower(files: list[File], allowed: dict[str, Any]) -> None:
 
 def run(scenario: str = "tiny_train_910c") -> None:
     """Print what a row needs in which nothing moves."""
+    sys.path.insert(0, str(HOUSE.parent))
     import simulator as hosim
 
     seen, depths, here = set[tuple[str, str]](), [0], str(HOUSE)
