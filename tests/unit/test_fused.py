@@ -17,7 +17,7 @@ from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.policies import POLICIES
 from simulator.policies.fused import contract
 from simulator.policies.static import Options, explained
-from simulator.policies.static.timeline import predict
+from simulator.policies.static.step_model import predict
 from simulator.referee import check_plan
 
 

@@ -20,7 +20,7 @@ from simulator.policies.static.refine import refine
 from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
-from simulator.policies.static.timeline import predict
+from simulator.policies.static.step_model import predict
 from simulator.policies.static.write import write
 
 ONE_TIER = {

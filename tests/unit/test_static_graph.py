@@ -24,8 +24,8 @@ from simulator.policies.static.insert import insert
 from simulator.policies.static.ledger import ledger
 from simulator.policies.static.score import TERMS, Scorer
 from simulator.policies.static.select import Decision, ranked, select
+from simulator.policies.static.step_model import predict
 from simulator.policies.static.tiers import assign
-from simulator.policies.static.timeline import predict
 from simulator.policies.static.write import write
 from simulator.policies.writer import Writer
 from simulator.report import decisions, plan_files

@@ -27,7 +27,7 @@ from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp
 from simulator.policies.static.room import Room, held
-from simulator.policies.static.timeline import Timeline
+from simulator.policies.static.step_model import Timeline
 
 ALPHA = 0.1
 """What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a

@@ -19,7 +19,7 @@ from simulator.policies.static.insert import insert
 from simulator.policies.static.refine import refine
 from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection, ranked, select
-from simulator.policies.static.timeline import Timeline, predict
+from simulator.policies.static.step_model import Timeline, predict
 from simulator.policies.static.write import write
 from simulator.units import counted, human
 
