@@ -135,10 +135,11 @@ class Compiled:
 
     @cached_property
     def step_ns(self) -> int | float:
-        """Length of the step [ns]."""
+        """Length of the step [ns]; infinite if the plan blocks itself."""
         if self.replayed_ns < math.inf:
             return self.replayed_ns
-        return self.problem.replay(self.candidate.plan).step_ns
+        replay = self.problem.replay(self.candidate.plan)
+        return replay.step_ns if replay.status == "ok" else math.inf
 
 
 def compiled(problem: Problem, options: Options) -> Compiled:
