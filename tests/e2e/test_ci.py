@@ -128,7 +128,7 @@ def test_documents_are_compared_by_what_they_say_and_not_by_where_they_lie_or_ho
     said = chain.SCENARIO.replace("4.3 MB", "4300 kB  # as before")
     for name, scenario in (
         ("said", said),
-        ("rows", said.replace("- static", "- {policy: static, options: {alpha: 1}}")),
+        ("rows", said.replace("- static", "- {policy: static, options: {recompute: true}}")),
     ):
         (tmp_path / name).mkdir()
         hosim_api.run(chain.write(tmp_path / name, scenario=scenario)).write(tmp_path / name / "out")
