@@ -14,7 +14,7 @@ from simulator.bounds.room import Fit, Need
 from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import NEVER, Lifetimes, launched
+from simulator.lifetime import NEVER, Lifetimes
 
 
 def infeasible(
@@ -37,8 +37,7 @@ def infeasible(
     -------
     Shortfall or None
         The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
-        None if nothing speaks against it. Plans do not cross a fused group, so that for levers and room all that its
-        ops use counts together; the demand is that of the machine, which runs a group op by op.
+        None if nothing speaks against it.
     """
     fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     short = fit.short()
@@ -48,9 +47,7 @@ def infeasible(
     at = "the homes at time 0" if worst.at is None else f"op {graph.ops[worst.at].name!r}"
     tier = hardware.tier_names[worst.tier]
     demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
-    issued = Fit(launched(graph), hardware, homes, budget_bytes, may_repeat=may_repeat)
-    lacking = issued.short()
-    levers, rooms = other_levers(issued, lacking), least_rooms(issued, lacking)
+    levers, rooms = other_levers(fit, short), least_rooms(fit, short)
     return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, rooms, _full(fit, worst))
 
 

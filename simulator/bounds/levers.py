@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.bounds.room import Fit, Need
-from simulator.graph import Graph, Op
+from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import FREE
 from simulator.units import counted, human
@@ -169,7 +169,7 @@ def _cut(fit: Fit) -> Iterator[str]:
     over = demand > fit.budget_bytes
     if _parts(demand, demand - fit.idle.work, fit.budget_bytes):
         largest = int(np.where(over, fit.idle.work, 0).argmax())
-        name, size = _named(fit.graph.ops[largest]), human(int(fit.idle.work[largest]), "B")
+        name, size = f"op {fit.graph.ops[largest].name!r}", human(int(fit.idle.work[largest]), "B")
         if over.sum() == 1:
             yield f"split {name}: what it alone uses is {size}"
         else:
@@ -177,11 +177,6 @@ def _cut(fit: Fit) -> Iterator[str]:
             yield f"split the {ops} that need more than the budget; {name} alone uses {size}"
     if _parts(demand, _lasting(fit), fit.budget_bytes):
         yield "make the batch smaller, or the sequence shorter"
-
-
-def _named(op: Op) -> str:
-    """Of an op that stands for a fused group, the group."""
-    return f"the fused group {op.fused!r}" if op.fused else f"op {op.name!r}"
 
 
 def _lasting(fit: Fit) -> NDArray[np.int64]:
