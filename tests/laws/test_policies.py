@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from bounding import bound
 from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from policy_problems import ALPHAS, needed, quick_first, recorded, replay
 from strategies import DDR, HBM, allocators, graphs, homes, machines
 
 from simulator import engine, metrics
-from simulator.bounds import bound
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bounding import bound
 from stories import graph, machine
 
-from simulator.bounds import FREE, Bound, bound, infeasible, raised
+from simulator.bounds import Bound, infeasible, raised
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE
+from simulator.plan import FREE, NOWHERE
 
 HBM, DDR, SSD = 0, 1, 2
 
