@@ -31,11 +31,9 @@ rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from simulator.bounds.precedence import Precedence
 
@@ -168,16 +166,19 @@ class Network:
 
     def _in_order(self) -> list[int]:
         """All nodes, each after those that it comes after; what waits for itself, and all behind it, is left out."""
-        sorter = TopologicalSorter(
-            {node: (*after, *self._opened_by.get(node, ())) for node, after in enumerate(self._after)}
-        )
-        with suppress(CycleError):
-            sorter.prepare()
-        found: list[int] = []
-        while ready := sorter.get_ready():
-            found += ready
-            sorter.done(*ready)
-        return found
+        missing = [0] * len(self._after)
+        following: list[list[int]] = [[] for _ in self._after]
+        for node, earlier in chain(enumerate(self._after), self._opened_by.items()):
+            missing[node] += len(earlier)
+            for p in earlier:
+                following[p].append(node)
+        in_order = [node for node, count in enumerate(missing) if not count]
+        for node in in_order:  # it grows meanwhile
+            for later in following[node]:
+                missing[later] -= 1
+                if not missing[later]:
+                    in_order.append(later)
+        return in_order
 
     def timings(self) -> list[Timing]:
         """When the ops of each kind of rank may run."""
