@@ -1,16 +1,17 @@
 # The same for people and for CI, in an activated virtual environment.
 PYTHON ?= python
 
-.PHONY: help check test slow bench format golden
+.PHONY: help check test slow bench format golden digests
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-check:  ## formatting, lint, types, architecture
+check:  ## formatting, lint, types, architecture, size of the house
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	lint-imports
+	$(PYTHON) tests/house.py
 
 test:  ## the tests, in three minutes on two cores
 	$(PYTHON) -m pytest
@@ -22,7 +23,10 @@ bench:  ## the engine benchmark (minutes; prints ratios)
 	$(PYTHON) tests/bench/engine.py
 
 golden:  ## renew the exact texts that the tests compare with
-	$(PYTHON) -m pytest tests/golden --snapshot-update
+	$(PYTHON) -m pytest tests/golden/test_text.py --snapshot-update
+
+digests:  ## renew what happens in all shipped scenarios and 10,000 cases (minutes; prints what moved)
+	$(PYTHON) tests/digests.py --renew
 
 format:  ## put the code in shape
 	$(PYTHON) -m ruff format .

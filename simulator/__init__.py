@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from simulator.policies.problem import Problem, Replay
     from simulator.run import Result, Results, run
     from simulator.run.diff import Diff, diff
-    from simulator.run.largest import Largest, largest
-    from simulator.run.robustness import Robustness, robustness
-    from simulator.run.scaling import Scaling, scaling
-    from simulator.run.sensitivity import Sensitivity, sensitivity
+    from simulator.run.largest import largest
+    from simulator.run.robustness import robustness
+    from simulator.run.scaling import scaling
+    from simulator.run.sensitivity import sensitivity
     from simulator.run.serving import Serving, serve
+    from simulator.run.swept import Sweep
     from simulator.run.validate import Validation, validate
     from simulator.scenario import Scenario
     from simulator.trace import Trace
@@ -61,11 +62,12 @@ _HOMES = {
     "simulator.policies.problem": ("Problem", "Replay"),
     "simulator.run": ("Result", "Results", "run"),
     "simulator.run.diff": ("Diff", "diff"),
-    "simulator.run.largest": ("Largest", "largest"),
-    "simulator.run.robustness": ("Robustness", "robustness"),
-    "simulator.run.scaling": ("Scaling", "scaling"),
-    "simulator.run.sensitivity": ("Sensitivity", "sensitivity"),
+    "simulator.run.largest": ("largest",),
+    "simulator.run.robustness": ("robustness",),
+    "simulator.run.scaling": ("scaling",),
+    "simulator.run.sensitivity": ("sensitivity",),
     "simulator.run.serving": ("Serving", "serve"),
+    "simulator.run.swept": ("Sweep",),
     "simulator.run.validate": ("Validation", "validate"),
     "simulator.scenario": ("Scenario",),
     "simulator.trace": ("Trace",),
@@ -86,7 +88,6 @@ __all__ = [
     "HosimError",
     "InvariantError",
     "Job",
-    "Largest",
     "Op",
     "OpKind",
     "Plan",
@@ -95,13 +96,11 @@ __all__ = [
     "Replay",
     "Result",
     "Results",
-    "Robustness",
-    "Scaling",
     "Scenario",
-    "Sensitivity",
     "Serving",
     "Shortfall",
     "Steps",
+    "Sweep",
     "Tensor",
     "TensorKind",
     "Trace",

@@ -198,15 +198,9 @@ def cases(
     hardware = draw(machines(sharing, buses=buses, queues=queues, host=host, flat=flat, one_channel=one_channel))
     home = draw(homes(graph, hardware))
     slack = 10**6 if ample else draw(st.integers(0, 80))
-    walk = Walk(draw, graph, hardware, home, least_budget(graph, home) + slack)
-    for op in range(len(graph.ops)):
-        for _ in range(draw(st.integers(0, 2))):
-            walk.wander(op)
-        walk.run(op, draw(st.integers(0, streams - 1)))
-        if draw(st.integers(0, 3)) == 0:
-            walk.repeat(draw(st.integers(0, op)))
-        walk.bury(op)
-    walk.finish()
+    room = least_budget(graph, home) + slack
+    walk = Walk(lambda options: draw(st.sampled_from(options)), graph, hardware, home, room)
+    walk.through(streams)
     plan = Plan("random", hardware.tier_names, tuple(home), walk.steps, graph.steps)
     budget = max(walk.peak[HBM], 1)
     if ample:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -13,10 +14,12 @@ HBM, DDR, SSD = range(3)
 
 
 class Walk:
-    """Makes the steps of one training step, in issue order, with drawn decisions."""
+    """Makes the steps of one training step, in issue order; `choose` draws each decision from a sequence."""
 
-    def __init__(self, draw, graph: Graph, hardware: Hardware, home: list[int], budget: int) -> None:
-        self.draw, self.graph, self.home, self.budget = draw, graph, home, budget
+    def __init__(
+        self, choose: Callable[[Sequence[Any]], Any], graph: Graph, hardware: Hardware, home: list[int], budget: int
+    ) -> None:
+        self.choose, self.graph, self.home, self.budget = choose, graph, home, budget
         self.size = [t.size_bytes for t in graph.tensors]
         self.tiers = len(hardware.tiers)
         names = hardware.tier_names
@@ -30,6 +33,17 @@ class Walk:
         self.steps = Steps()
         self.maker = [-1] * len(self.size)
         self.read: dict[int, list[int]] = {}
+
+    def through(self, streams: int = 1) -> None:
+        """Walk through the whole step; each op runs on one of so many streams."""
+        for op in range(len(self.graph.ops)):
+            for _ in range(self.choose(range(3))):
+                self.wander(op)
+            self.run(op, self.choose(range(streams)))
+            if self.choose(range(4)) == 0:
+                self.repeat(self.choose(range(op + 1)))
+            self.bury(op)
+        self.finish()
 
     def take(self, tier: int, size: int) -> None:
         self.used[tier] += size
@@ -67,7 +81,7 @@ class Walk:
             victims = [t for t, s in enumerate(self.state) if s[HBM] != ABSENT and t not in keep and self.size[t]]
             if not victims:
                 return False
-            self.evict(self.draw(st.sampled_from(victims)), after)
+            self.evict(self.choose(victims), after)
         return True
 
     def fetch(self, t: int, keep: set[int], after: int) -> bool:
@@ -81,7 +95,7 @@ class Walk:
             self.copy(t, source, DDR)
             source = DDR
         self.copy(t, source, HBM)
-        if self.draw(st.integers(0, 3)) == 0:
+        if self.choose(range(4)) == 0:
             self.detach(t, source)
         return True
 
@@ -90,8 +104,8 @@ class Walk:
         present = [t for t, s in enumerate(self.state) if VALID in s]
         if not present:
             return
-        t = self.draw(st.sampled_from(present))
-        what = self.draw(st.sampled_from(["fetch", "store", "spill", "evict", "sync"]))
+        t = self.choose(present)
+        what = self.choose(("fetch", "store", "spill", "evict", "sync"))
         places = self.state[t]
         if what == "fetch" and places[HBM] == ABSENT and self.used[HBM] + self.size[t] <= self.budget:
             self.fetch(t, set(), op - 1)
@@ -139,7 +153,7 @@ class Walk:
     def bury(self, op: int) -> None:
         """Detach what is dead after `op`, now or later."""
         for t, places in enumerate(self.state):
-            if not self.needed(t, op) and self.draw(st.booleans()):
+            if not self.needed(t, op) and self.choose((False, True)):
                 for tier, state in enumerate(places):
                     if state != ABSENT:
                         self.detach(t, tier)

@@ -1,7 +1,9 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
-from simulator.catalog.largest import at, question
-from simulator.catalog.loaded import Loaded, points, resolve, varied
+from simulator.catalog.axes import Axis, at
+from simulator.catalog.largest import question
+from simulator.catalog.loaded import Loaded
+from simulator.catalog.resolved import resolve
 from simulator.catalog.settings import factor, multiplied, setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -15,21 +17,22 @@ from simulator.catalog.shelf import (
     read_workload,
     schema,
 )
-from simulator.catalog.unstated import taken
+from simulator.catalog.unstated import axis, taken, unstated
 from simulator.inputs import shown
 
 __all__ = [
     "KINDS",
+    "Axis",
     "Entry",
     "Loaded",
     "at",
+    "axis",
     "dump",
     "factor",
     "load",
     "multiplied",
     "names",
     "path_of",
-    "points",
     "question",
     "read_hardware",
     "read_scenario",
@@ -39,5 +42,5 @@ __all__ = [
     "setting",
     "shown",
     "taken",
-    "varied",
+    "unstated",
 ]

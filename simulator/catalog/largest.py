@@ -1,4 +1,4 @@
-"""What a scenario asks under ``largest``, and the workload with a value that is tried."""
+"""What a scenario asks under ``largest``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from simulator.catalog.faults import Path, of_validation, to_error
-from simulator.catalog.loaded import Loaded, with_workload
-from simulator.catalog.settings import Change, apply
+from simulator.catalog.loaded import Loaded
 from simulator.errors import ConfigError
 from simulator.scenario import Largest
 
@@ -43,23 +42,3 @@ def question(loaded: Loaded, given: Mapping[str, Any]) -> Largest:
         return Largest.model_validate(asked)
     except ValidationError as error:
         raise to_error(of_validation(error, asked, Largest), "largest", place) from None
-
-
-def at(loaded: Loaded, asked: Largest, value: int) -> Loaded:
-    """Set the field of the workload to a value.
-
-    Parameters
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-    asked, value
-        What is searched, and the value that is tried.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such field, or the workload is not valid with the value.
-    """
-    where = f"{loaded.place('largest', 'field')} ({asked.field} {value:,})"
-    change = Change(value, where, "assumed", "tried in search of the largest")
-    return with_workload(loaded, apply(loaded.workload, {asked.field: change}))

@@ -1,21 +1,14 @@
-"""Parameters that a claim leaves open: what a scenario takes for them, and the scenario with another value."""
+"""Parameters that a claim leaves open: what a scenario takes for them, and how they vary."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from simulator.catalog.checks import check_budget
-from simulator.catalog.settings import Change, apply, matches, multiplied, stated
+from simulator.catalog.axes import Axis, at
+from simulator.catalog.loaded import Loaded
+from simulator.catalog.settings import matches, stated
 from simulator.errors import ConfigError
 from simulator.scenario import Unstated
 from simulator.scenario.unstated import WORKLOAD
 from simulator.units import FieldError
-
-if TYPE_CHECKING:
-    from simulator.catalog.loaded import Loaded
-    from simulator.hardware import Hardware
-    from simulator.workload import Workload
 
 
 def taken(loaded: Loaded, number: int) -> float:
@@ -33,7 +26,7 @@ def taken(loaded: Loaded, number: int) -> float:
     ConfigError
         If a path names no field, the fields have several values, or one outside of the range; or if a row sets one.
     """
-    one = open_of(loaded)[number]
+    one = unstated(loaded)[number]
     where = loaded.place("claim", "unstated", str(number))
     found: dict[float, str] = {}
     try:
@@ -58,6 +51,12 @@ def taken(loaded: Loaded, number: int) -> float:
     return value
 
 
+def axis(loaded: Loaded, number: int) -> Axis:
+    """Return the axis of a parameter that the claim leaves open, by its place in the claim."""
+    one = unstated(loaded)[number]
+    return Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit)
+
+
 def check_open(loaded: Loaded) -> None:
     """Refuse a parameter that is left open but cannot be varied, before anything runs.
 
@@ -71,51 +70,15 @@ def check_open(loaded: Loaded) -> None:
     ConfigError
         As of `taken`; or if the machine or the workload is not valid at an end of the range.
     """
-    for number, one in enumerate(open_of(loaded)):
+    for number, one in enumerate(unstated(loaded)):
         taken(loaded, number)
         for end in (one.values[0], one.values[-1]):
-            machine, _ = changed(loaded, number, end)
-            check_budget(loaded.scenario, machine, _where(loaded, number, end))
+            at(loaded, {axis(loaded, number): end})
 
 
-def changed(loaded: Loaded, number: int, value: float) -> tuple[Hardware, Workload]:
-    """Give a parameter that a claim leaves open another value, in the machine and in the workload.
-
-    Parameters
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-    number, value
-        Which parameter, in the order of the claim; and its value, as a number of its unit.
-
-    Raises
-    ------
-    ConfigError
-        If the machine or the workload is not valid with the value.
-    """
-    one, where = open_of(loaded)[number], _where(loaded, number, value)
-    change = Change(one.written(value), where, "assumed", one.why)
-    in_workload = {field.removeprefix(WORKLOAD): change for field in one.fields if field.startswith(WORKLOAD)}
-    in_machine = {field: change for field in one.fields if not field.startswith(WORKLOAD)}
-    if one.is_factor:
-        try:
-            figures = multiplied(loaded.hardware, dict.fromkeys(one.fields, value))
-        except ConfigError as error:
-            raise ConfigError(where, error.must, error.found, error.do) from None
-        in_machine = {path: replace(change, value=figure) for path, figure in figures.items()}
-    return apply(loaded.hardware, in_machine), apply(loaded.workload, in_workload)
-
-
-def open_of(loaded: Loaded) -> tuple[Unstated, ...]:
+def unstated(loaded: Loaded) -> tuple[Unstated, ...]:
     """The parameters that the claim of a scenario leaves open; none if it has no claim."""
     return loaded.scenario.claim.unstated if loaded.scenario.claim else ()
-
-
-def _where(loaded: Loaded, number: int, value: float) -> str:
-    """Where a parameter is left open, and which value it has."""
-    one = open_of(loaded)[number]
-    shown = f"{value:g}x" if one.is_factor else one.written(value)
-    return f"{loaded.place('claim', 'unstated', str(number))} ({one.parameter}: {shown})"
 
 
 def _check_rows(loaded: Loaded, where: str, path: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from io import RawIOBase, TextIOWrapper
 from pathlib import Path
@@ -17,12 +17,9 @@ import click
 from simulator import __version__, interrupts
 from simulator.cli.diff import diff
 from simulator.cli.documents import check, graph, list_, schema
-from simulator.cli.largest import largest
 from simulator.cli.run import run
-from simulator.cli.scaling import scaling
-from simulator.cli.sensitivity import sensitivity
 from simulator.cli.serve import serve
-from simulator.cli.validate import validate
+from simulator.cli.sweeps import largest, robust, scaling, sensitivity, validate
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 _LATER_S = 0.01
@@ -180,7 +177,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (run, largest, scaling, serve, diff, validate, sensitivity, list_, check, graph, schema):
+for command in (run, largest, scaling, robust, serve, diff, validate, sensitivity, list_, check, graph, schema):
     hosim.add_command(command)
 
 
@@ -217,83 +214,6 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, chang
         found.write(out)
     click.echo(text if out is None else f"{text}\n\nPlan: {out / found.file}")
     return 0 if found.result.status == "ok" else _FAILED
-
-
-def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
-    """Read ``5%,10%`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
-    from simulator.units import FieldError, parse
-
-    if text is None:
-        return None
-    levels = [] if text == "none" else [level.strip() for level in text.split(",")]
-    try:
-        return [float(one.removesuffix("%")) / 100 if one.endswith("%") else parse(one, "ns") for one in levels]
-    except (ValueError, FieldError):
-        raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10% (of times, 100ns,5us)") from None
-
-
-_PERTURBED = (
-    ("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%"),
-    ("--copy-jitter", "each op and each copy takes its time times a random factor of this spread", "none"),
-    ("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%"),
-    ("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us"),
-    ("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%"),
-)
-
-
-def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
-    for name, what, levels in reversed(_PERTURBED):
-        about = f"Levels, or none: {what}. [default: {levels}]"
-        command = click.option(name, callback=_levels, metavar="LEVELS", help=about)(command)
-    return command
-
-
-@hosim.command(short_help="Replay a plan under jitter, slower links and longer sequences.")
-@click.argument("scenario")
-@click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
-@click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
-@_perturbations
-@click.option("--headroom", callback=_levels, metavar="LEVEL", help="Share of the budget that the plan leaves free.")
-@click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware planned for.")
-@click.option("--workers", type=click.IntRange(1), help="Processes; the result does not depend on it. [default: cores]")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the draws, their quantiles and a picture here.")
-def robust(scenario: str, out: Path | None, changes: tuple[str, ...], workers: int | None, **more: Any) -> None:
-    """Replay a plan made for SCENARIO under other conditions, beside a policy that decides while it runs.
-
-    \b
-    Examples:
-      hosim robust llama3_8b_train_910c
-      hosim robust llama3_8b_train_910c --policy recompute --jitter 5% --draws 100 --longer none
-      hosim robust llama3_8b_train_910c --headroom 5%
-      hosim robust mine.yaml --slower-links 10%,90% --out results/robust
-
-    The plan is made once, for nominal conditions, and replayed unchanged; for a longer sequence it is
-    carried over by the names of ops and tensors. Jitter factors are log-normal with mean 1: one for
-    each op, and one for each link and draw; the level is their coefficient of variation. --copy-jitter
-    draws one for each copy instead of each link: over hundreds of copies that averages out, which
-    flatters every plan, so that it is not tried unless asked for. What blocks or no longer fits is an
-    outcome in the table.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator import catalog
-    from simulator.report.progress import Shown
-    from simulator.run.robustness import robustness
-
-    if out is not None:
-        from simulator.report.files import check_target
-
-        check_target(out)
-    headroom = more.pop("headroom") or [0.0]
-    settings = dict(catalog.setting(change) for change in changes)
-    with Shown() as progress:
-        found = robustness(
-            scenario, set=settings, workers=workers or os.cpu_count() or 1, progress=progress,
-            headroom=max(headroom), **{name: value for name, value in more.items() if value is not None},
-        )  # fmt: skip
-    if out is not None:
-        found.write(out)
-    click.echo(str(found))
 
 
 @hosim.command(short_help="Say what every rank holds, and what ranks communicate.")

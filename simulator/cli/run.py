@@ -51,7 +51,7 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
 
         check_target(out)
     if more["junit"] is not None:
-        from simulator.report.writable import check_file
+        from simulator.report.files import check_file
 
         check_file("--junit", more["junit"])
     case = read(scenario, set=dict(catalog.setting(change) for change in changes), **_readings(more))
@@ -107,7 +107,7 @@ def _show(results: Results) -> None:
     else:
         click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
     if results.largest is not None:
-        click.echo(f"\n{results.largest.text}")
+        click.echo(f"\n{results.largest.view.sections[0]}")
 
 
 def _praise(results: Results) -> None:

@@ -115,15 +115,19 @@ class Pools:
 
     def gives_back(self, wanted: Wanted) -> bool:
         """Give segments without a place back to the device; whether there are blocks for all of them then."""
+        self._give_back_unused()
+        fits = self.take(wanted)
+        if fits:
+            for item, _ in wanted:
+                self.give(item)
+            self._give_back_unused()
+        return fits
+
+    def _give_back_unused(self) -> None:
         for pool, offset, size in list(self._unused()):
             self._holes[pool].remove(offset, size)
             del self._segments[pool][offset]
             self._reserved -= size
-        if not self.take(wanted):
-            return False
-        for item, _ in wanted:
-            self.give(item)
-        return True
 
     def compact(self) -> Iterator[Move]:
         """Put the blocks of each pool into one new segment, in the order of their addresses."""

@@ -1,35 +1,37 @@
-"""Counts what is in a trace: one row of numbers, and tidy tables with names.
-
-Symbols of the formulas: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
-whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
-"""
+"""Counts what is in a trace: one row of numbers, and tidy tables with names."""
 
 from simulator.metrics.crowds import Crowd, crowds
-from simulator.metrics.frames import Frames, op_name
+from simulator.metrics.figures import FIGURES, Figure, columns, figure_of
+from simulator.metrics.frames import Frames, blocker_name, op_name, place_name
 from simulator.metrics.issued import IssuedSteps
-from simulator.metrics.peaks import Peak, peak_breakdown, peaks_bytes
+from simulator.metrics.peaks import Instances, Peak, peak_breakdown, peaks_bytes
 from simulator.metrics.ran import Following, Ran
 from simulator.metrics.ranks import by_rank, summarise
 from simulator.metrics.steps import keeps_program, recomputes, run_numbers, steps_of
-from simulator.metrics.summary import OF_RANKS, columns, counted, exposed_ns, waits_by_place
+from simulator.metrics.summary import counted, exposed_ns, waits_by_place
 
 __all__ = [
-    "OF_RANKS",
+    "FIGURES",
     "Crowd",
+    "Figure",
     "Following",
     "Frames",
+    "Instances",
     "IssuedSteps",
     "Peak",
     "Ran",
+    "blocker_name",
     "by_rank",
     "columns",
     "counted",
     "crowds",
     "exposed_ns",
+    "figure_of",
     "keeps_program",
     "op_name",
     "peak_breakdown",
     "peaks_bytes",
+    "place_name",
     "recomputes",
     "run_numbers",
     "steps_of",

@@ -238,10 +238,7 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
 def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
     _, runs = run_numbers(graph, hardware, trace)
     waits = _sorted({**trace.waits.whole(), "run": runs}, "start_ns", "rank", "stream")
-    tensors = [*(t.name for t in graph.tensors), ""]
-    tiers, links = [*hardware.tier_names, ""], [*hardware.link_names, ""]
-    causes = [CAUSES[i] for i in waits["cause"].tolist()]
-    places = {"transfer": links, "capacity": tiers, "compaction": tiers}
+    tensors, causes = [*(t.name for t in graph.tensors), ""], waits["cause"].tolist()
     steps = steps_of(graph, hardware, trace, waits)
     ops = zip(waits["op"].tolist(), steps.tolist(), waits["run"].tolist(), strict=True)
     on = zip(causes, waits["on"].tolist(), strict=True)
@@ -251,14 +248,31 @@ def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
         "stream": waits["stream"],
         "step": steps,
         "op": [f"step{step}/{op_name(graph, op, run)}" for op, step, run in ops],
-        "cause": causes,
+        "cause": [CAUSES[i] for i in causes],
         "tensor": [tensors[i] for i in waits["tensor"].tolist()],
-        "on": ["" if i < 0 else f"rank {i}" if cause == "peer" else places.get(cause, [""])[i] for cause, i in on],
-        "blocker": [graph.ops[i].name if cause == "collective" and i >= 0 else tensors[i] for cause, i in blockers],
+        "on": [place_name(hardware, cause, i) for cause, i in on],
+        "blocker": [blocker_name(graph, cause, i) for cause, i in blockers],
         "issue": waits["issue"],
         "start_ns": waits["start_ns"],
         "end_ns": waits["end_ns"],
     }
+
+
+def place_name(hardware: Hardware, cause: int, on: int) -> str:
+    """Name the link, tier or rank that a wait with this cause was for; empty if it has none."""
+    if on < 0:
+        return ""
+    if CAUSES[cause] == "peer":
+        return f"rank {on}"
+    is_tier = CAUSES[cause] in ("capacity", "compaction")
+    return hardware.tier_names[on] if is_tier else hardware.link_names[on]
+
+
+def blocker_name(graph: Graph, cause: int, blocker: int) -> str:
+    """Name the tensor, or the collective, that was under way while an op waited; empty if there is none."""
+    if blocker < 0:
+        return ""
+    return graph.ops[blocker].name if CAUSES[cause] == "collective" else graph.tensors[blocker].name
 
 
 def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) -> Columns:

@@ -11,10 +11,9 @@ from simulator.cost import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
-from simulator.metrics.fragmentation import COMPACTIONS, fragmentation
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.ran import Ran
-from simulator.metrics.summary import against, counted, is_collective, summarise_rank, union_ns
+from simulator.metrics.summary import against, counted, fragmentation, is_collective, summarise_rank, union_ns
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
@@ -38,33 +37,9 @@ def summarise(
     Returns
     -------
     dict
-        Columns; those of `summarise_rank` if there is one rank. Of several:
-
-        ``step_ns``, ``makespan_ns``, and all other times
-            Those of the slowest rank, which has the longest step; of several such the one whose step ends last, then
-            the lowest number.
-        ``peak_<tier>_bytes``
-            Of the fullest instance of the tier; what ranks share counts all of them.
-        ``peak_reserved_<tier>_bytes``
-            Of the rank that reserves most.
-        ``moved_<link>_bytes``
-            Of all ranks together.
-        ``ranks``, ``slowest_rank``
-            How many there are, and which one the times are of.
-        ``least_step_ns``
-            The shortest step of those ranks that the slowest one meets, directly or over others, and that run as many
-            steps: where ranks that meet have settled, they take as long as one another, and it is ``step_ns``.
-        ``collective_ns``
-            Time of the measured step in which a collective of the slowest rank is under way.
-        ``masked_fraction``
-            How much of the time of collectives, over all ranks, lies under compute of the same rank.
-        ``utilisation``, ``bubble_fraction``
-            Compute, and what was waited for peers, as shares of ``ranks * step_ns``, over all ranks.
-        ``crowding_<link>``
-            How many times as long as alone the transfers of all ranks over the link took, in the whole run.
-        ``pulling_<bus>``, ``demand_<bus>``
-            Of a bus that ranks share, in the whole run: the most transfers at once, and the most that they ask for, as
-            a multiple of what the bus carries (`simulator.metrics.crowds`).
+        The figures of the run by column (`simulator.metrics.figures`). Of several ranks all times are those of the
+        slowest one, which has the longest step; of several such the one whose step ends last, then the lowest number.
+        What is reserved is that of the rank that reserves most.
     """
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     if job.ranks == 1:
@@ -79,7 +54,7 @@ def summarise(
     for name in hardware.link_names:
         whole[f"moved_{name}_bytes"] = _sum(rows, f"moved_{name}_bytes")
     whole |= fragmentation(hardware, trace, None)
-    whole.pop(COMPACTIONS, None)
+    whole.pop("compactions", None)
     step, collectives = job.ranks * mine["step_ns"], _sum(rows, "collective_ns")
     shares = {
         "ranks": job.ranks,

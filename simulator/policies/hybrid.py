@@ -1,13 +1,13 @@
-"""`hybrid`: a compiled backbone, and a cache for what only the run can tell.
+"""`hybrid`: a static part that is compiled, and a cache for what only the run can tell.
 
 All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
-those of a fixed plan do. Of what is read late and has a free home, the likeliest live in the compute tier as far as
-there is room; if all do, and no other may move, there is nothing left to decide. Of other late reads the runtime
+those of a fixed plan do. Of what is read dynamically and has a free home, the likeliest live in the compute tier as far
+as there is room; if all do, and no other may move, there is nothing left to decide. Of other dynamic reads the runtime
 decides: it syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch
-for the ops whose late reads are revealed next, all candidates or a guess. Copies stay in the cache from one step to the
-next; when the run ends they leave.
+for the ops whose dynamic reads are revealed next, all candidates or a guess. Copies stay in the cache from one step to
+the next; when the run ends they leave.
 
-Where a cache beside the backbone could cost more than compiling saves, or has no room, a runtime that decides of
+Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides of
 everything on demand is tried as well: it has what is awaited only while that is awaited.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,17 +24,20 @@ from pydantic import Field, model_validator
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, PART, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, Code, Plan, Steps, View
 from simulator.policies import reactive, static
-from simulator.policies.late import CACHES, LateOps, leaving
-from simulator.policies.late_cache import Cache
 from simulator.policies.problem import Problem
-from simulator.policies.reactive.tables import Tables
+from simulator.policies.runtime import StaticPart, batches
+from simulator.policies.runtime.dynamic_reads import DynamicReads
+from simulator.policies.runtime.eviction import eviction
+from simulator.policies.runtime.prefetch import NextReads
+from simulator.policies.runtime.runtime_cache import RuntimeCache
+from simulator.policies.runtime.working_sets import WorkingSets
 from simulator.policies.search import Best, tune
 from simulator.units import Bytes, FieldError, human
 
-_TRIES = 4
-"""So often a cache that is too large may shrink by what the backbone lacks beside it."""
+_SHRINKS = 4
+"""So often a cache that is too large may shrink by what the static part lacks beside it: each is a plan of `static`."""
 
 
 class Options(Part):
@@ -42,8 +46,8 @@ class Options(Part):
     Attributes
     ----------
     cache
-        Room for what is read late [B]; default: all that the backbone leaves when nothing of it moves, or else what may
-        be chosen at once.
+        Room for what is read late [B]; default: all that the static part leaves when nothing of it moves, or else what
+        may be chosen at once.
     evict
         Who leaves the cache first: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
@@ -80,105 +84,113 @@ def plan(problem: Problem, options: Options) -> Plan:
     Raises
     ------
     CapacityError
-        If the cache has no room for what one op may choose, or the backbone none beside it.
+        If the cache has no room for what one op may choose, or the static part none beside it.
     ScopeError
         If late reads cannot be handled at run time.
     """
     if not problem.graph.has_late:
         return static.plan(problem, static.Options())
-    ops = LateOps(problem)
-    ops.check("hybrid")
-    _check_apart(ops)
-    if not _may_be_slower(ops, options):
-        return _compiled(ops, options)
+    dynamic = DynamicReads(problem)
+    dynamic.check("hybrid")
+    _check_apart(dynamic)
+    if not _may_be_slower(dynamic, options):
+        return _compiled(dynamic, options)
     best = Best[None](problem)
     for make in (_compiled, _undivided):
         try:
-            best.offer(make(ops, options))
+            best.offer(make(dynamic, options))
         except CapacityError as error:
             best.refuse(error)
     return best.plan()
 
 
-def _compiled(ops: LateOps, options: Options) -> Plan:
-    """The fastest plan with a compiled backbone."""
-    orders = CACHES if options.evict == "best" else (options.evict,)
-    divided = cache(partial(_divided, ops.problem, options))
-    return tune(ops.problem, (_divisions(ops, options), orders), lambda here, order: divided(here)(order))
+def _compiled(dynamic: DynamicReads, options: Options) -> Plan:
+    """The fastest plan with a static part."""
+    orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
+    divided = cache(partial(_divided, dynamic, options))
+    return tune(dynamic.problem, (_divisions(dynamic, options), orders), lambda here, order: divided(here)(order))
 
 
-def _undivided(ops: LateOps, options: Options) -> Plan:
+def _undivided(dynamic: DynamicReads, options: Options) -> Plan:
     """The runtime that decides of everything, on demand."""
-    made = reactive.plan(ops.problem, reactive.Options(evict=options.evict, late="on_demand"))
-    return replace(
-        made, policy="hybrid", notes=("nothing is compiled: room that is not divided is worth more here", *made.notes)
-    )
+    made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
+    note = "nothing is compiled: room that is not divided is worth more here"
+    return replace(made, policy="hybrid", notes=(note, *made.notes))
 
 
-def _may_be_slower(ops: LateOps, options: Options) -> bool:
+def _may_be_slower(dynamic: DynamicReads, options: Options) -> bool:
     """Whether dividing the room could cost more than compiling saves, if nothing is asked for that divides it.
 
-    It costs nothing where the backbone stays as a whole, and homes are given: then all else is the cache's.
+    It costs nothing where the static part stays as a whole, and homes are given: then all else is the cache's.
     """
     is_asked = options.cache is not None or options.prefetch != "none"
-    return not is_asked and (bool(ops.free) or _left_bytes(ops) < max(ops.awaited_bytes))
+    return not is_asked and (bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes))
 
 
-def _divisions(ops: LateOps, options: Options) -> tuple[frozenset[int], ...]:
+def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int], ...]:
     """Which candidates with a free home may live in the compute tier, to be tried: all if they fit, else some, or none.
 
-    Some are the likeliest that have room beside a cache of what comes and goes, and beside a backbone of which nothing
-    moves, or of which as much moves as a runtime would let go.
+    Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
+    nothing moves, or of which as much moves as a runtime would let go.
     """
-    if not ops.free:
+    if not dynamic.free:
         return (frozenset(),)
-    every = LateOps(ops.settled(ops.free))
-    if not every.candidates and _left_bytes(every) >= 0:
-        return (ops.free,)
-    cache_bytes = _in_passing(ops, options) if options.cache is None else options.cache
-    spare = ops.problem.budget_bytes - Tables(ops.problem, ops).demand_bytes + max(ops.awaited_bytes)
-    rooms = (_left_bytes(ops) - cache_bytes, spare - cache_bytes, 0)
-    return tuple(dict.fromkeys(ops.hottest(room, ops.free) for room in rooms))
+    settled = dynamic.settled(dynamic.free)
+    if not settled.candidates and _left_bytes(settled) >= 0:
+        return (dynamic.free,)
+    cache_bytes = _in_passing(dynamic, options) if options.cache is None else options.cache
+    demand_bytes = WorkingSets(dynamic.problem, dynamic).demand_bytes - max(dynamic.awaited_bytes)
+    rooms = (_left_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
+    return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divided(problem: Problem, options: Options, here: frozenset[int]) -> Callable[[str], Plan]:
-    """Plan what is known, with some candidates in the compute tier; return what makes a plan from an order of leaving.
+def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> Callable[[str], Plan]:
+    """Plan what is known, with some candidates in the compute tier; return what makes a plan from an eviction order.
 
     Raises
     ------
     CapacityError
         As `plan`.
     """
-    ops = LateOps(LateOps(problem).settled(here))
-    if not ops.candidates:
-        return lambda _: static.plan(ops.problem, static.Options())
-    cache_bytes = _cache_bytes(ops, options.cache)
+    dynamic = dynamic.settled(here)
+    problem = dynamic.problem
+    if not dynamic.candidates:
+        return lambda _: static.plan(problem, static.Options())
+    _check_links(dynamic)
+    cache_bytes = _cache_bytes(dynamic, options.cache)
     try:
-        backbone = static.plan(backbone_of(ops.problem, cache_bytes), static.Options())
+        planned = static.plan(backbone_of(problem, cache_bytes), static.Options())
     except CapacityError as error:
-        raise _beside(ops, options.cache, error) from None
-    notes = [f"of all but what is read late: {note}" for note in backbone.notes]
+        raise _beside(dynamic, options.cache, error) from None
+    notes = [f"of all but what is read late: {note}" for note in planned.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
         notes.append(f"{size} of what is read late stays in {tier}")
-    return partial(_make, ops, replace(backbone, notes=tuple(notes)), cache_bytes, options)
+    return partial(_make, dynamic, replace(planned, notes=tuple(notes)), cache_bytes, options)
 
 
-def _check_apart(ops: LateOps) -> None:
-    """Refuse what is read late by one op and for certain by another: backbone and cache would both move it."""
-    graph = ops.problem.graph
-    for op in graph.certain.ops:
-        both = next((t for t in op.reads if t in ops.candidates), None)
-        if both is not None:
-            must, found = (
-                "what is read late is read by no op for certain",
-                f"{graph.tensors[both].name!r} by {op.name!r}",
-            )
-            raise ScopeError("policy 'hybrid'", must, found, "use reactive with late: on_demand")
+def _check_apart(dynamic: DynamicReads) -> None:
+    """Refuse what is read late by one op and for certain by another: static part and cache would both move it."""
+    graph = dynamic.problem.graph
+    both = ((op, t) for op in graph.certain.ops for t in op.reads if t in dynamic.candidates)
+    for op, tensor in both:
+        must, found = "what is read late is read by no op for certain", f"{graph.tensors[tensor].name!r} by {op.name!r}"
+        raise ScopeError("policy 'hybrid'", must, found, "use reactive with late: on_demand")
+
+
+def _check_links(dynamic: DynamicReads) -> None:
+    """Refuse what would come in over another tier, in which the cache has no room."""
+    problem = dynamic.problem
+    for tensor in dynamic.candidates:
+        home = problem.homes[tensor]
+        if (home, problem.compute_tier) not in problem.links:
+            must, do = "a link leads from the home of what is read late into the compute tier", "change its home"
+            found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
+            raise ScopeError("policy 'hybrid'", must, found, do)
 
 
 def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
-    """The problem of the backbone: without what is read late, in the budget less the room of the cache.
+    """The problem of the static part: without dynamic reads, in the budget less the room of the cache.
 
     Parameters
     ----------
@@ -196,42 +208,42 @@ def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
     return replace(problem.backbone(problem.budget_bytes - cache_bytes), homes=problem.homes)
 
 
-def _cache_bytes(ops: LateOps, asked: int | None) -> int:
-    """The room of the cache [B]: as asked, or what the backbone leaves, and never less than one op may choose."""
-    problem, least = ops.problem, max(ops.awaited_bytes)
+def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
+    """The room of the cache [B]: as asked, or what the static part leaves, and never less than one op may choose."""
+    problem, least = dynamic.problem, max(dynamic.awaited_bytes)
     if asked is not None and asked < least:
-        at = f"op {problem.graph.ops[ops.awaited_bytes.index(least)].name!r}, for what may be chosen"
+        at = f"op {problem.graph.ops[dynamic.awaited_bytes.index(least)].name!r}, for what may be chosen"
         larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
         tier = f"the cache in {problem.tiers[problem.compute_tier]}"
         raise CapacityError(Shortfall(tier, least, asked, at, levers=larger))
-    return max(least, _left_bytes(ops)) if asked is None else asked
+    return max(least, _left_bytes(dynamic)) if asked is None else asked
 
 
-def _left_bytes(ops: LateOps) -> int:
-    """What is left for the cache if nothing of the backbone moves [B]; below 0 if that does not fit."""
-    problem, certain = ops.problem, ops.problem.graph.certain
+def _left_bytes(dynamic: DynamicReads) -> int:
+    """What is left for the cache if nothing of the static part moves [B]; below 0 if that does not fit."""
+    problem, certain = dynamic.problem, dynamic.problem.graph.certain
     live = live_bytes(certain, lifetimes(certain))
-    away = sum(problem.sizes[t] for t in ops.candidates)
+    away = sum(problem.sizes[t] for t in dynamic.candidates)
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 
 
-def _beside(ops: LateOps, asked: int | None, error: CapacityError) -> CapacityError:
-    """Why the backbone does not fit; beside a cache that is too large, with how large it may be."""
-    most = 0 if asked is None else _most_beside(ops, asked, error.report)
-    if most < max(ops.awaited_bytes):
+def _beside(dynamic: DynamicReads, asked: int | None, error: CapacityError) -> CapacityError:
+    """Why the static part does not fit; beside a cache that is too large, with how large it may be."""
+    most = 0 if asked is None else _most_beside(dynamic, asked, error.report)
+    if most < max(dynamic.awaited_bytes):
         return error
     smaller = (f"give the cache at most {human(most, 'B')} ({most:,} B)",)
-    tier = f"{ops.problem.tiers[ops.problem.compute_tier]} beside the cache"
+    tier = f"{dynamic.problem.tiers[dynamic.problem.compute_tier]} beside the cache"
     return CapacityError(replace(error.report, tier=tier, levers=smaller, rooms=()))
 
 
-def _most_beside(ops: LateOps, asked: int, short: Shortfall) -> int:
-    """The largest cache [B] beside which the backbone has a plan: smaller by what it lacks, as often as it does.
+def _most_beside(dynamic: DynamicReads, asked: int, short: Shortfall) -> int:
+    """The largest cache [B] beside which the static part has a plan: smaller by what it lacks, as often as it does.
 
     If that takes too long, or another tier is too small, one beside which nothing of it moves.
     """
-    problem, left, room = ops.problem, _left_bytes(ops), asked
-    for _ in range(_TRIES):
+    problem, left, room = dynamic.problem, _left_bytes(dynamic), asked
+    for _ in range(_SHRINKS):
         room -= short.gap_bytes
         if room <= left or short.tier != problem.tiers[problem.compute_tier]:
             break
@@ -244,104 +256,62 @@ def _most_beside(ops: LateOps, asked: int, short: Shortfall) -> int:
     return left
 
 
-def _make(ops: LateOps, backbone: Plan, cache_bytes: int, options: Options, order: str) -> Plan:
-    problem = ops.problem
-    moved = {a for kind, a, _, _ in _steps(backbone).codes() if kind != COMPUTE}
-    exists = {t for t, home in enumerate(backbone.home) if home == problem.compute_tier}
+def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Options, order: str) -> Plan:
+    if planned.fixed is None:
+        raise InvariantError("hybrid", "the static part has a fixed plan", "a reactive one", "report this")
+    problem = dynamic.problem
+    moved = {a for kind, a, _, _ in planned.fixed.codes() if kind != COMPUTE}
+    exists = {t for t, home in enumerate(planned.home) if home == problem.compute_tier}
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
-    parts, ends = _parts(ops, _steps(backbone))
-    start = partial(_run, ops, (backbone.home, ends), cache_bytes, options, order)
-    return Plan(
-        "hybrid",
-        problem.tiers,
-        backbone.home,
-        start,
-        problem.graph.steps,
-        notes=(*backbone.notes, note),
+    parts, ends = _parts(dynamic, planned.fixed)
+    return replace(
+        planned,
+        policy="hybrid",
+        steps=partial(_start, dynamic, ends, cache_bytes, options, order),
+        notes=(*planned.notes, note),
         looks=False,
-        untouched=frozenset(exists - moved - set(ops.signal.values())),
+        untouched=frozenset(exists - moved - set(dynamic.signal.values())),
         backbone=parts,
     )
 
 
-def _run(
-    ops: LateOps,
-    backbone: tuple[tuple[int, ...], Sequence[int]],
-    cache_bytes: int,
-    options: Options,
-    order: str,
-    view: View,
+def _start(
+    dynamic: DynamicReads, ends: Sequence[int], cache_bytes: int, options: Options, order: str, view: View
 ) -> Iterator[Code]:
-    """Issue a part, and behind the op that ends it, as it reveals or reads what is late, what is decided there."""
-    home, ends = backbone
-    cache = Cache(ops, home, cache_bytes, leaving(order, ops, cache_bytes - _in_passing(ops, options)))
-    ahead = Ahead(ops, options, view)
-    for _ in range(view.steps):
-        for part, op in enumerate(ends):
-            yield PART, part, 0, 0
-            cache.read(op)
-            for late in ops.revealed.get(op, ()):
-                yield from cache.bring(late, view.chosen(late))
-            if op in ops.revealed:
-                yield from cache.fetch(ahead.of(op))
-    yield from cache.clear()
+    """Start a fresh runtime beside the static part; a plan may be run more than once."""
+    problem = dynamic.problem
+    homes = {t: problem.homes[t] for t in dynamic.candidates}
+    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    held = RuntimeCache(problem, homes, cache_bytes, eviction(order, problem, stay), direct=problem.links)
+    wanted = {
+        "next_layer_all": lambda op: dynamic.readers[op].candidates,
+        "speculative": lambda op: view.predicted(op, options.accuracy),
+    }.get(options.prefetch)
+    prefetcher = NextReads(dynamic, held, wanted) if wanted else None
+    return chain.from_iterable(batches(StaticPart(ends, held), held, dynamic, prefetcher, view))
 
 
-def _parts(ops: LateOps, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:
-    """The steps of the backbone, cut behind each op that reveals or reads what is late; and that op of each, or -1.
+def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:
+    """The static part, cut behind each op that reads dynamically or reveals; and these ops, then -1.
 
     What is revealed is synced.
     """
     parts, ends = [Steps()], list[int]()
     for code in steps.codes():
         parts[-1].append(*code)
-        if code[0] == COMPUTE and (code[1] in ops.late or code[1] in ops.revealed):
-            if code[1] in ops.revealed:
-                parts[-1].sync(ops.signal[code[1]])
+        if code[0] == COMPUTE and (code[1] in dynamic.readers or code[1] in dynamic.revealed):
+            if code[1] in dynamic.revealed:
+                parts[-1].sync(dynamic.signal[code[1]])
             parts.append(Steps())
             ends.append(code[1])
     return tuple(parts), [*ends, -1]
 
 
-def _in_passing(ops: LateOps, options: Options) -> int:
+def _in_passing(dynamic: DynamicReads, options: Options) -> int:
     """What comes and goes beside what stays in the cache [B]: what is awaited, and what is fetched ahead."""
-    awaited = max(ops.awaited_bytes)
+    awaited, sizes = max(dynamic.awaited_bytes), dynamic.problem.sizes
     if options.prefetch == "next_layer_all":
-        every = ({t for op in together for t in ops.late[op].candidates} for together in ops.revealed.values())
-        return awaited + max(sum(ops.problem.sizes[t] for t in candidates) for candidates in every)
+        every = ({t for op in readers for t in dynamic.readers[op].candidates} for readers in dynamic.revealed.values())
+        return awaited + max(sum(sizes[t] for t in candidates) for candidates in every)
     return awaited * 2 if options.prefetch == "speculative" else awaited
-
-
-def _steps(backbone: Plan) -> Steps:
-    """The steps of a plan of `static`, which is fixed."""
-    if backbone.fixed is None:
-        raise InvariantError("hybrid", "the backbone has a fixed plan", "a reactive one", "report this")
-    return backbone.fixed
-
-
-class Ahead:
-    """What is fetched for the ops whose late reads are revealed next."""
-
-    def __init__(self, ops: LateOps, options: Options, view: View) -> None:
-        self._ops, self._options, self._view = ops, options, view
-        order = sorted(ops.revealed)
-        self._next = dict(zip(order, (*order[1:], order[0]), strict=True))
-        self._steps_left = view.steps
-
-    def of(self, op: int) -> list[int]:
-        """What to fetch after an op that has just revealed late reads."""
-        coming, prefetch = self._next[op], self._options.prefetch
-        if coming <= op:
-            self._steps_left -= 1
-        if prefetch == "none" or not self._steps_left:
-            return []
-        # What the first op of a step reveals may be read behind the last one that reveals: then in the step at hand.
-        readers = [late for late in self._ops.revealed[coming] if coming > op or late < op]
-        fences = self._ops.problem.fences
-        return [tensor for late in readers if fences[late] <= op + 1 for tensor in self._wanted(late)]
-
-    def _wanted(self, late: int) -> tuple[int, ...]:
-        if self._options.prefetch == "next_layer_all":
-            return self._ops.late[late].candidates
-        return self._view.predicted(late, self._options.accuracy)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import Field
 
 from simulator.document import Part
 from simulator.lifetime import live_bytes
 from simulator.plan import Plan
+from simulator.policies.moves import Come, Leave, Style, write
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.writer import Writer
 from simulator.units import counted
 
 
@@ -38,24 +37,6 @@ class Options(Part):
     )
 
 
-class Move(NamedTuple):
-    """A copy into the compute tier that will be due.
-
-    Attributes
-    ----------
-    before
-        The op that needs it.
-    tensor
-        What is copied.
-    earliest
-        The first op before which it may be issued.
-    """
-
-    before: int
-    tensor: int
-    earliest: int
-
-
 def plan(problem: Problem, options: Options) -> Plan:
     """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
 
@@ -77,35 +58,14 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If the rest does not fit the budget.
     """
-    writer = Writer(problem, "offload_saved")
-    turns = _turns(problem)
-    saved = _saved(problem)
-    queue = _Queue(problem, saved, min(turns, default=len(problem.graph.ops)), options.ahead)
-    stores = _stores(problem, saved)
-    stored: list[int] = []
-    for op in range(len(problem.graph.ops)):
-        if op in turns and options.barrier_before_backward:
-            for tensor in stored:
-                writer.sync(tensor)
-            stored.clear()
-        for tensor in queue.due(op, ahead=not options.synchronous):
-            _copy(writer, writer.fetch, tensor, options)
-            writer.forget(tensor)
-        writer.compute(op)
-        for tensor in stores.get(op, ()):
-            _copy(writer, writer.back_up, tensor, options)
-            writer.evict(tensor)
-            stored.append(tensor)
-    return writer.finish((f"{counted(len(saved), 'tensor')} saved for backward and moved",))
-
-
-def _copy(writer: Writer, copy: Callable[[int], None], tensor: int, options: Options) -> None:
-    """Copy, between two waits of the host if the copies are synchronous."""
-    if options.synchronous:
-        writer.drain()
-    copy(tensor)
-    if options.synchronous:
-        writer.sync(tensor)
+    turns, saved = _turns(problem), _saved(problem)
+    tensors, last_use = problem.graph.tensors, problem.lifetimes.last_use
+    leaves = [Leave(tensor, forward) for tensor, (forward, _) in saved.items()]
+    leaves += [Leave(tensor, last_use[tensor]) for tensor in problem.visitors if tensors[tensor].persistent]
+    joins = turns if options.barrier_before_backward else ()
+    style = Style(forgets=True, synchronous=options.synchronous, joins=joins)
+    notes = (f"{counted(len(saved), 'tensor')} saved for backward and moved",)
+    return write(problem, "offload_saved", leaves, _comes(problem, saved, min(turns, default=0), options), style, notes)
 
 
 def _turns(problem: Problem) -> frozenset[int]:
@@ -133,47 +93,25 @@ def _saved(problem: Problem) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _stores(problem: Problem, saved: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
-    stores: dict[int, list[int]] = {}
-    for tensor, (forward, _) in saved.items():
-        stores.setdefault(forward, []).append(tensor)
+def _comes(problem: Problem, saved: dict[int, tuple[int, int]], backward: int, options: Options) -> list[Come]:
+    """Copies in, in the order of use, each as soon as there is room for it until its use, and behind the one before."""
+    lifetimes, sizes, fences, ops = problem.lifetimes, problem.sizes, problem.fences, len(problem.graph.ops)
+    ahead = ops if options.ahead is None else options.ahead
+    live = Profile(live_bytes(problem.graph, lifetimes))
+    queue = [(use, t, max(backward, fences[use], last + 1, use - ahead)) for t, (last, use) in saved.items()]
+    for tensor, (forward, use) in saved.items():
+        live.add(forward + 1, use - 1, -sizes[tensor])
     for tensor in problem.visitors:
+        first = lifetimes.first_use[tensor]
+        live.add(0, first - 1, -sizes[tensor])
+        if problem.comes_in(tensor):
+            queue.append((first, tensor, fences[first]))
         if problem.graph.tensors[tensor].persistent:
-            stores.setdefault(problem.lifetimes.last_use[tensor], []).append(tensor)
-    return stores
-
-
-class _Queue:
-    """Copies in, in the order of use, let out when there is room for them until their use."""
-
-    def __init__(self, problem: Problem, saved: dict[int, tuple[int, int]], backward: int, ahead: int | None) -> None:
-        lifetimes, sizes = problem.lifetimes, problem.sizes
-        ahead = len(problem.graph.ops) if ahead is None else ahead
-        self._budget, self._sizes, self._at = problem.budget_bytes, sizes, 0
-        self._live = Profile(live_bytes(problem.graph, lifetimes))
-        fences = problem.fences
-        moves = [Move(use, t, max(backward, fences[use], last + 1, use - ahead)) for t, (last, use) in saved.items()]
-        for tensor, (forward, before) in saved.items():
-            self._live.add(forward + 1, before - 1, -sizes[tensor])
-        for tensor in problem.visitors:
-            first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
-            if problem.comes_in(tensor):
-                moves.append(Move(first, tensor, fences[first]))
-            self._live.add(0, first - 1, -sizes[tensor])
-            if problem.graph.tensors[tensor].persistent:
-                self._live.add(last + 1, len(problem.graph.ops) - 1, -sizes[tensor])
-        self._moves = sorted(moves)
-
-    def due(self, op: int, *, ahead: bool) -> list[int]:
-        """Tensors to copy in before `op`: what it needs, and what may come ahead of its use."""
-        out = []
-        while self._at < len(self._moves):
-            before, tensor, earliest = self._moves[self._at]
-            if before > op:
-                size = self._sizes[tensor]
-                if not ahead or earliest > op or self._live.exceeds(op, before - 1, self._budget - size):
-                    break
-                self._live.add(op, before - 1, size)
-            out.append(tensor)
-            self._at += 1
-        return out
+            live.add(lifetimes.last_use[tensor] + 1, ops - 1, -sizes[tensor])
+    comes, op = [], 0
+    for use, tensor, earliest in sorted(queue):
+        room = problem.budget_bytes - sizes[tensor]
+        op = use if options.synchronous else live.last_above(max(op, earliest), use - 1, room) + 1
+        live.add(op, use - 1, sizes[tensor])
+        comes.append(Come(tensor, op))
+    return comes

@@ -7,7 +7,7 @@ every tier that links join to the compute tier both ways, directly or over other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from simulator.bounds import Limits, Precedence, Timing, own_streams
 from simulator.cost import transfer_ns
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
 from simulator.lifetime import Lifetimes
@@ -260,6 +260,25 @@ class Problem:
             NOWHERE if not exists else chosen.get(t, self.compute_tier) if home == FREE else home
             for t, (home, exists) in enumerate(zip(self.homes, self.starts_with, strict=True))
         )
+
+    def shortfall(
+        self, tier: int, demand_bytes: int, at: str, held: Collection[int], levers: Sequence[str] = (), full: str = ""
+    ) -> Shortfall:
+        """Say that a tier is too small for what a policy needs there at once.
+
+        Parameters
+        ----------
+        tier, demand_bytes, at
+            Which tier, what it would hold [B], and when, as a phrase.
+        held
+            The tensors that it would hold.
+        levers, full
+            As for `Shortfall`; a smaller batch is one of the levers always.
+        """
+        order = sorted(held, key=lambda t: (-self.sizes[t], t))
+        largest = tuple((self.graph.tensors[t].name, self.sizes[t]) for t in order[:5])
+        levers = (*levers, "a smaller batch or a shorter sequence needs less")
+        return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), at, largest, levers, full=full)
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Time of a copy of the tensor that has all links of its path for itself [ns]."""

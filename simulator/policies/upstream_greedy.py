@@ -21,9 +21,9 @@ from simulator.document import Part
 from simulator.graph import Graph
 from simulator.lifetime import Gap, Lifetimes, idle_gaps
 from simulator.plan import Plan
+from simulator.policies.moves import Come, Leave, write
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.writer import Writer
 from simulator.units import Bytes, human
 
 
@@ -79,26 +79,13 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     limit = _default_limit(problem) if options.limit is None else options.limit
     chosen = choose(problem, limit)
-    ops = problem.graph.ops
-    copies_out: list[list[int]] = [[] for _ in ops]
-    frees: list[list[int]] = [[] for _ in ops]
-    copies_in: list[list[int]] = [[] for _ in ops]
-    for gap in chosen.gaps:
-        copies_out[_last_write(problem.lifetimes, gap)].append(gap.tensor)
-        frees[gap.after].append(gap.tensor)
-        due = max(gap.before - options.lead, gap.after + 1)
-        copies_in[_behind_fences(problem, due, gap.before)].append(gap.tensor)
-    writer = Writer(problem, "upstream_greedy")
-    for op, what in enumerate(ops):
-        for tensor in (*copies_in[op], *what.reads):
-            if not writer.resident(tensor):
-                writer.fetch(tensor)
-        writer.compute(op)
-        for tensor in copies_out[op]:
-            writer.back_up(tensor)
-        for tensor in frees[op]:
-            writer.evict(tensor)
-    return writer.finish(tuple(_notes(chosen, limit)))
+    lifetimes, fences = problem.lifetimes, problem.fences
+    leaves = [Leave(gap.tensor, gap.after, _last_write(lifetimes, gap)) for gap in chosen.gaps]
+    back = ((gap, max(gap.before - options.lead, gap.after + 1, fences[gap.before])) for gap in chosen.gaps)
+    comes = [Come(gap.tensor, before) for gap, before in back]
+    visitors = {t for t in problem.visitors if problem.comes_in(t)}
+    comes += [Come(t, lifetimes.first_use[t]) for t in _by_first_use(problem.graph) if t in visitors]
+    return write(problem, "upstream_greedy", leaves, comes, notes=tuple(_notes(chosen, limit)))
 
 
 def choose(problem: Problem, limit_bytes: int | float) -> Choice:
@@ -163,10 +150,6 @@ def _last_write(lifetimes: Lifetimes, gap: Gap) -> int:
     """The op after which the tensor is copied out: its last write up to the gap."""
     writes = lifetimes.writes[gap.tensor]
     return writes[bisect_right(writes, gap.after) - 1]
-
-
-def _behind_fences(problem: Problem, due: int, before: int) -> int:
-    return max(due, problem.fences[before])
 
 
 def _notes(chosen: Choice, limit_bytes: int | float) -> Iterator[str]:

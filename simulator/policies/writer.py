@@ -248,23 +248,11 @@ class Writer:
         self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
 
     def _shortfall(self, tier: int) -> Shortfall:
-        tensors, at = self.problem.graph.tensors, self._peak_at[tier]
-        held = self._held(tier, at)
-        largest = sorted(held, key=lambda t: (-tensors[t].size_bytes, t))[:5]
-        demand, name = self.peak_bytes[tier], self.problem.tiers[tier]
-        levers = list[str]()
+        at = self._peak_at[tier]
+        held, levers = self._held(tier, at), list[str]()
         if tier == self._here and self.policy != "static" and any(not self.problem.pinned(t) for t in held):
             levers.append("a policy that moves more data, such as 'static', needs less")
-        levers.append("a smaller batch or a shorter sequence needs less")
-        return Shortfall(
-            tier=name,
-            demand_bytes=demand,
-            capacity_bytes=int(self.problem.capacities[tier]),
-            at=self._moment(at),
-            largest=tuple((tensors[t].name, tensors[t].size_bytes) for t in largest),
-            levers=tuple(levers),
-            full=self._full(tier),
-        )
+        return self.problem.shortfall(tier, self.peak_bytes[tier], self._moment(at), held, levers, self._full(tier))
 
     def _full(self, tier: int) -> str:
         """From which op on the tier is full, and what came last of all that stays."""

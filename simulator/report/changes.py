@@ -1,21 +1,26 @@
-"""What moved between two results: of each row its status, its figures, and what its step is spent on."""
+"""What moved between two results, row by row; as text, and as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from typing import Any, NamedTuple
 
+from simulator.metrics import figure_of
+from simulator.report.rows import ABSENT, percent, shown
 from simulator.report.summaries import spent
-from simulator.units import in_yaml
+from simulator.report.text import Column, aligned, in_markdown, markdown
+from simulator.units import counted, in_yaml
 
 Said = Mapping[str, Any]
 """What a ``summary.json`` says."""
+_SIDES = ("old", "new")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A number of a row, before and after.
+    """A figure of a row, before and after.
 
     Attributes
     ----------
@@ -49,6 +54,31 @@ class Change:
             return self.old != self.new
         return abs(self.difference) > tolerance * abs(self.of or 0)
 
+    @property
+    def name(self) -> str:
+        """What it is called: ``wait capacity at hbm``, ``peak ddr``."""
+        head = figure_of(self.column).head
+        head = f"wait {head}" if self.column.startswith("wait_") else head
+        return f"{head} at {self.on}" if self.on else head
+
+    @property
+    def written(self) -> str:
+        """The difference for people, with its sign."""
+        size = self.difference
+        return ABSENT if size is None else f"{_sign(size)}{shown(self.column, abs(size))}"
+
+    @property
+    def written_share(self) -> str:
+        """The share for people, with its sign; empty if nothing changed."""
+        if self.share is None or not self.difference:
+            return ""
+        share = percent(abs(self.share))
+        return f"{_sign(self.share)}{share}" if share != "0 %" else "<0.1 %"
+
+
+def _sign(value: float) -> str:
+    return "-" if value < 0 else "+" if value else ""
+
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
@@ -67,7 +97,7 @@ class RowChange:
     step
         The step.
     figures
-        Peaks, bytes that were moved, and what else is counted, in the order of the summary.
+        Peaks, bytes that were moved, and what else is compared, in the order of the summary.
     terms
         What the step is spent on, the largest change first: the differences sum to that of the step. Only of a row that
         ran to its end before and after.
@@ -83,21 +113,18 @@ class RowChange:
 
     def moved(self, tolerance: float) -> bool:
         """Whether anything of it is another one, by more than this share."""
-        return self.status[0] != self.status[1] or any(
-            change.moved(tolerance) for change in (self.step, *self.figures, *self.terms)
-        )
+        changes = (self.step, *self.figures, *self.terms)
+        return self.status[0] != self.status[1] or any(change.moved(tolerance) for change in changes)
 
     def worse(self, tolerance: float) -> bool:
         """Whether it no longer runs to its end, is gone, takes longer, or peaks higher, by more than this share."""
         if self.status[0] == "ok" != self.status[1] or self.status[1] is None:
             return True
-        peaks = (change for change in self.figures if change.column.startswith("peak_"))
-        grown = (change for change in (self.step, *peaks) if (change.difference or 0) > 0)
-        return any(change.moved(tolerance) for change in grown)
+        grown = (change for change in (self.step, *self.figures) if figure_of(change.column).worse == "more")
+        return any((change.difference or 0) > 0 and change.moved(tolerance) for change in grown)
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(NamedTuple):
     """An expectation of which it changed whether it holds: what is expected, and whether it did and does."""
 
     asks: str
@@ -131,6 +158,18 @@ class Changes:
         """Rows that are worse by more than this share."""
         return [row for row in self.rows if row.worse(tolerance)]
 
+    def conclusion(self, tolerance: float) -> str:
+        """Say in a sentence how much moved by more than this share."""
+        moved, worse, of = self.moved(tolerance), self.worse(tolerance), counted(len(self.rows), "row")
+        exact = f"within {percent(tolerance)}" if tolerance else "to the nanosecond and the byte"
+        turned = counted(len(self.verdicts), "expectation")
+        whose = "its" if len(self.verdicts) == 1 else "their"
+        verdicts = f"; {turned} changed {whose} verdict" if self.verdicts else ""
+        if not moved:
+            return f"nothing moved in {of}, {exact}{verdicts}."
+        rest = f"; the others are the same {exact}" if len(moved) < len(self.rows) else ""
+        return f"{len(moved)} of {of} moved, {len(worse) or 'none'} with something worse{rest}{verdicts}."
+
 
 def changes(old: Said, new: Said) -> Changes:
     """Compare two results.
@@ -143,51 +182,46 @@ def changes(old: Said, new: Said) -> Changes:
     before, after = ({row["policy"]: row for row in said["rows"]} for said in (old, new))
     labels = [*after, *(label for label in before if label not in after)]
     rows = [_row(label, (before.get(label), after.get(label)), (old, new)) for label in labels]
-    return Changes(tuple(rows), tuple(_inputs(old, new)), tuple(_verdicts(old, new)))
+    held, holds = ({_asked(one): one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
+                   for said in (old, new))  # fmt: skip
+    turned = [Turned(asks, held[asks], holds[asks]) for asks in holds if held.get(asks, holds[asks]) != holds[asks]]
+    inputs = tuple(_inputs(old["provenance"], new["provenance"]))
+    return Changes(tuple(rows), inputs, tuple(turned))
 
 
 def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Said]) -> RowChange:
     old, new = (row or {} for row in rows)
-    status = (old.get("status"), new.get("status"))
-    columns = [column for column in dict.fromkeys((*new, *old)) if column.startswith(_COUNTED)]
-    figures = [Change(column, "", old.get(column), new.get(column), old.get(column)) for column in columns]
-    step = old.get("step_ns")
-    both = status == ("ok", "ok")
+    status, step = (old.get("status"), new.get("status")), old.get("step_ns")
+    compared = [column for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared]
     return RowChange(
         label,
         status,
         "" if status[0] == status[1] or status[1] == "ok" else new.get("short_at") or new.get("notes") or "",
         (old.get("slowest_rank") or 0, new.get("slowest_rank") or 0),
         Change("step_ns", "", step, new.get("step_ns"), step),
-        tuple(figures),
-        tuple(_terms(label, (old, new), said)) if both else (),
+        tuple(Change(column, "", old.get(column), new.get(column), old.get(column)) for column in compared),
+        tuple(_terms(label, (old, new), said)) if status == ("ok", "ok") else (),
     )
-
-
-_COUNTED = ("peak_", "moved_", "compactions", "short_bytes", "largest_")
-"""How columns begin that are compared besides the step and what it is spent on."""
 
 
 def _terms(label: str, rows: tuple[Said, Said], said: tuple[Said, Said]) -> list[Change]:
     """What the steps of a row are spent on, the largest change first; waits by place if both results tell places."""
     placed = all(label in one.get("stalls", {}) for one in said)
     old, new = (
-        _placed(row, one["stalls"][label]) if placed else {(column, ""): ns for column, ns in spent(row)}
+        {(column, ""): ns for column, ns in spent(row) if not (placed and column.startswith("wait_"))}
+        | {
+            (f"wait_{stall['cause']}_ns", stall["on"]): stall["ns"]
+            for stall in (one["stalls"][label] if placed else ())
+        }
         for row, one in zip(rows, said, strict=True)
     )
-    found = [Change(*key, old.get(key, 0), new.get(key, 0), rows[0]["step_ns"]) for key in dict.fromkeys((*old, *new))]
+    keys, step = dict.fromkeys((*old, *new)), rows[0]["step_ns"]
+    found = [Change(column, on, old.get((column, on), 0), new.get((column, on), 0), step) for column, on in keys]
     return sorted(found, key=lambda term: (-abs(term.difference or 0), term.column, term.on))
 
 
-def _placed(row: Said, stalls: Sequence[Said]) -> dict[tuple[str, str], int]:
-    """What a step is spent on [ns], by column and place."""
-    others = {(column, ""): ns for column, ns in spent(row) if not column.startswith("wait_")}
-    return others | {(f"wait_{stall['cause']}_ns", stall["on"]): stall["ns"] for stall in stalls}
-
-
-def _inputs(old: Said, new: Said) -> list[tuple[str, str, str]]:
+def _inputs(before: Said, after: Said) -> list[tuple[str, str, str]]:
     """What differs in what was run."""
-    before, after = old["provenance"], new["provenance"]
     found = [("hosim", _value(before, "hosim"), _value(after, "hosim"))]
     files = [{entry["kind"]: entry for entry in one.get("inputs", ())} for one in (before, after)]
     for kind in dict.fromkeys((*files[0], *files[1])):
@@ -203,14 +237,10 @@ def _inputs(old: Said, new: Said) -> list[tuple[str, str, str]]:
 def _files(old: Said | None, new: Said | None) -> tuple[str, str]:
     """The names of a file; with the begin of its digest if only what it says differs."""
     names = (old["name"] if old else "none", new["name"] if new else "none")
-    if old and new and names[0] == names[1] and not _says_the_same(old, new):
-        return f"{names[0]} {old['sha256'][:8]}", f"{names[1]} {new['sha256'][:8]}"
+    if old and new and names[0] == names[1]:
+        says_the_same = any(old.get(key) == new.get(key) is not None for key in ("sha256", "content"))
+        return names if says_the_same else (f"{names[0]} {old['sha256'][:8]}", f"{names[1]} {new['sha256'][:8]}")
     return names
-
-
-def _says_the_same(old: Said, new: Said) -> bool:
-    """Whether two files are the same to the letter, or are documents that say the same to a run."""
-    return any(old.get(key) == new.get(key) is not None for key in ("sha256", "content"))
 
 
 def _value(values: Said, key: str, absent: str = "none") -> str:
@@ -218,12 +248,109 @@ def _value(values: Said, key: str, absent: str = "none") -> str:
     return value if isinstance(value, str) else absent if value is None else in_yaml(value)
 
 
-def _verdicts(old: Said, new: Said) -> list[Turned]:
-    before, after = ({_asked(one): one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
-                     for said in (old, new))  # fmt: skip
-    return [Turned(asks, before[asks], after[asks]) for asks in after if before.get(asks, after[asks]) != after[asks]]
-
-
 def _asked(verdict: Said) -> str:
     """What is expected; of older results, which do not say it, with what it was held against."""
     return str(verdict.get("asks") or f"{verdict['row']}: {verdict['column']} is {verdict['must']}")
+
+
+def plain(found: Changes, tolerance: float) -> str:
+    """Write what moved as aligned text.
+
+    Parameters
+    ----------
+    found
+        What moved.
+    tolerance
+        Share up to which a change is accepted.
+    """
+    moved = found.moved(tolerance)
+    parts = [_about_inputs(found), aligned([_table(found.rows, tolerance)]) if moved else ""]
+    parts += [f"{_headline(row)}\n{aligned([_details(row, tolerance)], 2)}" for row in moved if _has_details(row)]
+    return "\n\n".join(filter(None, (*parts, _about_verdicts(found), found.conclusion(tolerance))))
+
+
+def in_comment(found: Changes, tolerance: float) -> str:
+    """Write what moved as Markdown, for a comment on a pull request: the table, and each ledger to unfold.
+
+    Parameters
+    ----------
+    found, tolerance
+        As for `plain`.
+    """
+    moved = found.moved(tolerance)
+    parts = [f"### hosim: {found.conclusion(tolerance)}"]
+    parts += [markdown(_table(found.rows, tolerance))] if moved else []
+    for row in filter(_has_details, moved):
+        details = f"<summary>{escape(_headline(row), quote=False)}</summary>\n\n{markdown(_details(row, tolerance))}"
+        parts.append(f"<details>{details}\n\n</details>")
+    for lines in (_about_verdicts(found), _about_inputs(found)):
+        parts.append("\n".join(f"- {in_markdown(line)}" for line in lines.splitlines()))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _about_inputs(found: Changes) -> str:
+    return "\n".join(f"{what}: {old} -> {new}" for what, old, new in found.inputs)
+
+
+def _about_verdicts(found: Changes) -> str:
+    turned = (f"{'holds again' if one.holds else 'fails now'}: {one.asks}" for one in found.verdicts)
+    return "\n".join(f"expectation {text}" for text in turned)
+
+
+def _table(rows: Sequence[RowChange], tolerance: float) -> list[Column]:
+    return [
+        Column.texts("policy", (row.label for row in rows)),
+        Column.texts("status", (_status(row) for row in rows)),
+        *_sides([row.step for row in rows], "step"),
+        Column("", tuple(row.step.written_share for row in rows)),
+        Column.texts("most of it", (_cause(row, tolerance) for row in rows)),
+    ]
+
+
+def _sides(changed: Sequence[Change], what: str = "") -> list[Column]:
+    """Both values of figures, and their differences."""
+    values = [tuple(shown(one.column, value) for one, value in zip(changed, side, strict=True))
+              for side in ([one.old for one in changed], [one.new for one in changed])]  # fmt: skip
+    heads = (f"{side} {what}".rstrip() for side in _SIDES)
+    columns = [Column(head, cells) for head, cells in zip(heads, values, strict=True)]
+    return [*columns, Column("change", tuple(one.written for one in changed))]
+
+
+def _status(row: RowChange) -> str:
+    old, new = row.status
+    if old is None:
+        return f"{new}, new row"
+    if new is None:
+        return "row is gone"
+    return old if old == new else f"{old} -> {new}"
+
+
+def _cause(row: RowChange, tolerance: float) -> str:
+    """What moved most: of what the step is spent on, else of the figures; or why it does not run to its end."""
+    if row.status[0] != row.status[1]:
+        short = next((one.new for one in row.figures if one.column == "short_bytes" and one.new), None)
+        return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
+    if not row.moved(tolerance):
+        return "same" if not row.moved(0) else f"within {percent(tolerance)}"
+    return next((f"{one.name} {one.written}" for one in (*row.terms, *row.figures) if one.difference), ABSENT)
+
+
+def _has_details(row: RowChange) -> bool:
+    return row.status[0] == row.status[1]
+
+
+def _headline(row: RowChange) -> str:
+    ranks = "" if row.ranks[0] == row.ranks[1] else f" (times of rank {row.ranks[1]}, before of rank {row.ranks[0]})"
+    return f"{row.label}{ranks}"
+
+
+def _details(row: RowChange, tolerance: float) -> list[Column]:
+    """The step, all of what it is spent on that moved, and the figures that moved."""
+    changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
+    marks = Column.texts("", ("" if one.moved(tolerance) else "accepted" for one in changed))
+    return [
+        Column.texts("", (one.name for one in changed)),
+        *_sides(changed),
+        Column("share", tuple(one.written_share for one in changed)),
+        *([marks] if tolerance else []),
+    ]

@@ -41,6 +41,3 @@ PEAK = "#b4c4d4"
 
 GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
 """Groups of ranks -> colours of their collectives, in turn."""
-
-PAIR = ("#4477aa", "#ee6677")
-"""Two policies that are compared."""

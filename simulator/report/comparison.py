@@ -5,37 +5,72 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, WIDTH_IN, Picture, byte_unit, plain, styled, units
-from simulator.report.rows import Row, held_to, is_ok, percent, present, quantity, recomputed_ns
+from simulator.report.drawing import (
+    FAINT,
+    INK,
+    LIMIT,
+    SMALL,
+    WIDTH_IN,
+    Picture,
+    byte_unit,
+    name_lanes,
+    plain,
+    styled,
+    units,
+)
+from simulator.report.rows import DRAINED, Row, held_to, is_ok, percent, present, quantity, spent
 from simulator.trace import CAUSES
 
-_ROW_IN, _ABOVE_IN, _BELOW_IN, _GAP_IN, _MARGIN_IN = 0.34, 1.1, 0.5, 0.3, 0.12
-_TITLE_IN = 0.3
-"""Height of the line above the legend."""
-_STEP_SHARE, _MEMORY_IN = 0.56, 1.35
-"""Of the width that labels leave, what the steps take where several memories are used, each at least so wide."""
+_ROW_IN, _AROUND_IN = 0.34, 1.6
+"""Heights of a row, and of all that is above and below the rows."""
+_STEP_SHARE = 0.56
+"""Of the width of all panels, what that of the steps takes where several memories are used."""
 _LABEL, _LABEL_LINES = 30, 2
 _LETTER_IN = 0.07
 """Width of a character of the small print."""
 _FAR = 10
 """A bar so many times as long as the median one is cut."""
-_HALF = 0.36
-"""Half of the height of a bar, in rows."""
-_SMALL = TEXT | {"fontsize": 8}
-_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
-_LIMIT = (0, (5, 2))
-_BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
-"""Lines of bounds of different plans."""
 _CUT = 1.04
 """Where a bar that is cut ends, against the longest that is not."""
+_NEAR = 2
+"""A limit so many times as high as the longest bar is drawn."""
+_HALF = 0.36
+"""Half of the height of a bar, in rows."""
+_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
+_BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
+"""Lines of bounds of different plans."""
+_SHADE = {"compute": colours.COMPUTE, "recompute": colours.RECOMPUTE, DRAINED: colours.DRAIN}
+_SHADE |= {f"stall: {cause}": colours.CAUSE[cause] for cause in CAUSES}
+
+
+class _Line(NamedTuple):
+    """What a panel shows of a row: parts of its bar, a text behind it, and a mark at a value, with their styles."""
+
+    parts: Sequence[tuple[dict[str, Any], int]]
+    text: str
+    mark: int | float = math.inf
+    style: dict[str, Any] = LIMIT
+    is_number: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A panel: its head, its unit, what that has of the values' own, and where its axis ends in these."""
+
+    head: str
+    unit: str
+    size: int
+    end: float
+    lines: Sequence[_Line]
 
 
 @styled()
@@ -50,22 +85,23 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     title
         What was run.
     """
-    tiers = _used(rows)
-    picture, axes = _panels([_label(row) for row in rows], len(tiers))
-    _draw_steps(axes[0], rows)
-    limited = [_draw_peaks(ax, rows, tier) for ax, tier in zip(axes[1:], tiers, strict=True)]
-    height = picture.get_figheight()
-    picture.text(0.01, 1 - 0.12 / height, title, va="top", **(TEXT | {"fontsize": 11}))
-    picture.legend(
-        handles=_marks(rows, is_limited=any(limited)),
-        loc="upper left",
-        bbox_to_anchor=(0, 1 - _TITLE_IN / height),
-        ncols=12,
-        fontsize=8,
-        frameon=False,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
+    panels = [_steps(rows), *(_peaks(rows, tier) for tier in _used(rows))]
+    memories = len(panels) - 1
+    picture = Picture(_AROUND_IN + _ROW_IN * len(rows), "constrained")
+    share = max(_STEP_SHARE, 0.7 if memories == 1 else 0)
+    ratios = [share, *([(1 - share) / memories] * memories)]
+    axes = picture.subplots(1, len(panels), sharey=True, width_ratios=ratios, squeeze=False)[0]
+    for ax, panel in zip(axes, panels, strict=True):
+        plain(ax)
+        ax.set_title(panel.head, loc="left", linespacing=1.2, **SMALL)
+        ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **SMALL)
+        ax.tick_params(axis="y", length=0)
+    name_lanes(axes[0], [_label(row) for row in rows])
+    is_limited = any(line.mark <= panel.end for panel in panels[1:] for line in panel.lines)
+    picture.title(title, _marks(rows, is_limited=is_limited))
+    picture.settle()
+    for ax, panel in zip(axes, panels, strict=True):
+        _draw(ax, panel)
     return picture
 
 
@@ -82,59 +118,32 @@ def _held(row: Row, tier: str) -> tuple[int, bool]:
     return (int(row.summary.get(f"peak_{tier}_bytes") or 0), True) if is_ok(row) else (0, False)
 
 
-def _limit(row: Row, tier: str) -> int | float:
-    return row.budget_bytes if tier == row.hardware.compute_tier else row.hardware.tiers[tier].usable_bytes
-
-
 def _label(row: Row) -> str:
-    lines = textwrap.wrap(row.label, _LABEL, max_lines=_LABEL_LINES, placeholder=" …")
-    return "\n".join(lines)
+    return "\n".join(textwrap.wrap(row.label, _LABEL, max_lines=_LABEL_LINES, placeholder=" …"))
 
 
-def _panels(labels: Sequence[str], memories: int) -> tuple[Picture, list[Axes]]:
-    """Axes side by side with the same rows: a wide one for steps, and one for each memory."""
-    height = _ABOVE_IN + _ROW_IN * len(labels) + _BELOW_IN
-    picture = Picture(height)
-    longest = max(len(line) for label in labels for line in label.splitlines() or [""])
-    left = 0.25 + 0.085 * max(7, longest)
-    room = WIDTH_IN - left - _MARGIN_IN - _GAP_IN * memories
-    steps = max(room / 3, min(room * _STEP_SHARE, room - _MEMORY_IN * memories)) if memories > 1 else room * 0.7
-    axes = list[Axes]()
-    for width in (steps, *([(room - steps) / memories] * memories)):
-        place = (left / WIDTH_IN, _BELOW_IN / height, width / WIDTH_IN, _ROW_IN * len(labels) / height)
-        ax = picture.add_axes(place, sharey=axes[0] if axes else None)
-        plain(ax)
-        ax.tick_params(axis="y", length=0, labelleft=not axes)
-        axes.append(ax)
-        left += width + _GAP_IN
-    axes[0].set_yticks(range(len(labels)), labels, **TEXT)
-    axes[0].set_ylim(len(labels) - 0.5, -0.5)
-    return picture, axes
-
-
-def _draw_steps(ax: Axes, rows: Sequence[Row]) -> None:
-    """Draw what each step is spent on, its bound, and say how long it is and how much of that is stalled."""
-    steps = [int(row.summary["step_ns"]) for row in rows if is_ok(row)]
-    end, texts = _end(steps), {y: _said(row) for y, row in enumerate(rows)}
-    unit, size = units(int(end))
-    _scale(ax, end / size, max((len(texts[y]) for y, row in enumerate(rows) if is_ok(row)), default=1))
-    _head(ax, "one step", "", f"[{unit}]")
-    if not steps:
-        ax.set_xlabel("")
-        ax.set_xticks([])
-    lines = _bounds(rows)
-    for y, row in enumerate(rows):
+def _steps(rows: Sequence[Row]) -> _Panel:
+    """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
+    steps, bounds = [int(row.summary["step_ns"]) for row in rows if is_ok(row)], _bounds(rows)
+    lines = []
+    for row in rows:
         if not is_ok(row):
-            ax.text(0, y, f" {texts[y]}", va="center", clip_on=False, **(_SMALL | {"color": FAINT}))
+            lines.append(_Line((), f"{_why(row)}", is_number=False))
             continue
-        left = 0.0
-        for colour, ns in _parts(row):
-            ax.barh(y, max(0.0, min(ns, _CUT * end - left)) / size, left=left / size, color=colour, height=2 * _HALF)
-            left += ns
-        _write(ax, y, left / size, end / size, texts[y])
+        step, stall = int(row.summary["step_ns"]), int(row.summary.get("stall_ns") or 0)
+        text = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
         bound = row.summary.get("bound_ns")
-        if bound is not None and bound <= end:
-            ax.plot([bound / size] * 2, [y - 0.48, y + 0.48], **lines[held_to(rows, row)])
+        mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, LIMIT)
+        lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in spent(row)], text, *mark))
+    end = _end(steps)
+    unit, size = units(int(end))
+    return _Panel("one step", unit if steps else "", size, end, lines)
+
+
+def _why(row: Row) -> str:
+    if row.shortfall is None:
+        return str(row.summary["status"])
+    return f"{row.summary['status']}: {row.shortfall.tier} is short by {quantity(row.shortfall.gap_bytes, 'B')}"
 
 
 def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -144,45 +153,22 @@ def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return {kind: {"color": INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
 
 
-def _parts(row: Row) -> list[tuple[str, int]]:
-    """What a step is spent on: colours and times [ns]."""
-    waits = [(colours.CAUSE[cause], int(row.summary.get(f"wait_{cause}_ns") or 0)) for cause in CAUSES]
-    first = [(colours.COMPUTE, int(row.summary["compute_ns"])), (colours.RECOMPUTE, recomputed_ns(row))]
-    return [part for part in (*first, *waits, (colours.DRAIN, int(row.summary.get("drain_ns") or 0))) if part[1]]
-
-
-def _said(row: Row) -> str:
-    """How long the step is, and how much of it is stalled; or why there is none."""
-    if row.shortfall is not None:
-        return f"{row.summary['status']}: {row.shortfall.tier} is short by {quantity(row.shortfall.gap_bytes, 'B')}"
-    if not is_ok(row):
-        return str(row.summary["status"])
-    step, stall = int(row.summary["step_ns"]), int(row.summary.get("stall_ns") or 0)
-    return quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
-
-
-def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> bool:
-    """Draw the peaks of a memory, and its limit where that is near or exceeded; say whether it is drawn."""
-    held, limits = [_held(row, tier) for row in rows], [_limit(row, tier) for row in rows]
+def _peaks(rows: Sequence[Row], tier: str) -> _Panel:
+    """The peaks of a memory, and its limit where that is near or exceeded."""
+    is_budgeted = tier == rows[0].hardware.compute_tier
+    limits = [row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes for row in rows]
+    held = [_held(row, tier) for row in rows]
     exceeded = [int(limit) for (most, _), limit in zip(held, limits, strict=True) if most > limit]
     end = _end([most for most, _ in held if most], max(exceeded, default=0))
-    near = [limit for limit in limits if limit <= 2 * end]
-    end = max([end, *near])
-    unit, size = byte_unit(end)
-    texts = [quantity(most, "B") for most, _ in held]
-    _scale(ax, end / size, max(map(len, texts)))
-    kind = "budget" if tier == rows[0].hardware.compute_tier else "capacity"
+    near = [limit if limit <= _NEAR * end else math.inf for limit in limits]
+    end = max([end, *(limit for limit in near if math.isfinite(limit))])
+    lines = []
+    for (most, is_held), limit in zip(held, near, strict=True):
+        bar = [({"color": colours.PEAK} if is_held else _HOLLOW, most)] if most else []
+        lines.append(_Line(bar, quantity(most, "B") if most or is_held else "", limit))
     same = len(set(limits)) == 1 and math.isfinite(limits[0])
-    _head(ax, f"peak of {tier}", f"{kind} {quantity(limits[0], 'B')}" if same else "", f"[{unit}]")
-    for y, ((most, is_held), limit) in enumerate(zip(held, limits, strict=True)):
-        if most:
-            (bar,) = ax.barh(y, min(most, _CUT * end) / size, height=2 * _HALF, color=colours.PEAK)
-            bar.update({} if is_held else _HOLLOW)
-        if most or is_held:
-            _write(ax, y, most / size, end / size, texts[y], limit / size if limit in near else math.inf)
-        if limit in near:
-            ax.plot([limit / size] * 2, [y - 0.5, y + 0.5], color=INK, linewidth=1.1, linestyle=_LIMIT)
-    return bool(near)
+    said = f"\n{'budget' if is_budgeted else 'capacity'} {quantity(limits[0], 'B')}" if same else ""
+    return _Panel(f"peak of {tier}{said}", *byte_unit(end), end, lines)
 
 
 def _end(values: Sequence[int], limit: int = 0) -> float:
@@ -193,40 +179,43 @@ def _end(values: Sequence[int], limit: int = 0) -> float:
     return float(max([limit, *(value for value in values if value <= far)]) or 1)
 
 
-def _scale(ax: Axes, end: float, letters: int) -> None:
-    """Give an axis room for a text behind its longest bar."""
+def _draw(ax: Axes, panel: _Panel) -> None:
+    """Draw all lines of a panel, with room for a text behind the longest bar."""
     width = ax.get_position().width * WIDTH_IN
-    ax.set_xlim(0, end * width / max(0.3 * width, width - _LETTER_IN * (letters + 3)))
+    letters = max((len(line.text) for line in panel.lines if line.is_number), default=1)
+    ax.set_xlim(0, panel.end / panel.size * width / max(0.3 * width, width - _LETTER_IN * (letters + 3)))
+    ax.locator_params(axis="x", nbins=max(2, round(width / 0.7)))
+    if not panel.unit:
+        ax.set_xticks([])
+    for y, line in enumerate(panel.lines):
+        left = 0.0
+        for style, amount in line.parts:
+            shown = max(0.0, min(amount, _CUT * panel.end - left))
+            ax.barh(y, shown / panel.size, left=left / panel.size, height=2 * _HALF, **style)
+            left += amount
+        if line.mark <= panel.end:
+            ax.plot([line.mark / panel.size] * 2, [y - 0.48, y + 0.48], **line.style)
+        _write(ax, y, line, (left / panel.size, panel.end / panel.size, line.mark / panel.size))
 
 
-def _write(ax: Axes, y: int, at: float, end: float, text: str, limit: float = math.inf) -> None:
+def _write(ax: Axes, y: int, line: _Line, where: tuple[float, float, float]) -> None:
     """Write a value behind its bar, and behind a limit that it would hide; a cut bar has a gap, and an arrow behind."""
+    (at, end, mark), text = where, line.text
     if at > end:
         at, text = _CUT * end, f"→ {text}"
         ax.plot([0.985 * end, 0.995 * end], [y + 0.45, y - 0.45], color="white", linewidth=3)
     inch = ax.get_xlim()[1] / (ax.get_position().width * WIDTH_IN)
-    at = limit if at <= limit < at + (len(text) + 2) * _LETTER_IN * inch else at
-    ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, **_SMALL)
-
-
-def _head(ax: Axes, title: str, limit: str, unit: str) -> None:
-    """Say above a panel what it is, and below in which unit."""
-    ax.set_title("\n".join(filter(None, (title, limit))), loc="left", linespacing=1.2, **_SMALL)
-    ax.set_xlabel(unit, **_SMALL)
-    ax.locator_params(axis="x", nbins=max(2, round(ax.get_position().width * WIDTH_IN / 0.7)))
+    at = mark if at <= mark < at + (len(text) + 2) * _LETTER_IN * inch else at
+    style = SMALL if line.is_number else SMALL | {"color": FAINT}
+    ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, **style)
 
 
 def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     """What colours and lines mean, of those that are there."""
-    shades = {colours.COMPUTE: "compute", colours.RECOMPUTE: "recompute", colours.DRAIN: "copies after the last op"}
-    shades |= {colour: f"stall: {cause}" for cause, colour in colours.CAUSE.items()}
-    found = {colour for row in rows if is_ok(row) for colour, _ in _parts(row)}
-    marks: list[Patch | Line2D] = [Patch(color=c, label=said) for c, said in shades.items() if c in found]
+    there = {what for row in rows if is_ok(row) for what, _ in spent(row)}
+    marks: list[Patch | Line2D] = [Patch(color=shade, label=what) for what, shade in _SHADE.items() if what in there]
     bounds = _bounds(rows)
-    beat = " can beat this" if len(bounds) == 1 else ""
-    marks += [Line2D([], [], label=f"bound: {plans}{beat}", **line) for plans, line in bounds.items()]
-    if is_limited:
-        marks.append(Line2D([], [], color=INK, linewidth=1.1, linestyle=_LIMIT, label="budget, capacity"))
-    if any(row.shortfall is not None for row in rows):
-        marks.append(Patch(label="would need", **_HOLLOW))
+    marks += [Line2D([], [], label=name, **line) for name, line in bounds.items()]
+    marks += [Line2D([], [], label="budget, capacity", **LIMIT)] if is_limited else []
+    marks += [Patch(label="would need", **_HOLLOW)] if any(row.shortfall is not None for row in rows) else []
     return marks

@@ -70,11 +70,14 @@ def _decisions(explanation: Explanation, decision: Decision) -> str:
 
 def _head(explanation: Explanation, decision: Decision, chosen: Sequence[Choice]) -> str:
     total = human(sum(choice.gap.size_bytes for choice in chosen if choice.reason != IN_PASSING), "B")
-    if decision is not Decision.RECOMPUTE:
-        return f"{'spent away' if decision is Decision.MOVE else 'kept'}: {len(chosen):,} idle gaps, {total}"
+    gaps = counted(len(chosen), "idle gap")
+    if decision is Decision.MOVE:
+        return f"{counted(len(chosen), 'offload')}, {total}"
+    if decision is Decision.KEEP:
+        return f"kept: {gaps}, {total}"
     runs = {choice.remade.by: choice.remade.time_ns for choice in chosen if choice.remade}
     took = human(sum(runs.values()), "ns")
-    return f"recompute: {len(chosen):,} idle gaps, {total}, by {counted(len(runs), 'run')} of ops that take {took}"
+    return f"recompute: {gaps}, {total}, by {counted(len(runs), 'run')} of ops that take {took}"
 
 
 def _extra(explanation: Explanation, decision: Decision, group: Sequence[Choice]) -> str:

@@ -1,4 +1,4 @@
-"""What pictures are made of: a canvas, axes below each other, and a legend at the side.
+"""What pictures are made of: a canvas with a layout, axes below each other, and a legend at the side.
 
 Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
 import time. A picture shows itself in a notebook.
@@ -8,59 +8,95 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from simulator.plan import COMPUTE
-from simulator.report.rows import Row
-from simulator.trace import Block
+Ints = NDArray[np.int64]
 
 WIDTH_IN, _DPI = 13.0, 110
-_TOP_IN, _BOTTOM_IN, _RIGHT_IN, _GAP_IN = 0.38, 0.55, 1.75, 0.22
-"""Margins, and the gap between two axes; placing everything by hand takes half the time of a layout engine."""
+_AXIS_IN, _HEAD_IN, _LINE_IN = 0.5, 0.45, 0.175
+"""What a time axis with its label takes, a title, and a line of the legend."""
 INK, FAINT = "#222222", "#8a8a8a"
 TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
+SMALL: dict[str, Any] = TEXT | {"fontsize": 8}
+LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
+"""The line of a limit, such as a budget."""
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
-_FEW_STEPS = 40
-"""Steps whose ends can still be told apart."""
+
+_FEW = 120
+"""Bars of a lane that can still be told apart, and are parted by white lines."""
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator."""
-    with rc_context():
+    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator.
+
+    A character that the font lacks is drawn as an empty box, without a warning.
+    """
+    with rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         rcParams.update({name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")})
         yield
 
 
 class Picture(Figure):
-    """A matplotlib figure that a notebook shows."""
+    """A matplotlib figure that a notebook shows.
 
-    def __init__(self, height_in: float) -> None:
-        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white")
+    Parameters
+    ----------
+    height_in
+        Its height [in].
+    layout
+        Who places axes, titles and legends: matplotlib, or nobody.
+    """
+
+    def __init__(self, height_in: float, layout: Literal["constrained"] | None = None) -> None:
+        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout=layout)
         FigureCanvasAgg(self)
 
-    def write(self, path: str | IO[bytes], kind: str = "png") -> None:
-        """Write the picture as PNG or SVG; the same picture gives the same bytes.
+    def title(self, text: str, handles: Sequence[Artist] = (), beside: int = 12) -> None:
+        """Write above the picture what it shows, and what some marks mean, so many of them beside each other."""
+        if not handles:
+            self.suptitle(text, x=0.01, ha="left", **(TEXT | {"fontsize": 11}))
+            return
+        legend = self.legend(
+            handles=handles,
+            loc="outside upper left",
+            title=text,
+            title_fontsize=11,
+            alignment="left",
+            ncols=beside,
+            fontsize=8,
+            frameon=False,
+            handlelength=1.2,
+            columnspacing=1.4,
+        )
+        for written in (legend.get_title(), *legend.get_texts()):
+            written.set_parse_math(False)
 
-        A character that the font lacks is drawn as an empty box, without a warning.
-        """
+    def settle(self) -> None:
+        """Place everything for good, so that axes know their pixels: what they are labelled with is known by now."""
+        self.draw_without_rendering()
+        self.set_layout_engine("none")
+
+    def write(self, path: str | IO[bytes], kind: str = "png") -> None:
+        """Write the picture as PNG or SVG; the same picture gives the same bytes."""
         more: dict[str, Any] = {"metadata": {"Date": None}}
         if kind == "png":
             more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
-        with styled(), rc_context({"svg.hashsalt": "hosim"}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        with styled(), rc_context({"svg.hashsalt": "hosim"}):
             self.savefig(path, format=kind, **more)
 
     def png(self) -> bytes:
@@ -73,24 +109,43 @@ class Picture(Figure):
         return self.png()
 
 
-def stacked(
-    heights_in: list[float], labels: list[str], top_in: float = 0, apart: int = 0
-) -> tuple[Picture, list[Axes]]:
-    """Axes of these heights below each other with one time axis; room for the labels on the left, and more on top.
+def stacked(heights_in: Sequence[float], apart: int = 0, legend_lines: int = 0) -> tuple[Picture, list[Axes]]:
+    """Axes of about these heights below each other with one time axis.
 
-    As many as are `apart`, the first ones, have a time axis of their own.
+    As many as are `apart`, the first ones, have a time axis of their own. The picture is high enough for a legend of so
+    many lines.
     """
     ends = {apart - 1, len(heights_in) - 1} & set(range(len(heights_in)))
-    height = _TOP_IN + top_in + sum(heights_in) + _GAP_IN * (len(heights_in) - len(ends)) + _BOTTOM_IN * len(ends)
-    picture = Picture(height)
-    left = 0.25 + 0.085 * max(7, *map(len, labels))
-    top, axes = height - _TOP_IN - top_in, list[Axes]()
-    for number, inches in enumerate(heights_in):
-        place = (left / WIDTH_IN, (top - inches) / height, 1 - (left + _RIGHT_IN) / WIDTH_IN, inches / height)
-        axes.append(picture.add_axes(place, sharex=axes[-1] if axes and number != apart else None))
-        axes[-1].tick_params(labelbottom=number in ends)
-        top -= inches + (_BOTTOM_IN if number in ends else _GAP_IN)
+    height = sum(heights_in) + 0.1 * len(heights_in) + _AXIS_IN * len(ends)
+    picture = Picture(_HEAD_IN + max(height, _LINE_IN * legend_lines), "constrained")
+    axes = list(picture.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)[:, 0])
+    for number, ax in enumerate(axes):
+        plain(ax)
+        ax.sharex(axes[0 if number < apart else apart])
+        ax.tick_params(labelbottom=number in ends)
     return picture, axes
+
+
+def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
+    """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
+    marks = list(marks)
+    handles: list[Artist] = []
+    for text, mark in marks:
+        style: dict[str, Any] = {"color": FAINT if mark == ":" else INK, "linewidth": 1.1, "linestyle": mark}
+        handles.append(Patch(color=mark, label=text) if mark.startswith("#") else Line2D([], [], label=text, **style))
+    legend = picture.legend(
+        handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.2, labelspacing=0.35
+    )
+    for written, (_, mark) in zip(legend.get_texts(), marks, strict=True):
+        written.set_parse_math(False)
+        written.set_fontweight("normal" if mark else "bold")
+
+
+def name_lanes(ax: Axes, names: Sequence[str]) -> None:
+    """Name the lanes of an axis, the first one on top."""
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_yticks(range(len(names)), names, **TEXT)
+    ax.tick_params(axis="y", length=0)
 
 
 def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
@@ -98,49 +153,15 @@ def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
     return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
 
 
-def highest(time_ns: NDArray[np.int64], value: NDArray[np.int64], edges: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Choose for each pixel the change after which something that lasts from change to change is highest in it.
-
-    Parameters
-    ----------
-    time_ns, value
-        When it changes, ascending [ns], and to what; of several changes at one instant the last one counts.
-    edges
-        As `pixels` returns them.
-
-    Returns
-    -------
-    array of int
-        The number of a change; -1 for a pixel before the first.
-    """
-    lasting = np.flatnonzero(np.append(time_ns[1:] != time_ns[:-1], True))
-    moments = time_ns[lasting]
-    before = np.searchsorted(moments, edges[:-1], "right") - 1
-    found = np.where(before >= 0, lasting[before], -1)
-    pixel = np.searchsorted(edges, moments, "right") - 1
-    inside = (pixel >= 0) & (pixel < len(found))
-    changes, pixel = lasting[inside], pixel[inside]
-    order = np.lexsort((value[changes], pixel))
-    most = order[np.append(pixel[order][1:] != pixel[order][:-1], True)] if len(order) else order
-    rises = (found[pixel[most]] < 0) | (value[changes[most]] > value[found[pixel[most]]])
-    found[pixel[most][rises]] = changes[most][rises]
-    return found
-
-
 def units(extent_ns: int) -> tuple[str, int]:
     """Choose the unit of a time axis: its name, and how many ns it has."""
-    for name, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if extent_ns >= size:
-            return name, size
-    return "ns", 1
+    return next((unit for unit in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)) if extent_ns >= unit[1]), ("ns", 1))
 
 
 def byte_unit(most: float) -> tuple[str, int]:
     """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
-    for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if most >= size:
-            return name, size
-    return "B", 1
+    known = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    return next((unit for unit in known if most >= unit[1]), ("B", 1))
 
 
 def widths(curves: int) -> list[float]:
@@ -158,43 +179,46 @@ def plain(ax: Axes) -> None:
     ax.tick_params(colors=INK, labelsize=8)
 
 
-def side_legend(picture: Picture, marks: list[tuple[str, str]]) -> None:
-    """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
-    height = picture.get_figheight()
-    x, box, line = 1 - (_RIGHT_IN - 0.12) / WIDTH_IN, 0.17 / WIDTH_IN, 0.175 / height
-    y = 1 - _TOP_IN / height
-    for text, mark in marks:
-        y -= line if mark else 1.25 * line
-        middle = y + 0.055 / height
-        if mark.startswith("#"):
-            picture.add_artist(Rectangle((x, y), box, 0.11 / height, color=mark, linewidth=0))
-        elif mark:
-            style: dict[str, Any] = {"color": FAINT if mark == ":" else INK, "linewidth": 1.1, "linestyle": mark}
-            picture.add_artist(Line2D([x, x + box], [middle, middle], **style))
-        weight = "normal" if mark else "bold"
-        indent = 1.5 * box if mark else 0
-        picture.text(x + indent, middle, text, fontsize=8, color=INK, va="center", weight=weight)
+def bars(
+    ax: Axes, band: tuple[float, float], ends: tuple[Ints, Ints], group: Ints, tints: Sequence[str], size: int
+) -> None:
+    """Draw one lane: what one stream or channel did, as bars.
+
+    A picture has far fewer pixels than a run has ops. A pixel is divided by height as its time is, so that stalls
+    between short ops show as much as they take; what is free of it does not count: nothing is too short to be seen.
+
+    Parameters
+    ----------
+    ax
+        Where; its limits of time are set, and it is placed for good.
+    band
+        From where to where the lane reaches, the upper end first.
+    ends
+        Starts and ends [ns].
+    group, tints
+        Which colour each has, and the colours; in a pixel that is divided the first is lowest.
+    size
+        Nanoseconds of one unit of the axis.
+    """
+    edges, (start, end) = pixels(ax, size), ends
+    spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
+    tops = np.vstack([np.zeros(len(edges) - 1), np.cumsum(spent, axis=0)])
+    heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
+    for key, tint in enumerate(tints):
+        if spent[key].any():
+            lane = ax.stairs(heights[key + 1], edges / size, baseline=heights[key], fill=True, color=tint, linewidth=0)
+            lane.set_snap(True)
+    if len(start) <= _FEW:
+        wide = start[(end - start > 3 * (edges[1] - edges[0])) & (start > edges[0])]
+        ax.vlines(wide / size, *band, color="white", linewidth=0.6)
 
 
-def within(block: Block, first: int, last: int) -> Block:
-    """Rows of some spans, or waits, that lie in a window [ns] at least in part."""
-    return only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last))
-
-
-def only(block: Block, chosen: NDArray[np.bool_]) -> Block:
-    """The chosen rows of some spans or waits."""
-    return {name: column[chosen] for name, column in block.items()}
-
-
-def step_ends(row: Row, spans: Block) -> list[int]:
-    """Ends of all steps of one rank [ns], ascending."""
-    ran = spans["kind"] == COMPUTE
-    ends = spans["end_ns"][ran & (spans["item"] == len(row.graph.ops) - 1)]
-    return [int(end) for end in np.sort(ends)]
-
-
-def draw_boundaries(ax: Axes, ends: list[int], size: int) -> None:
-    """Draw a dotted line where each step ends."""
-    if len(ends) <= _FEW_STEPS:
-        for end in ends:
-            ax.axvline(end / size, color=FAINT, linewidth=0.8, linestyle=":")
+def _spent(edges: NDArray[np.float64], start: Ints, end: Ints) -> NDArray[np.float64]:
+    """How long each pixel is covered [ns]; twice where two lie over each other."""
+    since, before = edges - edges[0], np.zeros_like(edges)
+    for moments, sign in ((start, 1), (end, -1)):
+        ordered = np.sort(moments.clip(edges[0], edges[-1]) - edges[0])
+        passed = np.searchsorted(ordered, since, "right")
+        before += sign * (passed * since - np.concatenate([[0], np.cumsum(ordered)])[passed])
+    found: NDArray[np.float64] = np.diff(before).round(3)
+    return found

@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from simulator.report.rows import ABSENT, percent, present, quantity, ratio
+from simulator.report.rows import ABSENT, percent, present, ratio, shown
 from simulator.scenario import Claim, Expectation, Kind
 
 Word = Literal["holds", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
 
 
-class Counted(Protocol):
-    """A row of a table: its label, and the columns of its summary."""
-
-    @property
-    def label(self) -> str: ...  # noqa: D102 - said above
-    @property
-    def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
+Summaries = Mapping[str, Mapping[str, Any]]
+"""Rows of a table by label: the figures of each by column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +76,6 @@ class Verdict:
         return "holds" if self.kind == "predicted" else self.kind
 
 
-def shown(column: str, value: object) -> str:
-    """Write a value of a column of the summary for people."""
-    if isinstance(value, str) or not present(value):
-        return str(value) if present(value) else "nothing"
-    for suffix, unit in (("_ns", "ns"), ("_bytes", "B")):
-        if column.endswith(suffix):
-            return quantity(value, unit)
-    if column.endswith("_fraction") or column == "utilisation":
-        return percent(value)
-    if column.startswith(("slowdown_", "crowding_", "demand_")):
-        return ratio(value)
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
 def signed(share: float | None) -> str:
     """Write a difference in per cent with its sign, or `ABSENT`."""
     if not present(share) or share is None:
@@ -103,7 +84,7 @@ def signed(share: float | None) -> str:
     return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
 
 
-def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: str = "") -> list[Verdict]:
+def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "") -> list[Verdict]:
     """Check all expectations.
 
     Parameters
@@ -115,9 +96,8 @@ def verdicts(expected: Sequence[Expectation], rows: Sequence[Counted], source: s
     source
         Of printed figures that name none of their own.
     """
-    by_label = {row.label: row for row in rows}
-    known = [one for one in expected if {one.row, one.faster_than or one.row, one.over or one.row} <= set(by_label)]
-    return [_verdict(one, by_label, source) for one in known]
+    known = (one for one in expected if {one.row, one.faster_than or one.row, one.over or one.row} <= set(rows))
+    return [_verdict(one, rows, source) for one in known]
 
 
 def untested(claim: Claim) -> list[Verdict]:
@@ -148,18 +128,16 @@ def untested(claim: Claim) -> list[Verdict]:
     ]
 
 
-def _verdict(one: Expectation, rows: Mapping[str, Counted], source: str) -> Verdict:
+def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
     value = _value(one, rows)
     checks = _checks(one, rows, value)
-    found = _said(one, value)
-    if one.faster_than is not None:
-        found = shown("step_ns", rows[one.row].summary.get("step_ns"))
     must, holds = " and ".join(text for text, _ in checks), all(good for _, good in checks)
+    found = _said(one, value) if one.faster_than is None else _shown("step_ns", rows[one.row].get("step_ns"))
     verdict = Verdict(
         one.row,
         one.column,
         must or "anything: the printed figure is only shown",
-        found if holds else _in_full(one, rows[one.row], (value, found, must)),
+        found if holds else _in_full(one, str(rows[one.row]["status"]), (value, found, must)),
         holds,
         one.why,
         asks(one),
@@ -170,10 +148,9 @@ def _verdict(one: Expectation, rows: Mapping[str, Counted], source: str) -> Verd
     return verdict if one.printed is None else _beside_printed(verdict, one, value, source)
 
 
-def _in_full(one: Expectation, row: Counted, told: tuple[object, str, str]) -> str:
+def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> str:
     """What was found where that does not do: exactly, if it reads like what must hold; or why there is nothing."""
     value, found, must = told
-    status = row.summary["status"]
     if not present(value) and status != "ok":
         return f"none, as the row is {status}"
     if found not in must or not isinstance(value, int | float) or one.faster_than is not None:
@@ -181,7 +158,7 @@ def _in_full(one: Expectation, row: Counted, told: tuple[object, str, str]) -> s
     return f"{found} ({value:,}{f' {one.unit}' if one.unit and not one.is_ratio else ''} to be exact)"
 
 
-def _value(one: Expectation, rows: Mapping[str, Counted]) -> object:
+def _value(one: Expectation, rows: Summaries) -> object:
     """What the expectation is about; None if the row, or the one it is divided by, has no such value."""
     value = _summed(one, rows[one.row])
     if not one.is_ratio:
@@ -190,8 +167,8 @@ def _value(one: Expectation, rows: Mapping[str, Counted]) -> object:
     return _number(value) / _number(divisor) if present(value) and divisor else None
 
 
-def _summed(one: Expectation, row: Counted) -> object:
-    found = [row.summary.get(column) for column in one.columns]
+def _summed(one: Expectation, row: Mapping[str, Any]) -> object:
+    found = [row.get(column) for column in one.columns]
     return found[0] if len(found) == 1 else None if None in found else sum(map(_number, found))
 
 
@@ -226,12 +203,12 @@ def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
     return found
 
 
-def _checks(one: Expectation, rows: Mapping[str, Counted], value: object) -> list[tuple[str, bool]]:
+def _checks(one: Expectation, rows: Summaries, value: object) -> list[tuple[str, bool]]:
     """What must hold, for people, and whether it does."""
     checks = [(text, holds(value)) for text, holds in _limits(one)]
     if one.faster_than is not None:
-        own, other = (rows[label].summary.get("step_ns") for label in (one.row, one.faster_than))
-        checks.append((f"less than {one.faster_than}'s {shown('step_ns', other)}", _number(own) < _number(other)))
+        own, other = (rows[label].get("step_ns") for label in (one.row, one.faster_than))
+        checks.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
     return checks
 
 
@@ -265,11 +242,15 @@ def _said_range(one: Expectation) -> str:
 def _said(one: Expectation, value: object) -> str:
     """Write a value for people; of a ratio as its printed figure is written, ``2.7x`` or ``-26 %``."""
     if not one.is_ratio or not present(value) or isinstance(value, str):
-        return shown(one.columns[0], value)
+        return _shown(one.columns[0], value)
     printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
     if isinstance(printed, str) and "%" in printed:
         return f"{100 * (_number(value) - 1):+.1f} %"
     return ratio(value)
+
+
+def _shown(column: str, value: object) -> str:
+    return shown(column, value) if present(value) else "nothing"
 
 
 def _number(value: object) -> float:

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from glob import escape
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any
 
 import orjson
 
 from simulator.errors import ConfigError, said_by_system
 from simulator.interrupts import complete, waiting
-from simulator.processes import Aside
-from simulator.report import figures, html, perfetto, ranks_figure, summaries
-from simulator.report.comparison import comparison
-from simulator.report.names import COMPARISON, folder_names
-from simulator.report.ranks import is_job
-from simulator.report.rows import Row, is_ok
-from simulator.report.writable import check_beside
+from simulator.report import summaries
 
 
 def check_target(out: Path) -> None:
@@ -211,68 +205,6 @@ def _say(text: str) -> None:
         sys.stderr.write(f"hosim: {text}\n")
 
 
-RowWriter = Callable[[Any, Path], None]
-"""Writes more about a row into its folder."""
-_TIMELINE, _RANKS = "timeline.png", "ranks.png"
-
-
-class Pages:
-    """The folders of rows that ran, each written aside: timeline picture, Perfetto trace, and more.
-
-    Parameters
-    ----------
-    folder
-        An existing folder.
-    calls
-        Runs what writes them.
-    more
-        Called for each row, with its folder.
-    """
-
-    def __init__(self, folder: Path, calls: Aside, more: RowWriter) -> None:
-        self._folder, self._calls, self._more = folder, calls, more
-        self._labels: list[str] = []
-
-    def add(self, row: Row) -> None:
-        """Begin to write the next row; nothing if it did not run."""
-        self._labels.append(row.label)
-        if row.trace is not None:
-            self._calls.call(partial(_write_row, row, self._of(row), self._more))
-
-    def report(self, story: html.Story, rows: Sequence[Row]) -> None:
-        """Write the report of all rows and the picture of their table, and with it wait until all are written.
-
-        Parameters
-        ----------
-        story
-            What it says besides them.
-        rows
-            The rows of the table.
-        """
-        drawn = comparison(rows, story.title or story.name).png()
-        (self._folder / COMPARISON).write_bytes(drawn)
-        page = html.page(story, rows, drawn, self._pictures)
-        (self._folder / "report.html").write_text(page, encoding="utf-8")
-
-    def _pictures(self, row: Row) -> list[bytes]:
-        """The pictures of a row, once all rows are written."""
-        self._calls.finish()
-        files = (self._of(row) / name for name in (_TIMELINE, _RANKS))
-        return [file.read_bytes() for file in files if file.exists()]
-
-    def _of(self, row: Row) -> Path:
-        return self._folder / folder_names(self._labels)[row.label]
-
-
-def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
-    folder.mkdir()
-    more(row, folder)
-    perfetto.write(row, folder / "trace.perfetto.json.gz")
-    (folder / _TIMELINE).write_bytes(figures.timeline(row).png())
-    if is_job(row) and is_ok(row):
-        (folder / _RANKS).write_bytes(ranks_figure.spent(row).png())
-
-
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Write texts into a folder, by file name."""
     for name, text in texts.items():
@@ -299,3 +231,96 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
     files = sorted({*_contents(folder), "summary.json"})
     said = {**summaries.content(rows, more), "files": files}
     (folder / "summary.json").write_bytes(summaries.dumped(said))
+
+
+def check_file(option: str, file: Path) -> None:
+    """Refuse a file that cannot be written; its folders are made if need be, an earlier one is replaced.
+
+    Parameters
+    ----------
+    option
+        Which one names the file.
+    file
+        Nothing of it changes.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written.
+    """
+    where, do = f"{option} {file}", "choose another file"
+    if file.exists():
+        try:
+            file.open("ab").close()
+        except OSError as error:
+            raise ConfigError(where, "the file can be written", str(error.strerror), do) from error
+    else:
+        check_beside(where, file, "the file can be written", do)
+
+
+def check_beside(where: str, path: Path, must: str, do: str) -> None:
+    """Refuse a place if nothing can be made in its folder, or in the nearest one above it that exists.
+
+    The system is asked by making a file there that has no name: permissions alone do not tell, and nothing can be left.
+
+    Parameters
+    ----------
+    where, must, do
+        What a message begins with, the rule, and what helps.
+    path
+        The place.
+
+    Raises
+    ------
+    ConfigError
+        If nothing can be made.
+    """
+    above = next(p for p in path.resolve().parents if p.exists())
+    if not above.is_dir():
+        raise ConfigError(where, must, f"that {above} is a file", do)
+    try:
+        with TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise ConfigError(where, must, f"that nothing can be made in {above} ({error.strerror})", do) from error
+
+
+COMPARISON = "comparison.png"
+"""Name of the picture of the table."""
+_DOCUMENTS = ("scenario.yaml", "hardware.yaml", "workload.yaml")
+_FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", *_DOCUMENTS)
+"""Names in the output folder that no row's folder may have."""
+
+
+def folder_names(labels: Sequence[str]) -> dict[str, str]:
+    """Choose a folder name for each row: its label, plain, with a number where it is taken.
+
+    Parameters
+    ----------
+    labels
+        Row labels, all different.
+    """
+    chosen: dict[str, str] = {}
+    taken = set(_FILES)
+    for label in labels:
+        plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip("-.") or "row"
+        name, number = plain, 1
+        while name.lower() in taken:
+            number += 1
+            name = f"{plain}-{number}"
+        chosen[label] = name
+        taken.add(name.lower())
+    return chosen
+
+
+def plan_names(programs: Sequence[str]) -> list[str]:
+    """Choose a file name for the plan of each program: ``plan.jsonl`` if there is one, else with the program's name.
+
+    Parameters
+    ----------
+    programs
+        Their names, all different.
+    """
+    if len(programs) == 1:
+        return ["plan.jsonl"]
+    return [f"plan-{name}.jsonl" for name in folder_names(programs).values()]

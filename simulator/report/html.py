@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from simulator.metrics import Peak, peak_breakdown
-from simulator.report import colours
-from simulator.report.ranks import OfRank, chosen, is_job, of_ranks, omitted
+from simulator.processes import Aside
+from simulator.report import colours, perfetto, ranks_figure
+from simulator.report.comparison import comparison
+from simulator.report.files import COMPARISON, folder_names
+from simulator.report.ranks import chosen, is_job, of_ranks, omitted
 from simulator.report.rows import Row, causes, is_ok, percent, quantity, recomputed_ns
 from simulator.report.stalls import Stall, by_cause, largest
 from simulator.report.text import PIPE_WIDTH, Column, folded, rank_columns
+from simulator.report.timeline import timeline
 from simulator.report.usage import usages
 
 _TEMPLATES = Path(__file__).parent
@@ -129,7 +134,7 @@ def _section(row: Row) -> _Section:
     return _Section(
         row=row,
         ok=is_ok(row),
-        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if isinstance(told, OfRank) else "",
+        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if told is not row else "",
         ranks=rank_columns(of_ranks(row, shown)) if shown else [],
         omitted=omitted(row, shown) if shown else "",
         causes=by_cause(told),
@@ -153,3 +158,64 @@ def _peaks(row: Row) -> list[tuple[Peak, list[tuple[str, str, str]], list[tuple[
         kinds = [(kind, quantity(size, "B"), shares[kind]) for kind, size in found.by_kind.items()]
         peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
     return peaks
+
+
+RowWriter = Callable[[Any, Path], None]
+"""Writes more about a row into its folder."""
+_TIMELINE, _RANKS = "timeline.png", "ranks.png"
+
+
+class Pages:
+    """The folders of rows that ran, each written aside: timeline picture, Perfetto trace, and more.
+
+    Parameters
+    ----------
+    folder
+        An existing folder.
+    calls
+        Runs what writes them.
+    more
+        Called for each row, with its folder.
+    """
+
+    def __init__(self, folder: Path, calls: Aside, more: RowWriter) -> None:
+        self._folder, self._calls, self._more = folder, calls, more
+        self._labels: list[str] = []
+
+    def add(self, row: Row) -> None:
+        """Begin to write the next row; nothing if it did not run."""
+        self._labels.append(row.label)
+        if row.trace is not None:
+            self._calls.call(partial(_write_row, row, self._of(row), self._more))
+
+    def report(self, story: Story, rows: Sequence[Row]) -> None:
+        """Write the report of all rows and the picture of their table, and with it wait until all are written.
+
+        Parameters
+        ----------
+        story
+            What it says besides them.
+        rows
+            The rows of the table.
+        """
+        drawn = comparison(rows, story.title or story.name).png()
+        (self._folder / COMPARISON).write_bytes(drawn)
+        (self._folder / "report.html").write_text(page(story, rows, drawn, self._pictures), encoding="utf-8")
+
+    def _pictures(self, row: Row) -> list[bytes]:
+        """The pictures of a row, once all rows are written."""
+        self._calls.finish()
+        files = (self._of(row) / name for name in (_TIMELINE, _RANKS))
+        return [file.read_bytes() for file in files if file.exists()]
+
+    def _of(self, row: Row) -> Path:
+        return self._folder / folder_names(self._labels)[row.label]
+
+
+def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
+    folder.mkdir()
+    more(row, folder)
+    perfetto.write(row, folder / "trace.perfetto.json.gz")
+    (folder / _TIMELINE).write_bytes(timeline(row).png())
+    if is_job(row) and is_ok(row):
+        (folder / _RANKS).write_bytes(ranks_figure.spent(row).png())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cost import phases
-from simulator.graph import PAIRED, Collective, CollectiveKind
+from simulator.graph import Collective, CollectiveKind
 from simulator.plan import COMPUTE, COPY
-from simulator.report.ranks import OfRank
 from simulator.report.rows import Row
 from simulator.trace import Block
 
@@ -41,7 +40,7 @@ class Met(NamedTuple):
     span: int
 
 
-def of_rank(view: OfRank) -> list[Met]:
+def of_rank(view: Row) -> list[Met]:
     """List the collectives that a rank took part in, in the order of issue.
 
     Parameters
@@ -101,15 +100,7 @@ class Load:
     bytes_per_s: Ints
 
 
-class _Flows(NamedTuple):
-    """What went over something, one row a flow: whose, from when to when."""
-
-    rank: Ints
-    start_ns: Ints
-    end_ns: Ints
-
-
-def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
+def loads(row: Row, views: Sequence[Row]) -> Iterator[Load]:
     """Fold a trace into the use of each bus that ranks share.
 
     Parameters
@@ -119,76 +110,61 @@ def loads(row: Row, views: Sequence[OfRank]) -> Iterator[Load]:
     views
         All ranks that were simulated.
     """
-    shared = {name: bus for name, bus in row.hardware.buses.items() if bus.scope != "device"}
-    if row.trace is None or not shared:
+    buses = row.hardware.buses
+    if row.trace is None or all(bus.scope == "device" for bus in buses.values()):
         return
-    over: dict[str, list[_Flows]] = {}
+    over: dict[str, list[Ints]] = defaultdict(list)
     for view in views:
-        _add_copies(view, over)
-        _add_collectives(view, over)
-    rates = row.trace.rates.whole()
-    each, stands_in = row.hardware.topology.devices_per_node, row.trace.stands_in
-    for position, (name, bus) in enumerate(row.hardware.buses.items()):
-        if name not in shared:
+        for capped, flows in _flows(view):
+            over[capped].append(flows)
+    rates, stands_in = row.trace.rates.whole(), np.array(row.trace.stands_in)
+    for position, (name, bus) in enumerate(buses.items()):
+        parts = [flows for capped, times in row.hardware.passing(bus.links).items() for flows in times * over[capped]]
+        if bus.scope == "device" or not parts:
             continue
-        passing = row.hardware.passing(bus.links)
-        parts = [flows for capped, times in passing.items() for flows in times * over.get(capped, [])]
-        if not parts:
-            continue
-        whole = _Flows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        size = each if bus.scope == "node" else len(stands_in)
-        counts = Counter((by, by // size) for rank, by in enumerate(stands_in) if rank // size == by // size)
-        times = np.array([counts[rank, rank // size] for rank in range(len(stands_in))], np.int64)
-        instance = whole.rank // size
+        size = row.hardware.topology.devices_per_node if bus.scope == "node" else len(stands_in)
+        is_here = stands_in // size == np.arange(len(stands_in)) // size
+        counts = np.bincount(stands_in[is_here], minlength=len(stands_in))
+        flows = np.concatenate(parts, axis=1)
+        instance = flows[0] // size
         for number in np.unique(instance).tolist():
-            mine = instance == number
-            flows = _Flows(*(column[mine] for column in whole))
-            under_way = _under_way(flows, times[flows.rank])
+            under_way = _under_way(flows[:, instance == number], counts)
             rate = _last_of_instant(rates, (rates["bus"] == position) & (rates["instance"] == number))
             yield Load(name, bus.scope, number, bus.bandwidth_bytes_per_s, *under_way, *rate)
 
 
-def _add_copies(view: OfRank, over: dict[str, list[_Flows]]) -> None:
+def _flows(view: Row) -> Iterator[tuple[str, Ints]]:
+    """Rank, start and end of what went over each link, and in collectives through each port, one column a flow."""
     if view.trace is None:
         return
     spans = view.trace.spans.whole()
+    used: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(view.hardware.link_names):
-        mine = np.flatnonzero((spans["kind"] == COPY) & (spans["track"] == number))
-        if len(mine):
-            rank = np.full(len(mine), view.rank)
-            over.setdefault(name, []).append(_Flows(rank, spans["start_ns"][mine], spans["end_ns"][mine]))
-
-
-def _add_collectives(view: OfRank, over: dict[str, list[_Flows]]) -> None:
-    met = of_rank(view)
-    if view.trace is None or not met:
-        return
-    spans = view.trace.spans.whole()
-    ports: dict[str, list[int]] = {}
+        used[name] += np.flatnonzero((spans["kind"] == COPY) & (spans["track"] == number)).tolist()
     known: dict[tuple[Collective, tuple[int, ...]], list[str]] = {}
-    for one in met:
+    for one in of_rank(view):
         key = one.what, one.members
         if key not in known:
             known[key] = _ports(one, view)
         for port in known[key]:
-            ports.setdefault(port, []).append(one.span)
-    for port, at in ports.items():
-        flows = _Flows(np.full(len(at), view.rank), spans["start_ns"][at], spans["end_ns"][at])
-        over.setdefault(port, []).append(flows)
+            used[port].append(one.span)
+    for name, rows in used.items():
+        yield name, np.stack([np.full(len(rows), view.rank), spans["start_ns"][rows], spans["end_ns"][rows]])
 
 
-def _ports(one: Met, view: OfRank) -> list[str]:
+def _ports(one: Met, view: Row) -> list[str]:
     """Through which ports a member's part of a collective goes."""
     ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(one.what.kind, ("out", "in"))
     fabrics = dict.fromkeys(phase.fabric for phase in phases(one.what, one.members, view.hardware))
     return [f"{fabric}.{way}" for fabric in fabrics for way in ways]
 
 
-def _under_way(flows: _Flows, times: Ints) -> tuple[Ints, Ints]:
+def _under_way(flows: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Instants of change, and how many flows there are from then on; one of a rank counts so many times."""
-    time_ns, at = np.unique(np.concatenate((flows.start_ns, flows.end_ns)), return_inverse=True)
+    rank, start, end = flows
+    time_ns, at = np.unique(np.concatenate((start, end)), return_inverse=True)
     change = np.zeros(len(time_ns), np.int64)
-    np.add.at(change, at, np.concatenate((times, -times)))
+    np.add.at(change, at, np.concatenate((counts[rank], -counts[rank])))
     return time_ns, np.cumsum(change)
 
 
@@ -197,8 +173,3 @@ def _last_of_instant(rates: Block, mine: NDArray[np.bool_]) -> tuple[Ints, Ints]
     time_ns, rate = rates["time_ns"][mine], rates["bytes_per_s"][mine]
     last = np.append(time_ns[1:] != time_ns[:-1], [True] * bool(len(time_ns)))
     return time_ns[last], rate[last]
-
-
-def is_message(what: Collective) -> bool:
-    """Whether it goes from one rank to another."""
-    return what.kind in PAIRED

@@ -20,7 +20,7 @@ from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Decision
-from simulator.report.drawing import Picture, byte_unit, plain, stacked, styled, units
+from simulator.report.drawing import Picture, byte_unit, stacked, styled, units
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
 _WANTED, _TOO_MUCH, _BUSY = "#4477aa", "#cc3311", "#bbccdd"
@@ -126,7 +126,7 @@ def picture(explanation: Explanation) -> Picture:
         The plan.
     """
     links = list(dict.fromkeys(slot.link for slot in explanation.slots))
-    drawing, axes = stacked([1.8, 2.4, *([0.9] * len(links))], ["live [GB]", "trips away", *links], apart=2)
+    drawing, axes = stacked([1.8, 2.4, *([0.9] * len(links))], apart=2)
     clock = np.array(explanation.problem.clock)
     unit, ns = units(max(int(clock[-1]), 1))
     _draw_live(axes[0], explanation, clock / ns)
@@ -139,10 +139,9 @@ def picture(explanation: Explanation) -> Picture:
     for ax, link in zip(axes[2:], links, strict=True):
         _draw_slots(ax, [slot for slot in explanation.slots if slot.link == link], ns)
     for ax in axes:
-        plain(ax)
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     title = f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides"
-    drawing.text(0.01, 1 - 0.1 / drawing.get_figheight(), title, fontsize=11, va="top")
+    drawing.title(title)
     return drawing
 
 

@@ -3,74 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import Ran
+from simulator.metrics import Ran, figure_of
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
-from simulator.units import human
+from simulator.units import counted, human
 
 ABSENT = "-"
 """What a cell shows when there is no such number."""
 
 
-class Row(Protocol):
-    """One row of the table: one policy, and what came of it.
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of the table: one policy, and what came of it; or what one of its ranks did.
 
     Attributes
     ----------
     label, policy
         Name of the row, and of the policy that decided: one that hosim has, a plan's file, or a function's name.
     summary
-        The columns of ``summary.json`` for this row.
+        Its figures by column (`simulator.metrics.figures`), as in ``summary.json``.
     job, hardware, budget_bytes
         What all ranks ran, on which machine, with how much of the compute tier [B].
     plans, trace
-        What was decided for each graph of the job, and what happened; nothing where no plan can fit.
-    graph, plan
-        What rank 0 ran, and what was decided for it.
+        What was decided for each graph of the job, and what happened; nothing where no such plan fits. No trace if the
+        scenario says that none is kept. Of a rank, its own trace, in which it is number 0.
     ran
         Of one rank, what its row was counted from.
     shortfall
-        Why no plan can fit; None where one ran.
-    blocked
-        Who waits for whom, where a plan blocked itself.
+        Why no such plan fits, and what would help; None where one ran.
     homes_are_given
         Whether some homes are not free, so that what must be copied holds with these.
+    rank, stands_for
+        The rank that it is about, and how many ranks do the same, itself among them.
     """
 
+    label: str
+    policy: str
+    summary: dict[str, Any] = field(repr=False)
+    job: Job = field(repr=False)
+    hardware: Hardware = field(repr=False)
+    budget_bytes: int | float = field(repr=False)
+    plans: tuple[Plan, ...] = field(default=(), repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+    ran: Ran | None = field(default=None, repr=False)
+    shortfall: Shortfall | None = field(default=None, repr=False)
+    homes_are_given: bool = field(default=False, repr=False)
+    rank: int = 0
+    stands_for: int = 1
+
     @property
-    def label(self) -> str: ...  # noqa: D102 - said above
+    def graph(self) -> Graph:
+        """What the rank ran."""
+        return self.job.graph(self.rank)
+
     @property
-    def policy(self) -> str: ...  # noqa: D102
+    def plan(self) -> Plan | None:
+        """What was decided for the rank."""
+        return self.plans[self.job.graph_of[self.rank]] if self.plans else None
+
     @property
-    def summary(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def blocked(self) -> tuple[str, ...]:
+        """Who waits for whom, where a plan blocked itself."""
+        return self.trace.blocked if self.trace else ()
+
     @property
-    def job(self) -> Job: ...  # noqa: D102
+    def program(self) -> str:
+        """Name of what the rank runs; empty if all ranks run the same."""
+        return self.job.labels[self.job.graph_of[self.rank]] if len(self.job.graphs) > 1 else ""
+
     @property
-    def graph(self) -> Graph: ...  # noqa: D102
-    @property
-    def hardware(self) -> Hardware: ...  # noqa: D102
-    @property
-    def budget_bytes(self) -> int | float: ...  # noqa: D102
-    @property
-    def plans(self) -> tuple[Plan, ...]: ...  # noqa: D102
-    @property
-    def plan(self) -> Plan | None: ...  # noqa: D102
-    @property
-    def trace(self) -> Trace | None: ...  # noqa: D102
-    @property
-    def ran(self) -> Ran | None: ...  # noqa: D102
-    @property
-    def shortfall(self) -> Shortfall | None: ...  # noqa: D102
-    @property
-    def blocked(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def homes_are_given(self) -> bool: ...  # noqa: D102
+    def rank_name(self) -> str:
+        """What the rank is called, runs, and for how many ranks it stands: ``rank 3, stage 0, stands for 4 ranks``."""
+        others = f"stands for {counted(self.stands_for, 'rank')}" if self.stands_for > 1 else ""
+        return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
 
 
 def is_ok(row: Row) -> bool:
@@ -117,10 +129,33 @@ def ratio(value: object) -> str:
     return f"{float(value):.2f}x" if present(value) else ABSENT  # type: ignore[arg-type]
 
 
+def shown(column: str, value: object) -> str:
+    """Write the value of a column of a summary as its figure's unit has it, or `ABSENT`."""
+    unit = figure_of(column).unit
+    if not present(value) or isinstance(value, str):
+        return str(value) if present(value) else ABSENT
+    if unit in ("ns", "B"):
+        return quantity(value, unit)
+    if unit in ("share", "times"):
+        return percent(value) if unit == "share" else ratio(value)
+    return f"{int(value):,}" if isinstance(value, int | float) and float(value).is_integer() else str(value)
+
+
 def causes(row: Row) -> list[tuple[str, int]]:
     """Causes of the row's stall and their time [ns], the largest first, without those that are 0."""
     found = [(cause, row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
     return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
+
+
+def spent(row: Row) -> list[tuple[str, int]]:
+    """What a step is spent on, in words, and how long [ns]; without what is 0."""
+    parts = [("compute", row.summary["compute_ns"]), ("recompute", recomputed_ns(row))]
+    parts += [(f"stall: {cause}", row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
+    parts.append((DRAINED, row.summary.get("drain_ns")))
+    return [(what, int(ns)) for what, ns in parts if ns]
+
+
+DRAINED = "copies after the last op"
 
 
 def bound_name(row: Row) -> str:
@@ -154,7 +189,7 @@ _WHATEVER_HOMES = ("compute", "critical path")
 
 
 def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
-    """Say which plans a bound holds for, such as ``no plan with these homes``.
+    """Name a bound by the plans that it holds for, such as ``lower bound for this placement``.
 
     Parameters
     ----------
@@ -163,14 +198,14 @@ def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
     homes_are_given
         Whether some homes are not free.
     also
-        What else such plans must not do.
+        What else holds of such plans, such as ``without recompute``.
     """
     given = homes_are_given and kind.removesuffix(OF_FIXED) not in _WHATEVER_HOMES
-    return " ".join(filter(None, ("no plan", "with these homes" if given else "", also)))
+    return " ".join(filter(None, ("lower bound", also, "for this placement" if given else "")))
 
 
 def held_to(rows: Sequence[Row], row: Row) -> str:
-    """Which plans the bound of a row holds for: where others recompute and it does not, those that do not, either.
+    """Name the bound of a row: where others recompute and it does not, it is of plans that do not, either.
 
     Parameters
     ----------
@@ -182,24 +217,20 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
     return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
 
 
-def above_bound(gap: float, kind: str, plans: str) -> str:
+def above_bound(gap: float, kind: str, bound: str) -> str:
     """Say how far above a bound a step is, as the end of a sentence.
 
     Parameters
     ----------
     gap, kind
-        How far, as a share of the bound, and which bound.
-    plans
-        Which plans it holds for: see `bounded_plans`.
+        How far, as a share of the bound, and what it comes from.
+    bound
+        Its name: see `bounded_plans`.
     """
-    if kind.endswith(OF_FIXED):
-        kind = kind.removesuffix(OF_FIXED)
-        if gap < _NO_GAP:
-            return f", and over the run {plans} that is fixed before it can be faster ({kind})"
-        return f"; over the run {percent(gap)} above what {plans} that is fixed before it can beat ({kind})"
-    if gap < _NO_GAP:
-        return f", and {plans} can be faster ({kind})"
-    return f", {percent(gap)} above the bound that {plans} can beat ({kind})"
+    far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
+    if not kind.endswith(OF_FIXED):
+        return f", {far} the {bound} ({kind})"
+    return f"; over the run {far} the {bound} of plans that are fixed before it ({kind.removesuffix(OF_FIXED)})"
 
 
 _NO_GAP = 0.0005

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.report.crowds import crowded
-from simulator.report.ranks import OfRank, of_ranks
+from simulator.report.ranks import of_ranks
 from simulator.report.rows import (
     UNBOUNDED,
     Row,
@@ -22,8 +21,7 @@ from simulator.report.rows import (
     ratio,
     recomputed_ns,
 )
-from simulator.report.stalls import cleared_by, place, waits_for_peers
-from simulator.trace import CAUSES
+from simulator.report.stalls import cleared_by, places, waits_for_peers
 from simulator.units import counted
 
 _TIE = 1.005
@@ -137,7 +135,7 @@ def _fastest(rows: Sequence[Row]) -> str:
         kind = str(row.summary.get("bound_kind") or "compute")
         text += above_bound(float(gap or 0), kind, held_to(rows, row))
         text += _unseen(row, float(gap or 0))
-    return f"{text}; {'it' if len(leaders) == 1 else row.label} {_hides(row)}"
+    return f"{text}; {'it' if len(leaders) == 1 else row.label} {_overlaps(row)}"
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
@@ -203,29 +201,30 @@ def _longest_wait(row: Row) -> str:
     for view in of_ranks(row):
         for on, ns in waits_for_peers(view).items():
             whom = ", ".join(filter(None, (f"rank {on}", _runs(row, on, view))))
-            worst = max(worst, (ns, f"{', '.join(filter(None, (view.name, view.program)))} for {whom}"))
+            worst = max(worst, (ns, f"{', '.join(filter(None, (f'rank {view.rank}', view.program)))} for {whom}"))
     return f"; the longest wait is of {worst[1]}: {quantity(worst[0], 'ns')} a step" if worst[0] else ""
 
 
-def _runs(row: Row, rank: int, other: OfRank) -> str:
+def _runs(row: Row, rank: int, other: Row) -> str:
     """What a rank runs, where it is not the same as what the other one does."""
     label = row.job.labels[row.job.graph_of[rank]]
     return label if label != other.program and len(row.job.graphs) > 1 else ""
 
 
-def _hides(row: Row) -> str:
+def _overlaps(row: Row) -> str:
     """How much of the copying costs nothing, and what waiting remains."""
-    hidden, found = row.summary.get("hidden_fraction"), causes(row)
+    overlapped, found = row.summary.get("hidden_fraction"), causes(row)
     said = []
     if recomputed_ns(row):
         said.append(f"spends {_recomputing(row)}")
-    if present(hidden):
-        said.append("hides all of its copies" if hidden == 1 else f"hides {percent(hidden)} of its copying")
+    if present(overlapped):
+        much = "all" if overlapped == 1 else percent(overlapped)
+        said.append(f"overlaps {much} of its copying with compute")
     if found:
         said.append(f"loses {_waiting(row, *found[0])}")
     elif not said:
         said.append("never waits")
-    if hidden == 1 and found:
+    if overlapped == 1 and found:
         return f"{listed(said[:-1])} but {said[-1]}"
     return listed(said)
 
@@ -255,16 +254,19 @@ def _losing(rows: Sequence[Row]) -> str:
     slower.sort(key=lambda row: row.summary["step_ns"])
     compared = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
     told = {row.label for row in compared if row is not None} or {row.label for row in slower[:1]}
-    return "; ".join(_loss(row) for row in slower if row.label in told or row is slower[-1])
+    first = next(row.label for row in rows if is_ok(row) and row.summary["step_ns"] == best)
+    losses = [_loss(row) for row in slower if row.label in told or row is slower[-1]]
+    return "; ".join(f"{row} takes {times} as long{f' as {first}' * (not number)}{why}"
+                     for number, (row, times, why) in enumerate(losses))  # fmt: skip
 
 
-def _loss(row: Row) -> str:
+def _loss(row: Row) -> tuple[str, str, str]:
+    """Who is slower, how many times as long it takes, and what it loses."""
     found = causes(row)
-    slowdown = row.summary.get("slowdown_vs_fastest")
-    text = f"{row.label} is {ratio(slowdown).removesuffix('x')} times as slow"
     spent = [f"spends {_recomputing(row)}"] if recomputed_ns(row) else []
     spent += [f"loses {_waiting(row, *found[0])}"] if found else []
-    return f"{text}: it {' and '.join(spent)}" if spent else text + " without a stall: it computes longer"
+    why = f": it {' and '.join(spent)}" if spent else " without a stall: it computes longer"
+    return row.label, ratio(row.summary.get("slowdown_vs_fastest")), why
 
 
 def _recomputing(row: Row) -> str:
@@ -281,22 +283,64 @@ def _waiting(row: Row, cause: str, ns: int) -> str:
     return f"{text} with {clearing}" if clearing else text
 
 
-def places(row: Row, cause: str) -> list[str]:
-    """Name the links or tiers behind a row's waits with this cause, the worst first; under a tenth is left out.
+_CROWDED = 1.05
+"""Transfers that take so many times as long as alone are told of."""
+
+
+def crowded(rows: Sequence[Row]) -> list[str]:
+    """Say what ranks crowd: how much longer transfers take than alone, how many pull at once, and who takes turns.
 
     Parameters
     ----------
-    row
-        A row with a trace.
-    cause
-        One of `simulator.trace.CAUSES`.
+    rows
+        The rows.
+
+    Returns
+    -------
+    list of str
+        Parts of sentences; none if no transfers take much longer than alone.
     """
-    lost: dict[int, int] = {}
-    trace, first_ns = (row.ran.trace, row.summary["warmup_ns"]) if row.ran else (row.trace, 0)
-    for block in trace.waits.blocks() if trace else ():
-        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0) & (block["start_ns"] >= first_ns)
-        took = block["end_ns"][mine] - block["start_ns"][mine]
-        for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
-            lost[on] = lost.get(on, 0) + ns
-    worst = sorted(lost, key=lambda on: (-lost[on], on))
-    return [place(row, CAUSES.index(cause), on) for on in worst if 10 * lost[on] >= sum(lost.values())]
+    running = [row for row in rows if is_ok(row)]
+    worst = _largest(running, "crowding_")
+    if worst is None or worst[0] <= _CROWDED:
+        return _turns(running)
+    link = worst[1]
+    slow = [(row, float(row.summary.get(f"crowding_{link}") or 0)) for row in running]
+    times = [f"{ratio(factor)} as long as alone under {row.label}" for row, factor in slow if factor > _CROWDED]
+    said = [f"ranks crowd what they share: transfers over {link} take {listed(times)}"]
+    machine = rows[0].hardware
+    buses = [name for name, bus in machine.buses.items() if link in machine.passing(bus.links)]
+    asked = _largest(running, *(f"demand_{bus}" for bus in buses))
+    return [*said, *([] if asked is None else [_pulling(running, asked[1])]), *_turns(running)]
+
+
+def _turns(rows: Sequence[Row]) -> list[str]:
+    """Under which rows ranks begin one after another."""
+    late = [(row.label, row.plan.starts_ns) for row in rows if row.plan is not None and any(row.plan.starts_ns)]
+    parts = [f"{len(starts)} turns under {label}, up to {quantity(max(starts), 'ns')} late" for label, starts in late]
+    return [f"ranks begin in {listed(parts)}, once"] if parts else []
+
+
+def _largest(rows: Sequence[Row], *starts: str) -> tuple[float, str] | None:
+    """The largest figure in columns with such a name, and the rest of the name after the first underscore."""
+    found = [
+        (float(value), column.partition("_")[2])
+        for row in rows
+        for column, value in row.summary.items()
+        if starts and column.startswith(starts) and present(value)
+    ]
+    return max(found, default=None)
+
+
+def _pulling(rows: Sequence[Row], bus: str) -> str:
+    """How many transfers pull on a bus at once, and how much more than it carries they ask for, row by row."""
+    groups: dict[tuple[int, float], list[str]] = {}
+    for row in rows:
+        if present(row.summary.get(f"demand_{bus}")):
+            found = row.summary[f"pulling_{bus}"], row.summary[f"demand_{bus}"]
+            groups.setdefault(found, []).append(row.label)
+    parts = [
+        f"{count:,} transfers that ask for {demand:.2f} times what it carries under {listed(labels)}"
+        for (count, demand), labels in groups.items()
+    ]
+    return f"at once, {bus} has up to {listed(parts)}"

@@ -22,51 +22,35 @@ def table(rows: Rows) -> str:
     rows
         See `simulator.run.serving.counts.summary`.
     """
-    name = Column("policy", tuple(str(row["policy"]) for row in rows), left=True)
-    latency = [
-        name,
-        Column("status", tuple(str(row["status"]) for row in rows), left=True),
-        Column("finished", tuple(f"{row['finished']:,} of {row['requests']:,}" for row in rows)),
-        *(
-            Column(f"{short} p{p}", tuple(quantity(row[f"{key}_p{p}_ns"], "ns") for row in rows))
-            for short, key in (("first token", "ttft"), ("next", "tpot"))
-            for p in (50, 95)
-        ),
-        Column("tokens/s", tuple(_rate(row["tokens_per_s"]) for row in rows)),
-        Column("stall", tuple(percent(row["stall_fraction"]) for row in rows)),
-    ]
-    found = [name, *_found(rows), *_moved(rows)]
-    return aligned([latency, found, [name, *_reading(rows), *_queues(rows)]])
-
-
-def _found(rows: Rows) -> list[Column]:
-    """The share of prompts that was found in each tier."""
-    tiers = _between(rows, _HIT)
-    hits = [Column(f"hit in {tier}", tuple(percent(row[f"hit_{tier}_fraction"]) for row in rows)) for tier in tiers]
-    return [Column("computed", tuple(percent(row["computed_fraction"]) for row in rows)), *hits]
-
-
-def _moved(rows: Rows) -> list[Column]:
-    """What was copied over each link that carried something in some row."""
-    links = [link for link in _between(rows, ("moved_", "_bytes")) if any(row[f"moved_{link}_bytes"] for row in rows)]
-    return [Column(f"moved {link}", tuple(quantity(row[f"moved_{link}_bytes"], "B") for row in rows)) for link in links]
-
-
-def _reading(rows: Rows) -> list[Column]:
-    """How long prompts are read, by how much of them was found, if that differs."""
+    name = Column.texts("policy", (row["policy"] for row in rows))
+    latency = {f"{key}_p{p}_ns": f"{short} p{p}" for short, key in (("first token", "ttft"), ("next", "tpot"))
+               for p in (50, 95)}  # fmt: skip
+    hits = {f"hit_{tier}_fraction": f"hit in {tier}" for tier in _between(rows, _HIT)}
+    moved = [f"moved_{link}_bytes" for link in _between(rows, ("moved_", "_bytes"))]
     shares = _shares(rows)
-    return [
-        Column(f"read at {share} %", tuple(quantity(row[f"read_{share}_hit_p50_ns"], "ns") for row in rows))
-        for share in (shares if len(shares) > 1 else ())
-    ]
+    reading = {f"read_{share}_hit_p50_ns": f"read at {share} %" for share in (shares if len(shares) > 1 else ())}
+    return aligned(
+        [
+            [
+                name,
+                Column.texts("status", (row["status"] for row in rows)),
+                Column("finished", tuple(f"{row['finished']:,} of {row['requests']:,}" for row in rows)),
+                *_figures(rows, latency),
+                Column("tokens/s", tuple(_rate(row["tokens_per_s"]) for row in rows)),
+                *_figures(rows, {"stall_fraction": "stall"}),
+            ],
+            [
+                name,
+                *_figures(rows, {"computed_fraction": "computed", **hits}),
+                *_figures(rows, dict.fromkeys((key for key in moved if any(row[key] for row in rows)), "")),
+            ],
+            [name, *_figures(rows, reading | dict.fromkeys(("most_waiting", "iterations", "replayed"), ""))],
+        ]
+    )
 
 
-def _queues(rows: Rows) -> list[Column]:
-    return [
-        Column("most waiting", tuple(f"{row['most_waiting']:,}" for row in rows)),
-        Column("iterations", tuple(f"{row['iterations']:,}" for row in rows)),
-        Column("replayed", tuple(f"{row['replayed']:,}" for row in rows)),
-    ]
+def _figures(rows: Rows, heads: Mapping[str, str]) -> list[Column]:
+    return [Column.figure(rows, column, head) for column, head in heads.items()]
 
 
 def _between(rows: Rows, ends: tuple[str, str]) -> list[str]:

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
-from simulator.report.drawing import INK, Picture, plain, styled, units, widths
+from simulator.report.drawing import Picture, plain, styled, units, widths
 
 _HEIGHT_IN = 4.4
-_PANELS = ((0.05, 0.13, 0.27, 0.66), (0.375, 0.13, 0.27, 0.66), (0.70, 0.13, 0.27, 0.66))
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -27,8 +26,8 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
     title
         What is drawn.
     """
-    picture = Picture(_HEIGHT_IN)
-    first, after, queue = (picture.add_axes(place) for place in _PANELS)
+    picture = Picture(_HEIGHT_IN, "constrained")
+    first, after, queue = picture.subplots(1, 3)
     named = {
         policy: {"color": colours.GROUPS[number % len(colours.GROUPS)], "linewidth": width}
         for number, (policy, width) in enumerate(zip(about, widths(len(about)), strict=True))
@@ -38,11 +37,10 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
             policy: [row[column] for row in rows if row[column] is not None] for policy, (rows, _) in about.items()
         }
         _draw_shares(ax, times, named, label)
-    ran = {policy: rows for policy, (_, rows) in about.items()}
-    _draw_queue(queue, ran, named)
-    picture.text(0.01, 0.97, title, va="top", fontsize=11, color=INK, parse_math=False)
-    marks, texts = first.get_legend_handles_labels()
-    picture.legend(marks, texts, loc="upper left", bbox_to_anchor=(0.04, 0.93), ncols=6, fontsize=8, frameon=False)
+    _draw_queue(queue, {policy: rows for policy, (_, rows) in about.items()}, named)
+    for ax in (first, after, queue):
+        plain(ax)
+    picture.title(title, first.get_legend_handles_labels()[0], beside=6)
     return picture
 
 
@@ -57,24 +55,23 @@ def _draw_shares(ax: Axes, times: Mapping[str, Sequence[int]], named: Mapping[st
     ax.set_ylabel("share of requests [%]", fontsize=9)
     ax.set_xlim(left=0)
     ax.set_ylim(0, 103)
-    plain(ax)
 
 
 def _draw_queue(ax: Axes, ran: Mapping[str, Rows], named: Mapping[str, dict[str, Any]]) -> None:
     unit, size = units(max((row["start_ns"] + row["took_ns"] for rows in ran.values() for row in rows), default=0))
     for policy, rows in ran.items():
-        at, waiting, decoding = _lasting(rows)
-        times = [ns / size for ns in at]
-        ax.step(times, waiting, where="post", **named[policy])
-        ax.step(times, decoding, where="post", linestyle=":", **(named[policy] | {"linewidth": 1}))
+        lasting = _lasting(rows)
+        times = [ns / size for ns, _, _ in lasting]
+        ax.step(times, [waiting for _, waiting, _ in lasting], where="post", **named[policy])
+        dotted = named[policy] | {"linewidth": 1, "linestyle": ":"}
+        ax.step(times, [decoding for _, _, decoding in lasting], where="post", **dotted)
     ax.set_xlabel(f"time [{unit}]", fontsize=9)
     ax.set_ylabel("requests that wait (line), that decode (dotted)", fontsize=9)
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    plain(ax)
 
 
-def _lasting(rows: Rows) -> tuple[list[int], list[int], list[int]]:
+def _lasting(rows: Rows) -> list[tuple[int, int, int]]:
     """From when on how many requests wait and decode [ns]; where no iteration follows at once, none from its end on."""
     found = []
     for row, following in zip(rows, [*rows[1:], None], strict=False):
@@ -82,5 +79,4 @@ def _lasting(rows: Rows) -> tuple[list[int], list[int], list[int]]:
         found.append((row["start_ns"], row["waiting"], row["decoding"]))
         if following is None or following["start_ns"] > end:
             found.append((end, 0, 0))
-    at, waiting, decoding = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
-    return at, waiting, decoding
+    return found

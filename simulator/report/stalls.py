@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.metrics import Ran, exposed_ns, waits_by_place
+from simulator.metrics import Ran, blocker_name, exposed_ns, place_name, waits_by_place
 from simulator.plan import COPY
 from simulator.report.rows import Row, is_ok, percent, quantity
 from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted
 
+_TOLD = 10
+"""Places behind less than a tenth of the waits with a cause are not told."""
 
-@dataclass(frozen=True, slots=True)
-class Stall:
+
+class Stall(NamedTuple):
     """One stretch in which a compute stream waited.
 
     Attributes
@@ -58,39 +60,12 @@ def _ended(row: Row) -> Trace | None:
     return row.ran.trace if row.trace is None and row.ran else row.trace
 
 
-def _measured_waits(row: Row) -> tuple[Block, NDArray[np.int64]]:
-    """Waits of the measured window, and how long each lies within it [ns]; of a rank that meets others, of stream 0."""
-    trace = _ended(row)
-    if trace is None:
-        raise ValueError("a row that did not run has no waits")
-    first, last = measured_ns(row)
-    waits = trace.waits.whole()
-    lasted = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
-    inside = (lasted > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
-    return {name: column[inside] for name, column in waits.items()}, lasted[inside]
-
-
-def place(row: Row, cause: int, on: int) -> str:
-    """Name the tier, link or rank that a wait is about.
-
-    Parameters
-    ----------
-    row
-        Any row.
-    cause, on
-        Columns of the waits.
-
-    Returns
-    -------
-    str
-        Empty if there is none.
-    """
-    if on < 0:
-        return ""
-    if CAUSES[cause] == "peer":
-        return f"rank {on}"
-    tier = CAUSES[cause] in ("capacity", "compaction")
-    return row.hardware.tier_names[on] if tier else row.hardware.link_names[on]
+def _measured(row: Row, trace: Trace) -> Block:
+    """Waits of the measured window, with how long each lies within it; of a rank that meets others, of stream 0."""
+    (first, last), waits = measured_ns(row), trace.waits.whole()
+    waits["lasted_ns"] = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
+    inside = (waits["lasted_ns"] > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
+    return {name: column[inside] for name, column in waits.items()}
 
 
 def cleared_by(row: Row, tier: int) -> str:
@@ -112,33 +87,17 @@ def cleared_by(row: Row, tier: int) -> str:
     trace = _ended(row)
     if trace is None or len(trace.issued) > 1:
         return ""
-    waits, _ = _measured_waits(row)
+    waits, spans = _measured(row, trace), trace.spans.whole()
     mine = (waits["cause"] == CAUSES.index("capacity")) & (waits["on"] == tier)
-    spans, waited_ns = trace.spans.whole(), int((waits["end_ns"][mine] - waits["start_ns"][mine]).sum())
-    found = []
-    for number, link in enumerate(row.hardware.links.values()):
+    ends = waits["start_ns"][mine], waits["end_ns"][mine]
+    waited_ns, found = int((ends[1] - ends[0]).sum()), [(0.0, "")]
+    for number, (name, link) in enumerate(row.hardware.links.items()):
         if link.source == row.hardware.tier_names[tier] and waited_ns:
             copies = (spans["kind"] == COPY) & (spans["track"] == number)
             carried = spans["start_ns"][copies], spans["end_ns"][copies]
-            _, busy = exposed_ns(carried, (waits["start_ns"][mine], waits["end_ns"][mine]), measured_ns(row))
-            found.append((busy / waited_ns, row.hardware.link_names[number]))
-    share, name = max(found, default=(0.0, ""))
+            found.append((exposed_ns(carried, ends, measured_ns(row))[1] / waited_ns, name))
+    share, name = max(found)
     return f"{name} at {percent(share)}" if share else ""
-
-
-def under_way(row: Row, cause: int, blocker: int) -> str:
-    """Name the tensor, or the collective, that was under way while an op waited; empty if there is none.
-
-    Parameters
-    ----------
-    row
-        Any row.
-    cause, blocker
-        Columns of the waits.
-    """
-    if blocker < 0:
-        return ""
-    return row.graph.ops[blocker].name if CAUSES[cause] == "collective" else row.graph.tensors[blocker].name
 
 
 def by_place(row: Row) -> list[dict[str, str | int]]:
@@ -161,12 +120,22 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     graph = row.job.graph(rank)
     if ran is None and row.trace is not None:
         ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank])
-    sums = waits_by_place(graph, ran) if ran is not None else {}
+    sums = Counter(waits_by_place(graph, ran) if ran is not None else {})
     for cause, name in enumerate(CAUSES):
-        placed = sum(ns for (other, _), ns in sums.items() if other == cause)
-        sums[cause, -1] = sums.get((cause, -1), 0) + row.summary[f"wait_{name}_ns"] - placed
+        sums[cause, -1] += row.summary[f"wait_{name}_ns"] - sum(ns for (other, _), ns in sums.items() if other == cause)
     ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
-    return [{"cause": CAUSES[cause], "on": place(row, cause, on), "ns": ns} for (cause, on), ns in ordered]
+    return [{"cause": CAUSES[at[0]], "on": place_name(row.hardware, *at), "ns": ns} for at, ns in ordered]
+
+
+def _sums(row: Row) -> dict[tuple[int, int], list[int]]:
+    """How many waits there were, and how long they lasted [ns], by cause and place."""
+    trace, sums = _ended(row), dict[tuple[int, int], list[int]]()
+    waits = _measured(row, trace) if trace is not None else {}
+    columns = (waits[name].tolist() for name in ("cause", "on", "lasted_ns") if waits)
+    for cause, on, ns in zip(*columns, strict=True):
+        count, total = sums.get((cause, on), (0, 0))
+        sums[cause, on] = [count + 1, total + ns]
+    return sums
 
 
 def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
@@ -180,28 +149,15 @@ def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:
     Returns
     -------
     list of (cause, place, count, time, share of the step)
-        The longest first.
+        The longest first; of waits for room the place is told with the link that makes some.
     """
-    if _ended(row) is None:
-        return []
-    waits, lasted = _measured_waits(row)
-    first, last = measured_ns(row)
-    sums: dict[tuple[int, int], list[int]] = {}
-    for cause, on, ns in zip(waits["cause"].tolist(), waits["on"].tolist(), lasted.tolist(), strict=True):
-        entry = sums.setdefault((cause, on), [0, 0])
-        entry[0] += 1
-        entry[1] += ns
-    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
-    return [
-        (CAUSES[cause], _where(row, cause, on), count, quantity(ns, "ns"), percent(ns / max(1, last - first)))
-        for (cause, on), (count, ns) in ordered
-    ]
-
-
-def _where(row: Row, cause: int, on: int) -> str:
-    """The place of a wait; of one for room with the link that makes some."""
-    clearing = cleared_by(row, on) if CAUSES[cause] == "capacity" and on >= 0 else ""
-    return ", ".join(filter(None, (place(row, cause, on), clearing)))
+    found = []
+    for (cause, on), (count, ns) in sorted(_sums(row).items(), key=lambda item: (-item[1][1], item[0])):
+        first, last = measured_ns(row)
+        clearing = cleared_by(row, on) if CAUSES[cause] == "capacity" and on >= 0 else ""
+        where = ", ".join(filter(None, (place_name(row.hardware, cause, on), clearing)))
+        found.append((CAUSES[cause], where, count, quantity(ns, "ns"), percent(ns / max(1, last - first))))
+    return found
 
 
 def waits_for_peers(row: Row) -> dict[int, int]:
@@ -212,35 +168,29 @@ def waits_for_peers(row: Row) -> dict[int, int]:
     row
         One rank, with a trace.
     """
-    waits, lasted = _measured_waits(row)
-    found: dict[int, int] = {}
-    peer = waits["cause"] == CAUSES.index("peer")
-    for on, ns in zip(waits["on"][peer].tolist(), lasted[peer].tolist(), strict=True):
-        found[on] = found.get(on, 0) + ns
-    return found
+    return {on: ns for (cause, on), (_, ns) in _sums(row).items() if CAUSES[cause] == "peer"}
 
 
-class _Leaving:
-    """What left a tier while an op waited for room there."""
+def places(row: Row, cause: str) -> list[str]:
+    """Name the links or tiers behind a row's waits with this cause, the worst first; under a tenth is left out.
 
-    def __init__(self, row: Row) -> None:
-        trace, self._tensors = _ended(row), row.graph.tensors
-        changes = trace.residencies.whole() if trace is not None else {}
-        gone = changes["delta_bytes"] < 0 if changes else slice(0)
-        self._changes = {name: changes[name][gone] for name in ("time_ns", "tier", "tensor") if changes}
-
-    def at(self, waits: Block, wait: int) -> str:
-        """The largest tensor, and how many others; empty if the wait was not for room, or nothing is known."""
-        if CAUSES[waits["cause"][wait]] != "capacity" or not self._changes:
-            return ""
-        time, tier = self._changes["time_ns"], self._changes["tier"]
-        meanwhile = (time > waits["start_ns"][wait]) & (time <= waits["end_ns"][wait]) & (tier == waits["on"][wait])
-        gone = [t for t in np.unique(self._changes["tensor"][meanwhile]).tolist() if t >= 0]
-        if not gone:
-            return ""
-        first = max(gone, key=lambda t: self._tensors[t].size_bytes)
-        more = f" and {counted(len(gone) - 1, 'other')}" if len(gone) > 1 else ""
-        return f"{self._tensors[first].name} {quantity(self._tensors[first].size_bytes, 'B')}{more}"
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    cause
+        One of `simulator.trace.CAUSES`.
+    """
+    lost = Counter[int]()
+    trace, first_ns = (row.ran.trace, row.summary["warmup_ns"]) if row.ran else (row.trace, 0)
+    for block in trace.waits.blocks() if trace else ():
+        mine = (block["cause"] == CAUSES.index(cause)) & (block["on"] >= 0) & (block["start_ns"] >= first_ns)
+        took = block["end_ns"][mine] - block["start_ns"][mine]
+        for on, ns in zip(block["on"][mine].tolist(), took.tolist(), strict=True):
+            lost[on] += ns
+    worst = sorted(lost, key=lambda on: (-lost[on], on))
+    told = (on for on in worst if _TOLD * lost[on] >= lost.total())
+    return [place_name(row.hardware, CAUSES.index(cause), on) for on in told]
 
 
 def largest(row: Row, most: int = 10) -> list[Stall]:
@@ -253,23 +203,36 @@ def largest(row: Row, most: int = 10) -> list[Stall]:
     most
         How many.
     """
-    if _ended(row) is None:
+    trace = _ended(row)
+    if trace is None:
         return []
-    waits, lasted = _measured_waits(row)
-    tensors, ops = row.graph.tensors, row.graph.ops
-    left = _Leaving(row)
-    found = []
-    for at in np.argsort(-lasted, kind="stable")[:most].tolist():
-        op, cause, on, tensor, blocker = (int(waits[c][at]) for c in ("op", "cause", "on", "tensor", "blocker"))
+    waits, (tensors, ops), found = _measured(row, trace), (row.graph.tensors, row.graph.ops), []
+    for at in np.argsort(-waits["lasted_ns"], kind="stable")[:most].tolist():
+        wait = {name: int(column[at]) for name, column in waits.items()}
+        cause, lacked = wait["cause"], wait["tensor"]
+        blocker = blocker_name(row.graph, cause, wait["blocker"])
         found.append(
             Stall(
-                op=ops[op].name,
-                cause=CAUSES[cause],
-                on=place(row, cause, on),
-                tensor=tensors[tensor].name if tensor >= 0 else "",
-                blocker=under_way(row, cause, blocker) or left.at(waits, at),
-                start=quantity(int(waits["start_ns"][at]), "ns"),
-                lasted=quantity(int(lasted[at]), "ns"),
+                ops[wait["op"]].name,
+                CAUSES[cause],
+                place_name(row.hardware, cause, wait["on"]),
+                tensors[lacked].name if lacked >= 0 else "",
+                blocker or (_left_meanwhile(row, trace, wait) if CAUSES[cause] == "capacity" else ""),
+                quantity(wait["start_ns"], "ns"),
+                quantity(wait["lasted_ns"], "ns"),
             )
         )
     return found
+
+
+def _left_meanwhile(row: Row, trace: Trace, wait: dict[str, int]) -> str:
+    """The largest tensor that left a tier while an op waited for room there, and how many others; empty if none did."""
+    changes = trace.residencies.whole()
+    gone = (changes["delta_bytes"] < 0) & (changes["tier"] == wait["on"]) & (changes["tensor"] >= 0)
+    gone &= (changes["time_ns"] > wait["start_ns"]) & (changes["time_ns"] <= wait["end_ns"])
+    tensors = [row.graph.tensors[t] for t in np.unique(changes["tensor"][gone]).tolist()]
+    if not tensors:
+        return ""
+    first = max(tensors, key=lambda tensor: tensor.size_bytes)
+    more = f" and {counted(len(tensors) - 1, 'other')}" if len(tensors) > 1 else ""
+    return f"{first.name} {quantity(first.size_bytes, 'B')}{more}"

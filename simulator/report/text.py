@@ -1,4 +1,4 @@
-"""The table of a run as text: one row per policy, three significant digits and a unit in every cell.
+"""Tables as text: one writer for every table that hosim prints, and the table of a run.
 
 What is wider than the line is cut between two columns and goes on below, with the row names repeated. On a terminal
 rich draws it; in a pipe it is plain text of a fixed width, so that the same run prints the same bytes.
@@ -6,12 +6,14 @@ rich draws it; in a pipe it is plain text of a fixed width, so that the same run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from simulator.report.ranks import OfRank
-from simulator.report.rows import ABSENT, Row, bound_name, causes, is_ok, percent, quantity, ratio, recomputed_ns
+from simulator.metrics import figure_of
+from simulator.report.rows import ABSENT, Row, bound_name, causes, is_ok, recomputed_ns, shown
 from simulator.trace import CAUSES
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ _GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table.
+    """One column of a table.
 
     Attributes
     ----------
@@ -40,6 +42,18 @@ class Column:
     cells: tuple[str, ...]
     left: bool = False
 
+    @classmethod
+    def texts(cls, head: str, cells: Iterable[object]) -> Column:
+        """A column of texts."""
+        return cls(head, tuple(map(str, cells)), left=True)
+
+    @classmethod
+    def figure(cls, summaries: Iterable[Mapping[str, Any]], column: str, head: str = "") -> Column:
+        """A figure of some rows as the registry has it, under its own heading unless another one is given."""
+        figure = figure_of(column)
+        cells = tuple(shown(column, summary.get(column)) for summary in summaries)
+        return cls(head or figure.head, cells, left=figure.unit == "text")
+
     @property
     def width(self) -> int:
         """Characters it takes."""
@@ -50,9 +64,57 @@ class Column:
         return text.ljust(self.width) if self.left else text.rjust(self.width)
 
 
+def aligned(parts: Iterable[Sequence[Column]], indent: int = 0) -> str:
+    """Write tables as aligned text, one after another with an empty line between them.
+
+    Parameters
+    ----------
+    parts
+        Tables; without any heading a table has no line of them.
+    indent
+        Blanks before each line.
+    """
+    written = []
+    for part in parts:
+        heads = [tuple(column.head for column in part)] if any(column.head for column in part) else []
+        lines = [*heads, *zip(*(column.cells for column in part), strict=True)]
+        padded = (_GAP.join(c.line(cell) for c, cell in zip(part, line, strict=True)).rstrip() for line in lines)
+        written.append("\n".join(" " * indent + line if line else "" for line in padded))
+    return "\n\n".join(written)
+
+
+def aligned_lines(lines: Iterable[Sequence[object]], indent: int = 0) -> str:
+    """Align texts into columns without headings; empty columns vanish.
+
+    Parameters
+    ----------
+    lines
+        Lines of equally many texts.
+    indent
+        Blanks before each line.
+    """
+    columns = [Column.texts("", cells) for cells in zip(*lines, strict=True)]
+    return aligned([[column for column in columns if column.width]], indent)
+
+
+def markdown(columns: Sequence[Column]) -> str:
+    """Write a table in Markdown."""
+    lines = [[column.head for column in columns], ["---" if column.left else "---:" for column in columns]]
+    lines += map(list, zip(*([in_markdown(cell) for cell in column.cells] for column in columns), strict=True))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def in_markdown(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
+
+
 def names(rows: Sequence[Row]) -> Column:
     """Return the column of row names."""
-    return Column("policy", tuple(row.label for row in rows), left=True)
+    return Column.texts("policy", (row.label for row in rows))
+
+
+_TIMES = ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction")
 
 
 def time_columns(rows: Sequence[Row]) -> list[Column]:
@@ -63,16 +125,11 @@ def time_columns(rows: Sequence[Row]) -> list[Column]:
     rows
         The rows, in the order of the scenario.
     """
+    again = ["recompute_ns"] if any(map(recomputed_ns, rows)) else []
     return [
-        Column("status", tuple(str(row.summary["status"]) for row in rows), left=True),
-        _numbers("step", rows, "step_ns", "ns"),
-        Column("vs fastest", tuple(ratio(row.summary.get("slowdown_vs_fastest")) for row in rows)),
-        Column("vs compute", tuple(ratio(row.summary.get("slowdown_vs_compute")) for row in rows)),
-        Column("gap", tuple(percent(row.summary.get("gap_fraction")) for row in rows)),
-        Column("bound", tuple(bound_name(row) for row in rows), left=True),
-        Column("hidden", tuple(percent(row.summary.get("hidden_fraction")) for row in rows)),
-        *([_numbers("recompute", rows, "recompute_ns", "ns")] if any(recomputed_ns(row) for row in rows) else []),
-        _numbers("stall", rows, "stall_ns", "ns"),
+        *_figures(rows, _TIMES),
+        Column.texts("bound", map(bound_name, rows)),
+        *_figures(rows, ["hidden_fraction", *again, "stall_ns"]),
     ]
 
 
@@ -85,7 +142,7 @@ def cause_columns(rows: Sequence[Row]) -> list[Column]:
         The rows, in the order of the scenario.
     """
     occurring = {cause for row in rows for cause, _ in causes(row)}
-    return [_numbers(cause, rows, f"wait_{cause}_ns", "ns") for cause in CAUSES if cause in occurring]
+    return _figures(rows, [f"wait_{cause}_ns" for cause in CAUSES if cause in occurring])
 
 
 def memory_columns(rows: Sequence[Row]) -> list[Column]:
@@ -97,36 +154,22 @@ def memory_columns(rows: Sequence[Row]) -> list[Column]:
         The rows, in the order of the scenario.
     """
     machine = rows[0].hardware
-    amounts = [("peak", name) for name in machine.tiers] + [("moved", name) for name in machine.links]
-    found = []
-    for what, name in amounts:
-        key = f"{what}_{name}_bytes"
-        if any(row.summary.get(key) for row in rows):
-            found.append(_numbers(f"{what} {name}", rows, key, "B"))
-    return [*found, *_addressed(rows), *_asked(rows)]
+    used = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
+    reserved = (f"peak_reserved_{machine.compute_tier}_bytes", "compactions")
+    more = [name for name in reserved if any(row.summary.get("compactions") is not None for row in rows)]
+    more += [name for bus in machine.buses if _most(rows, name := f"demand_{bus}") > 1]
+    return _figures(rows, [*(name for name in used if _most(rows, name)), *more])
 
 
-def _addressed(rows: Sequence[Row]) -> list[Column]:
-    """What is reserved of the compute tier, and how often it is compacted, if places of some row have addresses."""
-    tier = rows[0].hardware.compute_tier
-    counts = [row.summary.get("compactions") for row in rows]
-    if all(count is None for count in counts):
-        return []
-    told = tuple(ABSENT if count is None else f"{count:,}" for count in counts)
-    return [_numbers(f"reserved {tier}", rows, f"peak_reserved_{tier}_bytes", "B"), Column("compactions", told)]
+def _most(rows: Sequence[Row], column: str) -> float:
+    return max(float(row.summary.get(column) or 0) for row in rows)
 
 
-def _asked(rows: Sequence[Row]) -> list[Column]:
-    """For buses of which ranks ask more than they carry in some row, how much more."""
-    found = []
-    for name in rows[0].hardware.buses:
-        asked = [row.summary.get(f"demand_{name}") for row in rows]
-        if max((float(one) for one in asked if one is not None), default=0) > 1:
-            found.append(Column(f"asked of {name}", tuple(ABSENT if one is None else f"{one:.2f}x" for one in asked)))
-    return found
+def _figures(rows: Sequence[Row], columns: Iterable[str]) -> list[Column]:
+    return [Column.figure([row.summary for row in rows], column) for column in columns]
 
 
-def rank_columns(ranks: Sequence[OfRank]) -> list[Column]:
+def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     """Return a table of ranks: what each runs, how long its step takes, what it waits for, and what it holds.
 
     Parameters
@@ -134,25 +177,16 @@ def rank_columns(ranks: Sequence[OfRank]) -> list[Column]:
     ranks
         Ranks of one row.
     """
-    tier = ranks[0].hardware.compute_tier
+    shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
     found = [
         Column("rank", tuple(str(rank.rank) for rank in ranks)),
-        Column("runs", tuple(rank.program for rank in ranks), left=True),
+        Column.texts("runs", (rank.program for rank in ranks)),
         Column("stands for", tuple(f"{rank.stands_for:,}" if rank.stands_for > 1 else "" for rank in ranks)),
-        _numbers("step", ranks, "step_ns", "ns"),
-        _numbers("compute", ranks, "compute_ns", "ns"),
+        *_figures(ranks, ("step_ns", "compute_ns")),
         *cause_columns(ranks),
-        _numbers("collectives", ranks, "collective_ns", "ns"),
-        Column("masked", tuple(percent(rank.summary.get("masked_fraction")) for rank in ranks)),
-        Column("bubble", tuple(percent(rank.summary.get("bubble_fraction")) for rank in ranks)),
-        Column("utilisation", tuple(percent(rank.summary.get("utilisation")) for rank in ranks)),
-        _numbers(f"peak {tier}", ranks, f"peak_{tier}_bytes", "B"),
+        *_figures(ranks, (*shares, f"peak_{ranks[0].hardware.compute_tier}_bytes")),
     ]
     return [column for column in found if set(column.cells) - {"", ABSENT}]
-
-
-def _numbers(head: str, rows: Sequence[Row], key: str, unit: str) -> Column:
-    return Column(head, tuple(quantity(row.summary.get(key), unit) for row in rows))
 
 
 def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[Column]]:
@@ -200,35 +234,6 @@ def plain(rows: Sequence[Row], width: int = PIPE_WIDTH) -> str:
         Characters of a line.
     """
     return aligned(folded(rows, width))
-
-
-def aligned(parts: Iterable[Sequence[Column]]) -> str:
-    """Write tables as aligned text, one after another with an empty line between them."""
-    written = []
-    for part in parts:
-        lines = [_GAP.join(column.line(column.head) for column in part)]
-        for cells in zip(*(column.cells for column in part), strict=True):
-            lines.append(_GAP.join(column.line(cell) for column, cell in zip(part, cells, strict=True)))
-        written.append("\n".join(line.rstrip() for line in lines))
-    return "\n\n".join(written)
-
-
-def aligned_lines(lines: Sequence[Sequence[str]], indent: int = 0) -> str:
-    """Align texts into columns without headings; empty columns vanish.
-
-    Parameters
-    ----------
-    lines
-        Lines of equally many texts.
-    indent
-        Blanks before each line.
-    """
-    widths = [max(map(len, column), default=0) for column in zip(*lines, strict=True)]
-    written = [
-        " " * indent + _GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True) if width)
-        for line in lines
-    ]
-    return "\n".join(line.rstrip() for line in written)
 
 
 def rich_tables(rows: Sequence[Row], width: int) -> list[RenderableType]:

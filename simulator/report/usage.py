@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph, TensorKind
-from simulator.report.ranks import OfRank
+from simulator.metrics import Instances
+from simulator.report.ranks import is_job
 from simulator.report.rows import Row, quantity
 from simulator.trace import NO_HOLES
 
@@ -19,7 +19,6 @@ Ints = NDArray[np.int64]
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""
-_WORKSPACE = KINDS.index("workspace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,10 @@ class Usage:
         return f"{'budget' if self.tier == compute_tier else 'capacity'} {quantity(self.limit_bytes, 'B')}"
 
 
-def tensor_kinds(graph: Graph, tensor: NDArray[np.int64]) -> NDArray[np.int64]:
+def tensor_kinds(graph: Graph, tensor: Ints) -> Ints:
     """Position in `KINDS` of each tensor id; negative ids are workspaces."""
-    position = {kind: i for i, kind in enumerate(KINDS)}
-    known = np.array([position[t.kind.value] for t in graph.tensors] or [0], dtype=np.int64)
-    return np.where(tensor < 0, _WORKSPACE, known[np.maximum(tensor, 0)])
+    known = np.array([KINDS.index(t.kind.value) for t in graph.tensors] or [0], dtype=np.int64)
+    return np.where(tensor < 0, KINDS.index(TensorKind.WORKSPACE), known[np.maximum(tensor, 0)])
 
 
 def usages(row: Row) -> list[Usage]:
@@ -72,65 +70,45 @@ def usages(row: Row) -> list[Usage]:
     Parameters
     ----------
     row
-        A row of one rank, with a trace.
+        A row of one rank.
     """
-    if row.trace is None:
-        return []
-    changes = row.trace.residencies.whole()
-    kinds = tensor_kinds(row.graph, changes["tensor"])
-    found = []
-    for t, name in enumerate(row.hardware.tiers):
-        chosen = np.flatnonzero(changes["tier"] == t)
-        if len(chosen):
-            columns = (changes["time_ns"][chosen], changes["delta_bytes"][chosen], kinds[chosen])
-            found.append(_usage(row, name, *columns))
-    return found
+    return [usage for _, _, usage in _instances(row, lambda scope: True)]
 
 
-def _usage(row: Row, tier: str, time_ns: Ints, delta_bytes: Ints, kind: Ints) -> Usage:
-    by_kind = np.cumsum(np.where(kind == np.arange(len(KINDS))[:, None], delta_bytes, 0), axis=1)
-    is_budgeted = tier == row.hardware.compute_tier
-    return Usage(tier, row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes, time_ns, by_kind)
-
-
-def shared_usages(row: Row, views: Sequence[OfRank]) -> Iterator[tuple[str, int, Usage]]:
+def shared_usages(row: Row) -> Iterator[tuple[str, int, Usage]]:
     """Fold the traces of all ranks into the use of each tier that they share, node by node.
 
     Parameters
     ----------
     row
-        A row with a trace.
-    views
-        All ranks that were simulated.
+        A row of all ranks.
 
     Returns
     -------
     iterator of (str, int, Usage)
         The scope, the number of the instance (of a supernode 0), and its use by all ranks there.
     """
+    return _instances(row, lambda scope: scope != "device")
+
+
+def _instances(row: Row, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, int, Usage]]:
+    """The instances of tiers of a scope that is wanted."""
     if row.trace is None:
         return
-    stands_in, on_node = row.trace.stands_in, row.hardware.topology.devices_per_node
-    for t, (name, tier) in enumerate(row.hardware.tiers.items()):
-        if tier.scope == "device":
-            continue
-        size = on_node if tier.scope == "node" else len(stands_in)
-        counts = Counter(by for rank, by in enumerate(stands_in) if rank // size == by // size)
-        parts: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
-        for view in views:
-            if view.trace is None:
-                continue
-            changes = view.trace.residencies.whole()
-            mine = np.flatnonzero(changes["tier"] == t)
-            of_all = {**changes, "rank": np.full(len(changes["tier"]), view.rank)}
-            kinds = tensor_kinds(view.graph, changes["tensor"][mine])
-            delta = changes["delta_bytes"][mine] * counts[view.rank] - row.trace.repeated_bytes(of_all)[mine]
-            if len(mine):
-                parts.setdefault(view.rank // size, []).append((changes["time_ns"][mine], delta, kinds))
-        for instance, found in sorted(parts.items()):
-            time, delta, kind = (np.concatenate(column) for column in zip(*found, strict=True))
-            order = np.lexsort((delta, time)) if len(found) > 1 else np.arange(len(time))
-            yield tier.scope, instance, _usage(row, name, time[order], delta[order], kind[order])
+    changes, instances = row.trace.residencies.whole(), Instances(row.hardware, row.trace)
+    instance, delta = instances.of(changes), instances.delta_bytes(changes)
+    kind = np.zeros(len(delta), np.int64)
+    for rank in np.unique(changes["rank"]).tolist():
+        mine = changes["rank"] == rank
+        graph = row.job.graph(rank) if is_job(row) else row.graph
+        kind[mine] = tensor_kinds(graph, changes["tensor"][mine])
+    for key in np.unique(instance).tolist():
+        name = row.hardware.tier_names[key // instances.ranks]
+        tier, mine = row.hardware.tiers[name], instance == key
+        if is_wanted(tier.scope):
+            by_kind = np.cumsum(np.where(kind[mine] == np.arange(len(KINDS))[:, None], delta[mine], 0), axis=1)
+            limit = row.budget_bytes if name == row.hardware.compute_tier else tier.usable_bytes
+            yield tier.scope, key % instances.ranks, Usage(name, limit, changes["time_ns"][mine], by_kind)
 
 
 @dataclass(frozen=True, slots=True)

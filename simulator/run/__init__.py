@@ -13,9 +13,10 @@ from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.report.rows import fastest_ns, is_ok
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
-from simulator.run.largest import Largest, searched
+from simulator.run.largest import searched
 from simulator.run.one import Progress, row_of, silent
 from simulator.run.results import Result, Results
+from simulator.run.swept import Sweep
 from simulator.scenario import Keep, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
@@ -66,7 +67,6 @@ def read(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     trace: Keep | None = None,
     job: Job | None = None,
-    scale: Mapping[str, float] | None = None,
 ) -> Case:
     """Read and build what all rows share; nothing is decided yet.
 
@@ -76,18 +76,16 @@ def read(
         As for `run`.
     trace
         Whether the trace is kept; default: as the scenario says.
-    scale
-        Dotted path of figures of the machine -> what they are multiplied by, after all other changes.
     """
     if job is not None and not isinstance(job, Job):
         raise ConfigError(
             "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
         )
-    loaded = catalog.resolve(scenario, set, scale=scale)
+    loaded = catalog.resolve(scenario, set)
     if trace is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))
     prepared = prepare if job is None else partial(prepare_job, job=job)
-    return prepared(loaded, is_changed=bool(set or scale))
+    return prepared(loaded, is_changed=bool(set))
 
 
 def run_case(
@@ -116,14 +114,15 @@ def run_case(
     return Results(case, results, _with_largest(case, results, policies, progress or silent))
 
 
-def _with_largest(case: Case, results: list[Result], policies: Policies | None, progress: Progress) -> Largest | None:
+def _with_largest(case: Case, results: list[Result], policies: Policies | None, progress: Progress) -> Sweep | None:
     """Search what the scenario asks under ``largest``, and add to each row what was found."""
     question = case.loaded.scenario.largest
     if question is None:
         return None
     found = searched(case.loaded, question, policies, progress)
+    values = {row["policy"]: row[question.column] for row in found.rows}
     for row in results:
-        row.summary[found.column] = found.of(row.label)
+        row.summary[question.column] = values.get(row.label)
     return found
 
 

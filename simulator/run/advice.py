@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from simulator import bounds
-from simulator.catalog.settings import Change, apply
+from simulator import bounds, catalog
+from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
 from simulator.run.case import Case, Policy, prepare_job
@@ -20,9 +20,6 @@ _TRIES = 6
 
 _EFFORT = 100_000
 """Ops of all the graphs for which plans are made to try the amounts of one room; beyond that, it may grow once."""
-
-_TRIED = ("assumed", "a size of chunks that is tried")
-"""The origin of a figure that is no one's."""
 
 
 Tell = Callable[[int, int], None]
@@ -71,8 +68,7 @@ def _smaller_chunks(case: Case, decide: Policy, report: Shortfall, allocator: Al
     chunks = bounds.smaller_chunks(case.hardware, report.tier, _lacking(case, report))
     if not chunks:
         return
-    changes = {f"links.{name}.chunk": Change(f"{size} B", "advice", *_TRIED) for name, size in chunks.items()}
-    given = prepare_job(replace(case.loaded, hardware=apply(case.hardware, changes)), case.job)
+    given = _given(case, {f"links.{name}.chunk": size for name, size in chunks.items()})
     try:
         trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
     except (CapacityError, ConfigError):
@@ -142,13 +138,16 @@ def _lacking(case: Case, report: Shortfall) -> int:
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:
     """The same case with at least so much room; of the compute tier, exactly so much of a budget that is set."""
-    hardware, scenario = case.hardware, case.loaded.scenario
-    tiers = dict(hardware.tiers)
-    for name, usable in room.items():
-        capacity = max(tiers[name].capacity_bytes, tiers[name].capacity_for(usable))
-        tiers[name] = tiers[name].model_copy(update={"capacity_bytes": capacity})
-    budget = room.get(hardware.compute_tier)
-    if budget is not None and scenario.budget_bytes is not None:
-        scenario = scenario.model_copy(update={"budget_bytes": budget})
-    machine = hardware.model_copy(update={"tiers": tiers})
-    return prepare_job(replace(case.loaded, hardware=machine, scenario=scenario), case.job)
+    tiers = case.hardware.tiers
+    least = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
+    sizes = {f"tiers.{name}.capacity": size for name, size in least.items() if size > tiers[name].capacity_bytes}
+    budget = room.get(case.hardware.compute_tier)
+    if budget is not None and case.loaded.scenario.budget_bytes is not None:
+        sizes["scenario.budget"] = budget
+    return _given(case, sizes)
+
+
+def _given(case: Case, sizes: Mapping[str, int]) -> Case:
+    """The same case with other sizes [B] in its documents."""
+    point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
+    return prepare_job(catalog.at(case.loaded, point), case.job)

@@ -18,7 +18,7 @@ from simulator.lifetime import lifetimes
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
-from simulator.report.names import folder_names
+from simulator.report.files import folder_names
 from simulator.run.execute import Trier
 from simulator.run.following import check_keeps
 from simulator.run.homes import home_ids, with_lasting_outputs
@@ -218,16 +218,9 @@ def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
     return policies
 
 
-LEAST_PEAK = "least_peak_bytes"
-"""Column: no plan with a step as short has a lower peak in the compute tier [B]."""
-
-COMPARED = ("slowdown_vs_fastest", "slowdown_vs_compute")
-"""Columns that only a table of several rows has."""
-
-
 def _check_expectations(loaded: Loaded) -> None:
     asked = (loaded.scenario.largest.column,) if loaded.scenario.largest else ()
-    known = (*metrics.columns(loaded.hardware), LEAST_PEAK, *COMPARED, *asked)
+    known = (*metrics.columns(loaded.hardware), *asked)
     for number, one in enumerate(loaded.scenario.expect):
         for column in one.columns:
             if column not in known:

@@ -11,8 +11,9 @@ from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
 from simulator.plan import Plan
-from simulator.report.names import folder_names, plan_names
+from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
+from simulator.run.scaling import points_of
 from simulator.run.serving import read_served
 from simulator.run.task import Task
 from simulator.scenario import Scenario
@@ -50,8 +51,7 @@ def _document(document: object, path: Path) -> str:
     if isinstance(document, Scenario):
         loaded = catalog.resolve(path)
         if document.scaling:
-            for point in catalog.points(loaded):
-                builders.check(point.workload)
+            points_of(loaded).check()
         if loaded.workload.requests is not None:
             rows, come = read_served(loaded)
             return f"scenario, {counted(len(rows), 'row')}, {counted(len(come.requests), 'request')}: ok"

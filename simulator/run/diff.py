@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.report import changes_text
-from simulator.report.changes import Change, Changes, RowChange, changes
+from simulator.report.changes import Change, Changes, RowChange, changes, in_comment, plain
 from simulator.report.summaries import dumped, read
 
 SCHEMA = "hosim-diff/1"
@@ -46,11 +45,11 @@ class Diff:
         return fails or bool(self.found.worse(self.tolerance))
 
     def __str__(self) -> str:
-        return changes_text.plain(self.found, self.tolerance)
+        return plain(self.found, self.tolerance)
 
     def markdown(self) -> str:
         """Write it as Markdown, for a comment on a pull request."""
-        return changes_text.markdown(self.found, self.tolerance)
+        return in_comment(self.found, self.tolerance)
 
     def json(self) -> bytes:
         """Write it as JSON: every row with every number, also those that did not move."""
@@ -64,7 +63,7 @@ class Diff:
                 "worse": self.worse,
                 "inputs": [{"what": what, "old": old, "new": new} for what, old, new in self.found.inputs],
                 "rows": [self._row(row) for row in self.found.rows],
-                "expectations": [asdict(verdict) for verdict in self.found.verdicts],
+                "expectations": [verdict._asdict() for verdict in self.found.verdicts],
             }
         )
 

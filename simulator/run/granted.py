@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import isfinite
 
 from simulator.errors import CapacityError
@@ -12,7 +14,9 @@ from simulator.policies.problem import Problem, Replay
 from simulator.units import human
 
 _PARTS = 256
-"""The budget is searched in such parts of it; a plan gets half of it at least."""
+"""The budget is searched in such parts of it."""
+_DOUBLED = (1, 2, 4, 8, 16, 32, 64, 128)
+"""So many parts are left out at first: most plans that block lack little, and each is planned anew."""
 
 
 def granted(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
@@ -36,19 +40,20 @@ def granted(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
     plan = decide(problem)
     if plan.fixed is None or not isfinite(problem.budget_bytes) or problem.replay(plan).status == "ok":
         return plan
-    whole, blocked, runs = int(problem.budget_bytes), 0, _PARTS // 2 + 1
-    found = None
-    while runs - blocked > 1:
-        parts = min(2 * blocked or 1, (blocked + runs) // 2)
-        less = whole - whole * parts // _PARTS
-        tried = _running(problem, decide, less)
-        if tried is None:
-            blocked = parts
-            continue
-        amounts = f"{human(less, 'B')} of {human(whole, 'B')}"
-        said = f"planned with {amounts}, as a plan with all of it blocks itself under this allocator"
-        runs, found = parts, replace(tried, notes=(*tried.notes, said))
-    return plan if found is None else found
+    whole = int(problem.budget_bytes)
+
+    @cache
+    def planned(parts: int) -> Plan | None:
+        return _running(problem, decide, whole - whole * parts // _PARTS)
+
+    enough = next((parts for parts in _DOUBLED if planned(parts) is not None), None)
+    if enough is None:
+        return plan
+    parts = bisect_left(range(enough), True, enough // 2 + 1, key=lambda number: planned(number) is not None)
+    amounts = f"{human(whole - whole * parts // _PARTS, 'B')} of {human(whole, 'B')}"
+    said = f"planned with {amounts}, as a plan with all of it blocks itself under this allocator"
+    smaller = planned(parts) or plan
+    return replace(smaller, notes=(*smaller.notes, said))
 
 
 def _running(problem: Problem, decide: Callable[[Problem], Plan], budget_bytes: int) -> Plan | None:

@@ -9,7 +9,7 @@ from simulator import catalog, formats
 from simulator.builders import build_job
 from simulator.formats import graph_jsonl
 from simulator.report import files
-from simulator.report.names import folder_names
+from simulator.report.files import folder_names
 from simulator.units import counted
 from simulator.workload import Workload
 

@@ -1,90 +1,27 @@
-"""The story of `hosim largest`: up to which value of a field of the workload each row still fits."""
+"""The sweep of `hosim largest`: up to which value of a field of the workload each row still fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator import catalog
-from simulator.catalog import Loaded
+from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ScopeError, Shortfall
-from simulator.report import largest as report
+from simulator.report.largest_view import largest_view
 from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.execute import execute
-from simulator.run.one import Progress, plans_of, row_of, silent
-from simulator.scenario import Largest as Question
-from simulator.scenario import Scenario
-
-if TYPE_CHECKING:
-    import pandas as pd
+from simulator.run.one import plans_of, row_of, silent
+from simulator.run.sweep import Point, Progress, Row, Rows, Study, sweep
+from simulator.run.swept import Sweep
+from simulator.scenario import Largest, Scenario
 
 _KEPT = 4
 """Workloads that are kept built: rows are tried with the same values first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Largest:
-    """What came of it.
-
-    Attributes
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-    question
-        What was searched.
-    rows
-        One per policy: the columns of `simulator.run`'s summary with the largest value, and
-
-        ``largest_<field>``
-            That value; None if the row fits with none of those that may be tried.
-        ``bound_<field>``
-            No plan of the row's kind fits with more; None if nothing is known to be in the way of what may be tried.
-        ``tried``
-            With how many values it was tried.
-        ``next``
-            The least value with which it was found not to fit; None if it fits with the largest one that may be tried.
-        ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
-            What is in the way of that: the tier and the moment, what must be there at once, and what there is room for.
-            If the plan blocks itself, only ``limit`` says so.
-    """
-
-    loaded: Loaded
-    question: Question
-    rows: Sequence[dict[str, Any]] = field(repr=False)
-
-    @property
-    def column(self) -> str:
-        """The column with the answer."""
-        return self.question.column
-
-    def of(self, row: str) -> int | None:
-        """The largest value with which a row fits, if there is one."""
-        return next((found[self.column] for found in self.rows if found["policy"] == row), None)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """The rows, one a line; counts, times [ns] and sizes [B] are whole numbers even where a row has none."""
-        import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
-
-        frame = pd.DataFrame(list(self.rows))
-        ends = ("_ns", "_bytes", self.column, "tried", "next")
-        return frame.astype(dict.fromkeys([column for column in map(str, frame) if column.endswith(ends)], "Int64"))
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        """What limits each row, and what the search takes for granted."""
-        return report.sentences(self.rows, self.question)
-
-    @property
-    def text(self) -> str:
-        """The rows as a table for people, one a line."""
-        return report.table(self.rows, self.question, self.loaded.hardware.compute_tier)
-
-    def __str__(self) -> str:
-        return "\n\n".join((self.text, "\n".join(self.sentences)))
+_ONE_GRAPH = "a plan from a file is of one graph; name a policy"
 
 
 def largest(
@@ -94,7 +31,7 @@ def largest(
     policies: Policies | None = None,
     progress: Progress | None = None,
     **asked: str | int | None,
-) -> Largest:
+) -> Sweep:
     """Search the largest value of a field of the workload with which each row still fits.
 
     Values are halved between one that fits and one that does not, so it is taken for granted that what fits also fits
@@ -107,23 +44,38 @@ def largest(
     set, policies
         As in `simulator.run`.
     progress
-        Called now and then with the row and the value at work, how many values were tried, and how many are at most.
+        Called when a value was tried.
     asked
-        What is searched, how far, and in which multiples: ``field``, ``at_most``, ``at_least``, ``multiple_of``, as in
-        a scenario under ``largest``; default: as this one says.
+        What is searched, how far, and in which multiples: ``field``, ``at_most``, ``multiple_of``, as in a scenario
+        under ``largest``; default: as this one says.
+
+    Returns
+    -------
+    Sweep
+        One row per policy: the columns of `simulator.run`'s summary with the largest value, and
+
+        ``largest_<field>``
+            That value; None if the row fits with none of those that may be tried.
+        ``bound_<field>``
+            No plan of the row's kind fits with more; None if nothing is known to be in the way of what may be tried.
+        ``tried``
+            With how many values it was tried.
+        ``next``
+            The least value with which it was found not to fit; None if it fits with the largest one that may be tried.
+        ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
+            What is in the way of that: the tier and the moment, what must be there at once, and what there is room for.
+            If the plan blocks itself, only ``limit`` says so.
 
     Raises
     ------
     ConfigError
         If a document is wrong, nothing says what is searched, or the workload is not valid with a value.
-    HosimError
-        If an option or a plan is wrong. What cannot fit and what blocks itself is what is searched.
     """
     loaded = catalog.resolve(scenario, set)
-    return searched(loaded, catalog.question(loaded, asked), policies, progress or silent)
+    return searched(loaded, catalog.question(loaded, asked), policies, progress)
 
 
-def searched(loaded: Loaded, question: Question, policies: Policies | None, progress: Progress) -> Largest:
+def searched(loaded: Loaded, question: Largest, policies: Policies | None, progress: Progress | None) -> Sweep:
     """Answer a question about a scenario.
 
     Parameters
@@ -133,101 +85,73 @@ def searched(loaded: Loaded, question: Question, policies: Policies | None, prog
     policies, progress
         As for `largest`.
     """
-    built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(loaded, question, value)))
-    rows = built(question.values[-1]).rows(policies)
-    found = [_Search(label, decide, question, built, progress).row() for label, decide in rows.items()]
-    return Largest(loaded, question, found)
+    axis = Axis(question.field, (f"workload.{question.field}",), loaded.place("largest", "field"))
+    base = loaded.asking_nothing()
+    built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(base, {axis: value})))
+    ends = [(question.values[-1],), (question.values[0],)]
+    decide = built(question.values[-1]).rows(policies)
+    studies = [
+        Study(base, partial(_tried, built, *one), (axis,), ends, question.values, _differ, {"policy": one[0]},
+              is_strict=True)
+        for one in decide.items()
+    ]  # fmt: skip
+    rows = sweep(studies, progress=progress)
+    found = [
+        _answer([row for row in rows if row["policy"] == label], question, built, decide[label]) for label in decide
+    ]
+    title = loaded.scenario.title or loaded.scenario.name
+    return Sweep("largest", [loaded], found, largest_view(found, question, loaded.hardware.compute_tier, title))
 
 
-@dataclass
-class _Search:
-    """The search for one row.
-
-    Attributes
-    ----------
-    label, decide
-        The row, and what decides.
-    question
-        What is searched.
-    built
-        Builds what runs with a value.
-    progress
-        Called before each try.
-    tried
-        How many values were.
-    """
-
-    label: str
-    decide: Policy
-    question: Question
-    built: Callable[[int], Case]
-    progress: Progress
-    tried: int = 0
-
-    def row(self) -> dict[str, Any]:
-        """What came of it, as a row."""
-        if self.built(self.question.values[-1]).choice(self.label).is_file:
-            return self._refused("a plan from a file is of one graph; name a policy")
-        try:
-            value, limit = self._halved(self._obstacle)
-        except ScopeError as error:
-            return self._refused(error.reason)
-        tried, bound = self.tried, self._bound(value, limit)
-        ran = {"policy": self.label, "status": "infeasible"}
-        if value is not None:
-            ran = row_of(self.built(value), self.label, self.decide, self.progress).summary
-        return {**ran, self.question.column: value, self.question.bound: bound, "tried": tried, **limit}
-
-    def _bound(self, value: int | None, limit: Mapping[str, Any]) -> int | None:
-        """The largest value that is not known to be beyond any plan, if some that may be tried is."""
-        if not limit:
-            return None
-        bound = value if self._proof(limit["next"]) else self._halved(self._proof, value)[0]
-        return None if bound == self.question.values[-1] else bound
-
-    def _refused(self, why: str) -> dict[str, Any]:
-        return {"policy": self.label, "status": "refused", self.question.column: None, "notes": why}
-
-    def _halved(
-        self, obstacle: Callable[[int], dict[str, Any]], fit: int | None = None
-    ) -> tuple[int | None, dict[str, Any]]:
-        """The largest value without an obstacle, if one is known to be without from there on; and that of the next."""
-        values = self.question.values
-        limit = obstacle(values[-1])
-        if not limit:
-            return values[-1], {}
-        fits, fails = -1 if fit is None else values.index(fit), len(values) - 1
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            if found := obstacle(values[middle]):
-                fails, limit = middle, found
-            else:
-                fits = middle
-        return (None if fits < 0 else values[fits]), {"next": values[fails], **limit}
-
-    def _obstacle(self, value: int) -> dict[str, Any]:
-        """What is in the way of a value; empty if nothing is."""
-        most = 1 + len(self.question.values).bit_length()
-        at, before = f"{self.label}, {self.question.field} {value:,}", self.tried
-        self.progress(at, before, most)
-        self.tried += 1
-        if found := self._proof(value):
-            return found
-        case = self.built(value).of(self.label)
-        try:
-            plans = plans_of(case, at, self.decide, lambda said, *_: self.progress(said, before, most))
-            trace = execute(case, plans, allocator=case.choice(self.label).allocator)
-        except CapacityError as error:
-            return _told(error.report)
-        return {} if trace.status == "ok" else {"limit": trace.status}
-
-    def _proof(self, value: int) -> dict[str, Any]:
-        """What is in the way of any plan of the row's kind; empty if nothing is known to be."""
-        case = self.built(value).of(self.label)
-        unfit = case.unfit(may_repeat=case.may_repeat(self.label))
-        return {} if unfit is None else _told(unfit)
+def _differ(fewer: Rows, more: Rows) -> bool:
+    """Whether the boundary lies between two values."""
+    return not fewer[0].keys() & {"limit", "notes"} and "limit" in more[0]
 
 
-def _told(short: Shortfall) -> dict[str, Any]:
+def _tried(built: Callable[[int], Case], label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
+    """Try whether a row fits with a value: what is in the way, if something is."""
+    case = built(point[0]).of(label)
+    if case.choice(label).is_file:
+        return [{"status": "refused", "notes": _ONE_GRAPH}]
+    if unfit := case.unfit(may_repeat=case.may_repeat(label)):
+        return [_lacking(unfit) | {"is_proved": True}]
+    try:
+        trace = execute(case, plans_of(case, label, decide, silent), allocator=case.choice(label).allocator)
+    except CapacityError as error:
+        return [_lacking(error.report)]
+    except ScopeError as error:
+        return [{"status": "refused", "notes": error.reason}]
+    return [{"status": "ok"} if trace.status == "ok" else {"limit": trace.status}]
+
+
+def _lacking(short: Shortfall) -> Row:
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
+
+
+def _answer(rows: Rows, question: Largest, built: Callable[[int], Case], decide: Policy) -> Row:
+    """Sum up the search for one row."""
+    label, column = rows[0]["policy"], question.column
+    if refused := [row for row in rows if row.get("status") == "refused"]:
+        return {"policy": label, column: None} | {key: refused[0][key] for key in ("status", "notes")}
+    fits = max((row[question.field] for row in rows if "limit" not in row), default=None)
+    limit = min((row for row in rows if "limit" in row), key=lambda row: int(row[question.field]), default=None)
+    ran: Row = {"policy": label, "status": "infeasible"}
+    if fits is not None:
+        ran = row_of(built(fits), label, decide, silent).summary
+    found = {**ran, column: fits, question.bound: None, "tried": len(rows)}
+    if limit is None:
+        return found
+    told = {key: value for key, value in limit.items() if key.startswith("limit")}
+    if not limit.get("is_proved"):
+
+        def is_unfit(value: int) -> bool:
+            case = built(value).of(label)
+            return case.unfit(may_repeat=case.may_repeat(label)) is not None
+
+        values = question.values
+        first = bisect_left(values, True, values.index(limit[question.field]), key=is_unfit)
+        found[question.bound] = values[first - 1] if first < len(values) else None
+    else:
+        found[question.bound] = fits
+    return found | {"next": limit[question.field], **told}

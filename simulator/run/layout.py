@@ -11,7 +11,7 @@ from simulator import catalog, formats
 from simulator.builders import build_job, layouts
 from simulator.graph import Job
 from simulator.layout import Weight
-from simulator.report import spread_text
+from simulator.report import layout_text
 from simulator.workload import Workload
 
 
@@ -35,11 +35,11 @@ class Spread:
 
     def text(self) -> str:
         """Tell it in tables."""
-        return spread_text.told(self.job, self.workload, self.weights)
+        return layout_text.told(self.job, self.workload, self.weights)
 
     def json(self) -> str:
         """The same as JSON, sizes in bytes."""
-        return dumps(spread_text.data(self.job, self.weights, self.workload.dtypes.element_bytes), indent=2)
+        return dumps(layout_text.data(self.job, self.weights, self.workload.dtypes.element_bytes), indent=2)
 
 
 def layout(workload: str | Path) -> Spread:

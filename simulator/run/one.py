@@ -46,7 +46,7 @@ def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Resul
     except CapacityError as error:
         return _infeasible(case, label, decide, error.report, progress)
     except ScopeError as error:
-        return Result(case, label, {"policy": label, "status": "refused", "notes": error.reason})
+        return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
 
 def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list[Plan]:
@@ -92,7 +92,7 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
 
 def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Result:
     summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    return Result(case, label, summary, shortfall=enough(case, label, decide, report, progress))
+    return Result.of(case, label, summary, shortfall=enough(case, label, decide, report, progress))
 
 
 def enough(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Shortfall:

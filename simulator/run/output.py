@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from simulator import catalog, formats
 from simulator.processes import Aside, aside
 from simulator.report import files
-from simulator.report.html import Story
-from simulator.report.names import folder_names, plan_names
+from simulator.report.files import folder_names, plan_names
+from simulator.report.html import Pages, Story
 from simulator.scenario import DrawsOrigin, PolicyChoice
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Output:
 
     def __init__(self, folder: Path, calls: Aside) -> None:
         self._folder = folder
-        self._pages = files.Pages(folder, calls, _write_tables)
+        self._pages = Pages(folder, calls, _write_tables)
 
     def add(self, row: Result) -> None:
         """Begin to write the next row."""

@@ -15,9 +15,9 @@ from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.problem import Problem
 from simulator.report import decisions, files, plan_files
-from simulator.report.crowds import crowded
-from simulator.report.names import folder_names
+from simulator.report.files import folder_names
 from simulator.report.rows import percent
+from simulator.report.sentences import crowded
 from simulator.run.case import Case, Policy, prepare
 from simulator.run.one import Progress, enough, plans_of, silent, tried
 from simulator.run.rehearsal import decided

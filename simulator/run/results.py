@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import metrics
-from simulator.errors import CapacityError, ConfigError, Shortfall
-from simulator.graph import Graph, Job
-from simulator.hardware import Hardware
+from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan, Steps
 from simulator.report import expectations, junit, stalls, summaries
-from simulator.report.scaling import pointer
+from simulator.report.rows import Row
+from simulator.report.scaling_view import pointer
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.hints import hints
 from simulator.run.origins import provenance
+from simulator.run.swept import Sweep
 from simulator.trace import Trace
 from simulator.units import nearest
 
@@ -26,83 +26,42 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
-    from simulator.run.largest import Largest
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Result(Row):
     """One row: one policy, and what came of it.
 
     Attributes
     ----------
-    case, label
-        What ran, and the name of the row.
-    summary
-        The columns of ``summary.json``.
-    plans, trace
-        What was decided for each graph of the job, and what happened; nothing if no such plan fits. No trace if the
-        scenario says that none is kept.
-    ran
-        Of one rank, what its row is counted from.
-    shortfall
-        Why no such plan fits, and what would help.
+    case
+        What ran.
     remarks
         What the referee noticed that is no breach.
     """
 
-    case: Case = field(repr=False)
-    label: str
-    summary: dict[str, Any] = field(repr=False)
-    plans: tuple[Plan, ...] = field(default=(), repr=False)
-    trace: Trace | None = field(default=None, repr=False)
-    ran: metrics.Ran | None = field(default=None, repr=False)
-    shortfall: Shortfall | None = field(default=None, repr=False)
+    case: Case = field(repr=False, kw_only=True)
     remarks: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, case: Case, label: str, summary: dict[str, Any], **more: Any) -> Result:
+        """Make the row of a case.
+
+        Parameters
+        ----------
+        case, label, summary
+            What ran, what the row is called, and its figures.
+        **more
+            Further attributes.
+        """
+        given = any(task.problem.gives_homes for task in case.tasks)
+        about = (label, case.choice(label).policy, summary, case.job, case.hardware, case.problem.budget_bytes)
+        return cls(*about, homes_are_given=given, case=case, **more)
 
     @property
     def status(self) -> str:
         """``ok``, ``infeasible``, ``blocked``, or ``refused`` (its policy does not know how to plan this)."""
         return str(self.summary["status"])
-
-    @property
-    def policy(self) -> str:
-        """Name of the policy that decided: one that hosim has, a plan's file, or a function's name."""
-        return self.case.choice(self.label).policy
-
-    @property
-    def job(self) -> Job:
-        """What ran."""
-        return self.case.job
-
-    @property
-    def graph(self) -> Graph:
-        """What rank 0 ran."""
-        return self.case.problem.graph
-
-    @property
-    def plan(self) -> Plan | None:
-        """What was decided for rank 0."""
-        return self.plans[self.job.graph_of[0]] if self.plans else None
-
-    @property
-    def hardware(self) -> Hardware:
-        """Where, with all changes."""
-        return self.case.problem.hardware
-
-    @property
-    def budget_bytes(self) -> int | float:
-        """What may be used of the compute tier [B]."""
-        return self.case.problem.budget_bytes
-
-    @property
-    def homes_are_given(self) -> bool:
-        """Whether the scenario says where a step begins with some tensor, so that bounds hold with these homes."""
-        return any(task.problem.gives_homes for task in self.case.tasks)
-
-    @property
-    def blocked(self) -> tuple[str, ...]:
-        """Who waits for whom, if the plan blocked itself."""
-        return self.trace.blocked if self.trace else ()
 
     @cached_property
     def spans(self) -> pd.DataFrame:
@@ -149,11 +108,11 @@ class Result:
         window_ns
             First and last instant shown [ns]; the whole run if None.
         """
-        from simulator.report import figures  # noqa: PLC0415 - most runs of a sweep draw nothing
+        from simulator.report import timeline  # noqa: PLC0415 - most runs of a sweep draw nothing
 
         if self.trace is None:
             raise self._nothing_ran()
-        return figures.timeline(self, window_ns=window_ns)
+        return timeline.timeline(self, window_ns=window_ns)
 
     @property
     def tables(self) -> metrics.Frames:
@@ -192,7 +151,7 @@ class Results(Mapping[str, Result]):
         Up to which value of a field each row fits, if the scenario asks.
     """
 
-    def __init__(self, case: Case, rows: Sequence[Result], largest: Largest | None = None) -> None:
+    def __init__(self, case: Case, rows: Sequence[Result], largest: Sweep | None = None) -> None:
         self.case, self.largest = case, largest
         self._rows = {row.label: row for row in rows}
 
@@ -216,10 +175,15 @@ class Results(Mapping[str, Result]):
         """One row per policy; times [ns], sizes [B], whole numbers even where a row has none."""
         import pandas as pd  # noqa: PLC0415 - slow to import, and the table on the screen needs none
 
-        frame = pd.DataFrame([row.summary for row in self.values()]).set_index("policy")
+        frame = pd.DataFrame(list(self.summaries.values())).set_index("policy")
         frame = frame.reindex(columns=[*frame, *(column for column in _ALWAYS if column not in frame)])
-        whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
+        whole = [column for column in map(str, frame) if metrics.figure_of(column).unit in ("ns", "B")]
         return frame.astype(dict.fromkeys(whole, "Int64"))
+
+    @property
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """The figures of each row by column, as in ``summary.json``."""
+        return {label: row.summary for label, row in self.items()}
 
     @cached_property
     def sentences(self) -> list[str]:
@@ -235,7 +199,7 @@ class Results(Mapping[str, Result]):
             return []
         scenario = self.case.loaded.scenario
         source = scenario.claim.source if scenario.claim else ""
-        return expectations.verdicts(scenario.expect, list(self.values()), source)
+        return expectations.verdicts(scenario.expect, self.summaries, source)
 
     @property
     def checks(self) -> list[junit.Case]:
@@ -267,7 +231,7 @@ class Results(Mapping[str, Result]):
 
     def json(self) -> bytes:
         """Write what ``summary.json`` says, but for the list of files."""
-        return summaries.dumped(summaries.content([row.summary for row in self.values()], self.more))
+        return summaries.dumped(summaries.content(list(self.summaries.values()), self.more))
 
     def comparison(self) -> Picture:
         """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use."""

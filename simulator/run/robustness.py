@@ -1,57 +1,63 @@
-"""How a plan that was made for the nominal machine does on others, beside a policy that decides while it runs.
+"""The sweep of `hosim robust`: a plan made for the nominal machine on others, beside a policy that decides as it runs.
 
 The *tested* policy plans once, for the machine and the workload as their documents say, and its steps are replayed
 unchanged under each condition. The *other* one is a runtime that sees what happens. Both run under the same draws.
 What blocks or no longer fits is an outcome, counted as slower than anything that runs.
+
+``jitter``, ``copy jitter``
+    Other times of ops, and of links or copies: see `simulator.run.perturb`.
+``slower links``
+    Every link has its bandwidth times ``1 - level``, and its latency over it.
+``inspection``
+    What a runtime pays to look at the state before each compute, which is measured nowhere: the level is that time.
+``longer sequence``
+    The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is carried over by
+    the names of ops and tensors, a runtime decides anew.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from simulator import catalog, metrics, referee
-from simulator.catalog import Loaded
+from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan
-from simulator.report import spread as report
-from simulator.run.case import Case, Policy, prepare
+from simulator.report.robust_view import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
+from simulator.run.case import Case, prepare
 from simulator.run.execute import execute
-from simulator.run.perturb import (
-    COPIES,
-    INSPECTION,
-    JITTER,
-    LINKS,
-    NOMINAL,
-    SEQUENCE,
-    Condition,
-    carried,
-    check_levels,
-    perturbed,
-)
-from simulator.run.workers import spread
+from simulator.run.perturb import carried, jittered
+from simulator.run.sweep import Point, Progress, Rows, Study, sweep
+from simulator.run.swept import Sweep
 from simulator.scenario import Scenario
 
-if TYPE_CHECKING:
-    import pandas as pd
+JITTER, COPIES, LINKS = "jitter", "copy jitter", "slower links"
 
-    from simulator.report.drawing import Picture
 
-LEVELS: dict[str, tuple[float, ...]] = {
-    JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
-    COPIES: (),
-    LINKS: (0.1, 0.2, 0.3, 0.5),
-    INSPECTION: (100, 500, 1000, 2000, 5000),
-    SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
+class Kind(NamedTuple):
+    """A kind of perturbation: its key in `Conditions`, levels where none are given, and which there may be."""
+
+    key: str
+    levels: tuple[float, ...]
+    least: float
+    most: float
+    range: str
+
+
+KINDS = {
+    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1e-9, 1.0, "above 0 % and at most 100 %"),
+    COPIES: Kind("copy_jitter", (), 1e-9, 1.0, "above 0 % and at most 100 %"),
+    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 1e-9, 0.99, "above 0 % and at most 99 %"),
+    INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1, 1e9, "from 1 ns to 1 s, such as 100ns,5us"),
+    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 1e-9, 99.0, "above 0 % and at most 9,900 %"),
 }
-"""Levels that are tried where none are given."""
 MOST_DRAWS = 10_000
 """Draws at a level."""
-
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""
 
@@ -64,7 +70,7 @@ class Conditions(TypedDict, total=False):
     set
         Changes to the nominal machine, as in `simulator.run`.
     jitter, copy_jitter, slower_links, longer
-        Levels, as shares (0.05 is 5 %); an empty list leaves the kind out. See `simulator.run.perturb`.
+        Levels, as shares (0.05 is 5 %); an empty list leaves the kind out.
     inspect
         Times of a look at the state [ns].
     draws, seed
@@ -84,80 +90,15 @@ class Conditions(TypedDict, total=False):
     headroom: float
 
 
-@dataclass(frozen=True, eq=False)
-class Robustness:
-    """What came of it.
-
-    Attributes
-    ----------
-    loaded
-        The scenario, its machine and its workload.
-    policies
-        Labels of the tested policy and of the other one.
-    rows
-        One outcome per policy, condition and draw: ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
-        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run.
-    seed
-        Of the draws.
-    """
-
-    loaded: Loaded
-    policies: tuple[str, str]
-    rows: Sequence[dict[str, Any]] = field(repr=False)
-    seed: int = 0
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """The outcomes, one a line; step times are whole nanoseconds."""
-        import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
-
-        return pd.DataFrame(list(self.rows)).astype({"step_ns": "Int64", "slowdown": "Float64"})
-
-    @cached_property
-    def quantiles(self) -> list[dict[str, Any]]:
-        """One line per policy and level: how many ran, and quantiles of step time and slowdown."""
-        return report.quantiles(self.rows)
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        """From which perturbation on the other policy wins, for each kind."""
-        return report.crossovers(self.quantiles, *self.policies)
-
-    def figure(self) -> Picture:
-        """Draw step times over the level of each perturbation: median and the middle 90 % of both policies."""
-        from simulator.report.spread_figure import spread_picture  # noqa: PLC0415 - drawing takes time to import
-
-        return spread_picture(self.quantiles, self.policies)
-
-    def __str__(self) -> str:
-        parts = (report.table(self.quantiles, self.policies), "\n".join(self.sentences))
-        return "\n\n".join(filter(None, parts))
-
-    def write(self, out: str | Path) -> None:
-        """Write the outcomes, their quantiles, the picture and the documents into a folder.
-
-        Parameters
-        ----------
-        out
-            The folder; filled beside its place and renamed. An earlier run's is replaced.
-        """
-        from simulator.run.folder import filled  # noqa: PLC0415
-
-        more = {"sentences": self.sentences, "seed": self.seed}
-        with filled(out, self.loaded, self.quantiles, more) as folder:
-            self.table.to_csv(folder / "draws.csv", index=False, lineterminator="\n")
-            self.figure().write(str(folder / "robustness.png"))
-
-
 def robustness(
     scenario: str | Path | Scenario,
     *,
     policy: str = "static",
     against: str = "reactive",
     workers: int = 1,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
     **conditions: Unpack[Conditions],
-) -> Robustness:
+) -> Sweep:
     """Replay a plan that was made for nominal conditions under others, beside a policy that decides while it runs.
 
     Parameters
@@ -170,9 +111,16 @@ def robustness(
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
     progress
-        Called now and then.
+        Called when a replay is done.
     **conditions
         See `Conditions`.
+
+    Returns
+    -------
+    Sweep
+        Its outcomes: per policy, condition and draw ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
+        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Its
+        rows: their quantiles.
 
     Raises
     ------
@@ -182,28 +130,27 @@ def robustness(
         If the tested policy has no plan under nominal conditions.
     """
     loaded = catalog.resolve(scenario, conditions.get("set"))
-    case, seed = prepare(loaded), conditions.get("seed", 0)
+    case = prepare(loaded)
     if case.job.ranks > 1:
         do = "run one rank's slice of the workload"
         raise ConfigError(case.job.name, "what is tested under other conditions is one rank", f"{case.job.ranks}", do)
-    tried = list(_conditions(case, conditions))
-    labels = _labels(case, policy, against)
-    runner = partial(_Runner, loaded, labels, seed, _headroom(conditions))
-    silent = progress or (lambda label, done, total: None)
-    label = f"{labels[0]} against {labels[1]}"
-    outcomes = spread(runner, tried, workers, _lost, lambda done: silent(label, done, len(tried)))
-    rows = [row for found in outcomes for row in found]
-    nominal = {row["policy"]: row["step_ns"] for row in rows if row["perturbation"] == NOMINAL}
-    for row in rows:
-        row["policy"] = labels[row["policy"]]
-    for row, number in zip(rows, [0, 1] * len(tried), strict=True):
-        own = nominal[number]
+    seed = conditions.get("seed", 0)
+    nominal = _Nominal(loaded, _labels(case, (policy, against)), conditions.get("headroom", 0.0))
+    studies = list(_studies(nominal, conditions))
+    nominal.check()
+    outcomes = sweep(studies, workers, progress)
+    steps = {row["policy"]: row["step_ns"] for row in outcomes if row["perturbation"] == NOMINAL}
+    for row in outcomes:
+        own = steps[row["policy"]]
         row["slowdown"] = row["step_ns"] / own if own and row["step_ns"] is not None else None
-    return Robustness(loaded, labels, rows, seed)
+    columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
+    tidy = [{column: row.get(column) for column in columns} for row in outcomes]
+    rows = quantiles(tidy)
+    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), tidy, {"seed": seed})
 
 
-def _labels(case: Case, policy: str, against: str) -> tuple[str, str]:
-    first, second = (next(iter(case.rows([name]))) for name in (policy, against))
+def _labels(case: Case, policies: Sequence[str]) -> tuple[str, str]:
+    first, second = (next(iter(case.rows([name]))) for name in policies)
     if first == second:
         raise ConfigError("policies", "two different ones are compared", repr(first), "choose another one")
     if case.choice(first).set_ != case.choice(second).set_:
@@ -212,103 +159,134 @@ def _labels(case: Case, policy: str, against: str) -> tuple[str, str]:
     return first, second
 
 
-def _headroom(given: Conditions) -> float:
-    headroom = given.get("headroom", 0.0)
-    if not 0 <= headroom < 1:
-        raise ConfigError("headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %", "correct it")
-    return headroom
+@dataclass(eq=False)
+class _Nominal:
+    """What both policies do under nominal conditions; each process plans for itself, as runtimes cannot be sent.
 
-
-def _conditions(case: Case, given: Conditions) -> Iterator[Condition]:
-    """All conditions, the nominal one first."""
-    draws, seed = given.get("draws", DRAWS), given.get("seed", 0)
-    for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
-        if type(number) is not int or number < least:
-            raise ConfigError(name, f"{name} is a whole number, at least {least}", repr(number), "correct it")
-    if draws > MOST_DRAWS:
-        raise ConfigError("draws", f"there are at most {MOST_DRAWS:,} draws at a level", f"{draws:,}", "draw fewer")
-    yield Condition()
-    asked = {
-        JITTER: given.get("jitter"),
-        COPIES: given.get("copy_jitter"),
-        LINKS: given.get("slower_links"),
-        INSPECTION: given.get("inspect"),
-        SEQUENCE: given.get("longer"),
-    }
-    if case.loaded.workload.model is None and asked[SEQUENCE] is None:
-        asked[SEQUENCE] = ()
-    for kind, given_levels in asked.items():
-        levels = LEVELS[kind] if given_levels is None else given_levels
-        check_levels(case, kind, levels)
-        for level in sorted(set(levels)):
-            yield from (Condition(kind, level, draw) for draw in range(draws if kind in (JITTER, COPIES) else 1))
-
-
-def _lost(condition: Condition) -> list[dict[str, Any]]:
-    """The outcomes of a condition whose process died."""
-    return [_outcome(number, condition, "lost", None, "its process died") for number in (0, 1)]
-
-
-def _outcome(number: int, condition: Condition, status: str, step_ns: int | None, why: str = "") -> dict[str, Any]:
-    about = {"perturbation": condition.kind, "level": condition.level, "draw": condition.draw}
-    return {"policy": number, **about, "status": status, "step_ns": step_ns, "slowdown": None, "why": why}
-
-
-class _Runner:
-    """Runs both policies under one condition after another.
-
-    Parameters
+    Attributes
     ----------
-    loaded, labels, seed
-        See `Robustness`.
+    loaded, labels
+        What is planned for, and the two rows.
     headroom
-        See `Conditions`.
+        Share of the budget that the tested plan leaves free.
     """
 
-    def __init__(self, loaded: Loaded, labels: tuple[str, str], seed: int, headroom: float) -> None:
-        self._case, self._seed = prepare(loaded).of(labels[0]), seed
-        self._allocators = [self._case.choice(label).allocator for label in labels]
-        self._decide: list[Policy] = [self._case.rows([label])[label] for label in labels]
-        self._plans: list[Plan | CapacityError] = [self._decided(n, share) for n, share in enumerate((headroom, 0.0))]
-        if isinstance(self._plans[0], CapacityError):
-            raise self._plans[0]
+    loaded: Loaded
+    labels: tuple[str, str]
+    headroom: float
 
-    def _decided(self, number: int, headroom: float) -> Plan | CapacityError:
-        """Plan for nominal conditions, with less than the budget."""
-        case = self._case
-        if headroom and case.problem.budget_bytes != math.inf:
-            less = {"budget_bytes": int(case.problem.budget_bytes * (1 - headroom))}
-            case = prepare(replace(case.loaded, scenario=case.loaded.scenario.model_copy(update=less)))
+    def __getstate__(self) -> dict[str, Any]:
+        return {"loaded": self.loaded, "labels": self.labels, "headroom": self.headroom}
+
+    @cached_property
+    def case(self) -> Case:
+        """What was planned for."""
+        return prepare(self.loaded).of(self.labels[0])
+
+    @cached_property
+    def plans(self) -> dict[str, Plan | CapacityError]:
+        """The plan of each row, or why there is none."""
+        return {label: self._plan(label, self.headroom if label == self.labels[0] else 0) for label in self.labels}
+
+    def _plan(self, label: str, headroom: float) -> Plan | CapacityError:
+        case, budget = self.case, self.case.problem.budget_bytes
+        if headroom and budget != math.inf:
+            less = Axis("headroom", ("scenario.budget",), "headroom", "B")
+            case = prepare(catalog.at(case.loaded, {less: int(budget * (1 - headroom))}))
         try:
-            plan = self._decide[number](case.problem)
-            referee.check_plan(self._case.graph, self._case.hardware, plan, self._case.tasks[0].pinned)
+            plan = case.rows([label])[label](case.problem)
+            referee.check_plan(self.case.graph, self.case.hardware, plan, self.case.tasks[0].pinned)
         except CapacityError as error:
             less_headroom = f"leave less headroom than {100 * headroom:g} %"
             return CapacityError(replace(error.report, levers=(less_headroom,))) if headroom else error
         return plan
 
-    def __call__(self, condition: Condition) -> list[dict[str, Any]]:
-        """Outcomes of both policies."""
-        case = perturbed(self._case, condition, self._seed)
-        return [self._run(number, case, condition) for number in (0, 1)]
-
-    def _run(self, number: int, case: Case, condition: Condition) -> dict[str, Any]:
-        try:
-            plan = self._plan(number, case, condition)
-            trace = execute(case, [plan], allocator=self._allocators[number])
-        except CapacityError as error:
-            return _outcome(number, condition, "infeasible", None, str(error))
-        switches = case.problem.switches
-        ran = [referee.Drawn(plan, case.tasks[0].draws(0), self._allocators[number])]
-        referee.check_trace(case.graph, case.hardware, ran, trace, case.problem.budget_bytes, switches)
-        row = metrics.summarise(case.graph, case.hardware, trace)
-        return _outcome(number, condition, trace.status, row["step_ns"], "; ".join(trace.blocked[:1]))
-
-    def _plan(self, number: int, case: Case, condition: Condition) -> Plan:
-        """The plan as it was made; what is not fixed decides anew for another graph."""
-        plan = self._plans[number]
-        if condition.kind == SEQUENCE and (isinstance(plan, CapacityError) or plan.fixed is None):
-            return self._decide[number](case.problem)
+    def check(self) -> None:
+        """Refuse a headroom that is none, and a tested policy without a plan."""
+        if not 0 <= self.headroom < 1:
+            found = f"{100 * self.headroom:g} %"
+            raise ConfigError("headroom", "it is at least 0 % and below 100 %", found, "correct it")
+        plan = self.plans[self.labels[0]]
         if isinstance(plan, CapacityError):
             raise plan
-        return carried(plan, self._case.graph, case.graph)
+
+
+def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
+    """A study for each kind and level, the nominal one first; its points are draws."""
+    draws, seed = conditions.get("draws", DRAWS), conditions.get("seed", 0)
+    for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
+        if type(number) is not int or number < least:
+            raise ConfigError(name, f"{name} is a whole number, at least {least}", repr(number), "correct it")
+    if draws > MOST_DRAWS:
+        raise ConfigError("draws", f"there are at most {MOST_DRAWS:,} draws at a level", f"{draws:,}", "draw fewer")
+    has_model, given = nominal.loaded.workload.model is not None, cast(Mapping[str, Any], conditions)
+    if given.get("longer") and not has_model:
+        must = "only the step of a model can be built for a longer sequence"
+        raise ConfigError("levels of longer sequence", must, "a graph from a file", "leave them out")
+    levels = [(NOMINAL, 0.0)]
+    for name, kind in KINDS.items():
+        asked = given.get(kind.key)
+        asked = (kind.levels if name != SEQUENCE or has_model else ()) if asked is None else asked
+        levels += [(name, level) for level in check_levels(name, asked)]
+    for name, level in levels:
+        varied = _varied(nominal.loaded, name, level)
+        axes = (*varied, Axis("draw", (), f"levels of {name}"))
+        points = [(*varied.values(), draw) for draw in range(draws if name in (JITTER, COPIES) else 1)]
+        about = {"perturbation": name, "level": level}
+        yield Study(nominal.loaded, partial(_replayed, nominal, name, level, seed), axes, points, about=about)
+
+
+def check_levels(name: str, levels: Sequence[float]) -> list[float]:
+    """Return the levels of a kind of perturbation, ascending.
+
+    Raises
+    ------
+    ConfigError
+        If one is out of range.
+    """
+    kind = KINDS[name]
+    for level in levels:
+        if not kind.least <= level <= kind.most:
+            found = f"{level:g} ns" if name == INSPECTION else f"{100 * level:g} %"
+            raise ConfigError(f"levels of {name}", f"a level is {kind.range}", found, "correct it")
+    return sorted(set(levels))
+
+
+def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
+    """What a perturbation changes in the documents: jitter changes nothing there."""
+    where, sequence = f"levels of {name}", loaded.workload.sequence or 0
+    if name == LINKS:
+        speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))
+        return {speed: 1 - level, latency: 1 / (1 - level)}
+    if name == INSPECTION:
+        return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
+    if name == SEQUENCE:
+        return {Axis(name, ("workload.sequence",), where): max(1, round(sequence * (1 + level)))}
+    return {}
+
+
+def _replayed(nominal: _Nominal, kind: str, level: float, seed: int, loaded: Loaded, point: Point) -> Rows:
+    """Replay both policies under a condition."""
+    if kind in (JITTER, COPIES):
+        case = jittered(nominal.case, level, point[-1], seed, of_copies=kind == COPIES)
+    else:
+        case = nominal.case if kind == NOMINAL else prepare(loaded).of(nominal.labels[0])
+    return [{"policy": label, "step_ns": None, **_outcome(nominal, label, kind, case)} for label in nominal.labels]
+
+
+def _outcome(nominal: _Nominal, label: str, kind: str, case: Case) -> dict[str, Any]:
+    allocator, plan = case.choice(label).allocator, nominal.plans[label]
+    try:
+        if kind == SEQUENCE and (isinstance(plan, CapacityError) or plan.fixed is None):
+            plan = case.rows([label])[label](case.problem)
+        if isinstance(plan, CapacityError):
+            raise plan
+        plan = carried(plan, nominal.case.graph, case.graph)
+        trace = execute(case, [plan], allocator=allocator)
+    except CapacityError as error:
+        return {"status": "infeasible", "why": str(error)}
+    drawn = [referee.Drawn(plan, case.tasks[0].draws(0), allocator)]
+    budget, switches = case.problem.budget_bytes, case.problem.switches
+    referee.check_trace(case.graph, case.hardware, drawn, trace, budget, switches)
+    step_ns = metrics.summarise(case.graph, case.hardware, trace)["step_ns"]
+    return {"status": trace.status, "step_ns": step_ns, "why": "; ".join(trace.blocked[:1])}

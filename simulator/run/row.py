@@ -12,7 +12,7 @@ from simulator.errors import HosimError, InvariantError
 from simulator.plan import Plan
 from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
-from simulator.run.case import LEAST_PEAK, Case
+from simulator.run.case import Case
 from simulator.run.execute import execute, follow
 from simulator.run.following import Follower
 from simulator.run.results import Result
@@ -94,13 +94,13 @@ def replayed(
     if not is_bounded:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
     elif trace.status == "ok":
-        summary[LEAST_PEAK] = case.least_peak_bytes(summary["step_ns"], **kind)
+        summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
         _check_bound(label, summary)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     kept = trace if case.loaded.scenario.trace == "kept" else None
-    return Result(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
+    return Result.of(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
 
 
 def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:

@@ -1,94 +1,49 @@
-"""The story of `hosim validate`: run every claim, and hold what came out against what is printed."""
+"""The sweep of `hosim validate`: run every claim, and hold what came out against what is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
-from simulator.catalog import Loaded
+from simulator.catalog import Axis, Loaded
 from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
-from simulator.report import validation as report
-from simulator.report.expectations import Counted, Verdict, untested, verdicts
-from simulator.report.summaries import dumped
-from simulator.report.validation import Checked, Fitted
-from simulator.run import Case, Progress, read, run_case
-from simulator.run.serving import ServedRow, serve
-from simulator.run.workers import spread
+from simulator.report.claims_view import Fitted, Judged, claims_view
+from simulator.report.expectations import Summaries, Verdict, untested, verdicts
+from simulator.run import prepare, run_case
+from simulator.run.serving import serve
+from simulator.run.sweep import Point, Progress, Rows, Study, sweep
+from simulator.run.swept import Sweep
 from simulator.scenario import Expectation, PolicyChoice
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-SCHEMA = "hosim-validate/1"
-"""The schema of what is written as JSON."""
 
 
 @dataclass(frozen=True, eq=False)
-class Validation:
-    """What came of it.
+class Validation(Sweep):
+    """What came of it; one row per printed figure, and per other expectation that fails.
 
     Attributes
     ----------
-    checked
-        One per scenario, in the order in which they were asked for.
+    judged
+        Verdicts on all that is expected.
     """
 
-    checked: Sequence[Checked] = field(repr=False)
+    judged: Sequence[Judged] = field(default=(), repr=False)
 
     @property
     def is_broken(self) -> bool:
         """Whether something that must hold does not."""
-        return any(verdict.is_broken for one in self.checked for verdict in one.verdicts)
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """One per printed figure, and per other expectation that fails: see `simulator.report.validation.rows`."""
-        return report.rows(self.checked)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """The rows, one a line."""
-        import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
-
-        return pd.DataFrame(self.rows, columns=list(report.COLUMNS))
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        """How many free parameters explain how many printed figures, and what is missed or broken."""
-        return report.sentences(self.checked)
-
-    def write(self, out: str | Path) -> None:
-        """Write the rows, and a page with the table, its notes and its count of free parameters, into a folder.
-
-        Parameters
-        ----------
-        out
-            The folder; filled beside its place and renamed. An earlier run's is replaced.
-        """
-        from simulator.report import files, pages  # noqa: PLC0415 - what draws takes time to import
-
-        with files.replaced(Path(out)) as folder:
-            (folder / "report.html").write_text(pages.of_claims(self.checked), encoding="utf-8")
-            files.write_summary(folder, self.rows, {"sentences": self.sentences})
+        return any(one.verdict.is_broken for one in self.judged)
 
     @property
     def checks(self) -> dict[str, list[junit.Case]]:
         """What it fails for, as tests, by scenario."""
-        return {one.scenario: [junit.case(verdict) for verdict in one.verdicts] for one in self.checked}
-
-    def json(self) -> bytes:
-        """Write the rows and the sentences as JSON."""
-        return dumped({"schema": SCHEMA, "broken": self.is_broken, "rows": self.rows, "sentences": self.sentences})
-
-    def __str__(self) -> str:
-        return report.text(self.checked)
+        found: dict[str, list[junit.Case]] = {one.scenario.name: [] for one in self.loaded}
+        for one in self.judged:
+            found[one.scenario].append(junit.case(one.verdict))
+        return found
 
 
 def claims() -> list[str]:
@@ -127,89 +82,66 @@ def validate(
     ConfigError
         If there is nothing to validate, or no machine has a figure that is to be multiplied.
     """
-    names = claims() if scenarios is None else [str(name) for name in scenarios]
-    if not names:
+    loaded = [catalog.resolve(name) for name in (claims() if scenarios is None else scenarios)]
+    if not loaded:
         raise ConfigError("scenarios", "a claim is named to be validated", "none", "name one, or leave them out")
-    tasks = [(name, _having(name, scale or {})) for name in names]
-    _check_scale(scale or {}, tasks)
-
-    def tell(done: int) -> None:
-        if progress is not None:
-            progress(f"{done} of {len(tasks)} scenarios", done, len(tasks))
-
-    tell(0)
-    return Validation(spread(_checker, tasks, workers, _lost, tell))
-
-
-Task = tuple[str, Mapping[str, float]]
-"""A scenario, and what figures of its machine are multiplied by."""
-
-
-def _having(name: str, scale: Mapping[str, float]) -> dict[str, float]:
-    """What of the scale is about figures that the scenario's machine has."""
-    machine, found = catalog.resolve(name).hardware, {}
-    for path, factor in scale.items():
-        try:
-            catalog.multiplied(machine, {path: factor})
-        except ConfigError:
-            continue
-        found[path] = factor
-    return found
+    axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
+    for axis, factor in axes.items():
+        if not any(_has(one, axis, factor) for one in loaded):
+            catalog.at(loaded[0], {axis: factor})
+    studies = []
+    for one in loaded:
+        own = tuple(axis for axis, factor in axes.items() if _has(one, axis, factor))
+        studies.append(Study(one, checked, own, [tuple(axes[axis] for axis in own)], is_strict=True))
+    judged = [row["judged"] for row in sweep(studies, workers, progress)]
+    view = claims_view(judged)
+    rows = [one.row for one in judged if one.verdict.printed or one.verdict.is_broken]
+    more = {"broken": any(one.verdict.is_broken for one in judged)}
+    return Validation("validate", loaded, rows, view, more=more, judged=judged)
 
 
-def _check_scale(scale: Mapping[str, float], tasks: Sequence[Task]) -> None:
-    for path, factor in scale.items():
-        if not any(path in factors for _, factors in tasks):
-            catalog.resolve(tasks[0][0], scale={path: factor})
+def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
+    """Whether the machine has a figure that is to be multiplied."""
+    try:
+        catalog.at(loaded, {axis: factor})
+    except ConfigError:
+        return False
+    return True
 
 
-def _checker() -> Callable[[Task], Checked]:
-    """Return what a worker does; nothing is shared between scenarios."""
-    return _checked
-
-
-def _checked(task: Task) -> Checked:
+def checked(loaded: Loaded, point: Point) -> Rows:
     """Run, or serve, the rows of a scenario that something is expected of, and judge."""
-    name, scale = task
-    loaded = catalog.resolve(name, scale=scale)
     scenario = loaded.scenario
     if not scenario.expect:
         must, do = "a scenario that is validated expects something of a row", "add expect, or run it: hosim run"
         raise ConfigError(loaded.place("expect"), must, "nothing", do)
-    is_served = loaded.workload.requests is not None
-    found = _served(loaded, scale) if is_served else judged(read(name, scale=scale), scenario.expect)
+    if loaded.workload.requests is not None:
+        changes = dict(scenario.set_) if point else None
+        served = serve(loaded.paths["scenario"], set=changes, policies=_labels(scenario.expect)).rows
+        found = _verdicts(loaded, scenario.expect, {str(row["policy"]): row for row in served})
+    else:
+        found = judged(loaded, scenario.expect)
     found += untested(scenario.claim) if scenario.claim else []
     fits = {choice.row: tuple(_fits(loaded, choice)) for choice in scenario.policies}
-    return Checked(scenario.name, tuple(found), fits)
+    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, ()))} for verdict in found]
 
 
-def _served(loaded: Loaded, scale: Mapping[str, float]) -> list[Verdict]:
-    path, expected = loaded.paths["scenario"], loaded.scenario.expect
-    changes = catalog.multiplied(catalog.resolve(path).hardware, scale)
-    found = serve(path, set=changes, policies=_labels(expected)).rows
-    return _verdicts(loaded, expected, [ServedRow(str(row["policy"]), row) for row in found])
-
-
-def judged(case: Case, expected: Sequence[Expectation]) -> list[Verdict]:
+def judged(loaded: Loaded, expected: Sequence[Expectation]) -> list[Verdict]:
     """Run the rows that something is expected of, and judge.
 
     Parameters
     ----------
-    case
-        What runs, and where.
+    loaded
+        The scenario, its machine and its workload.
     expected
-        What is expected, whether or not the case was changed.
+        What is expected, whether or not a document was changed.
     """
-    return _verdicts(case.loaded, expected, list(run_case(case, _labels(expected)).values()))
+    return _verdicts(loaded, expected, run_case(prepare(loaded), _labels(expected)).summaries)
 
 
-def _verdicts(loaded: Loaded, expected: Sequence[Expectation], rows: Sequence[Counted]) -> list[Verdict]:
+def _verdicts(loaded: Loaded, expected: Sequence[Expectation], rows: Summaries) -> list[Verdict]:
     claim = loaded.scenario.claim
     return verdicts(expected, rows, claim.source if claim else "")
-
-
-def _lost(task: Task) -> Checked:
-    raise ConfigError(task[0], "a claim is validated by a process", "one that died twice", "run it alone: hosim run")
 
 
 def _labels(expected: Sequence[Expectation]) -> list[str]:

@@ -179,8 +179,8 @@ class Largest(Part):
     ----------
     field
         Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down.
-    at_most, at_least
-        The largest value and the smallest one that are tried; default of the latter: `multiple_of`.
+    at_most
+        The largest value that is tried; the smallest one is `multiple_of`.
     multiple_of
         Only multiples of this are tried.
     """
@@ -188,7 +188,6 @@ class Largest(Part):
     field: Annotated[str, Field(min_length=1)]
     at_most: Count
     multiple_of: Count = 1
-    at_least: Count | None = None
 
     @property
     def column(self) -> str:
@@ -203,15 +202,13 @@ class Largest(Part):
     @property
     def values(self) -> range:
         """All values that may be tried, in order."""
-        size = self.multiple_of
-        return range(-(-(self.at_least or size) // size) * size, self.at_most + 1, size)
+        return range(self.multiple_of, self.at_most + 1, self.multiple_of)
 
     @model_validator(mode="after")
     def _some_are_tried(self) -> Self:
         if not self.values:
-            must = f"a multiple of {self.multiple_of:,} lies between the least and the most"
-            found = f"none from {self.at_least or self.multiple_of:,} to {self.at_most:,}"
-            raise FieldError(must, found, "raise at_most, or lower multiple_of", ("at_most",))
+            must = f"at_most is at least {self.multiple_of:,}, the least multiple that is tried"
+            raise FieldError(must, f"{self.at_most:,}", "raise at_most, or lower multiple_of", ("at_most",))
         return self
 
 

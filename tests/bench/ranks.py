@@ -22,6 +22,7 @@ import time
 from simulator import catalog
 from simulator.run import run_case
 from simulator.run.case import prepare
+from simulator.run.scaling import points_of
 
 RANKS = (256, 512, 1024)
 MUST = {"seconds": 60.0}
@@ -34,8 +35,8 @@ def measure(ranks: int) -> dict[str, float | int]:
     scenario = catalog.read_scenario(SCENARIO)
     one = {"fold": "never", "scaling": {"parallel.data": (ranks,)}}
     wall, processor = time.perf_counter(), time.process_time()
-    (point,) = catalog.points(catalog.resolve(scenario.model_copy(update=one)))
-    (row,) = run_case(prepare(point), ["resident"]).values()
+    study = points_of(catalog.resolve(scenario.model_copy(update=one)))
+    (row,) = run_case(prepare(study.at((ranks,))), ["resident"]).values()
     ops = ranks * len(row.graph.ops) * row.graph.steps
     return {
         "ranks": ranks,

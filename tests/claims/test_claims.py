@@ -10,7 +10,8 @@ import pytest
 
 import simulator as hosim
 from simulator import catalog
-from simulator.run.validate import Validation, claims
+from simulator.report.claims_view import claims_view
+from simulator.run.validate import claims
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
@@ -46,7 +47,7 @@ def some(names):
 @cache
 def checked(name):
     """What `hosim validate` finds of a scenario; each runs once for all tests here."""
-    return hosim.validate([name]).checked[0]
+    return hosim.validate([name]).judged
 
 
 def test_the_claims_are_among_them():
@@ -56,7 +57,7 @@ def test_the_claims_are_among_them():
 
 @pytest.mark.parametrize("name", some(claims()))
 def test_a_claim_holds_as_far_as_it_says(name):
-    verdicts = checked(name).verdicts
+    verdicts = [one.verdict for one in checked(name)]
     assert verdicts
     assert [str(verdict) for verdict in verdicts if verdict.is_broken] == []
     assert [str(verdict) for verdict in verdicts if verdict.holds and verdict.missed] == []
@@ -75,7 +76,7 @@ SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "shown"), SHOWN)
 def test_the_readme_shows_what_is_printed(names, shown):
-    assert f"{Validation([checked(name) for name in names.split()])}\n" == shown
+    assert f"{claims_view([one for name in names.split() for one in checked(name)])}\n" == shown
 
 
 def _of_claims():

@@ -33,7 +33,7 @@ def test_the_table_is_what_is_printed(shown, validation):
 
 @pytest.mark.slow
 def test_nothing_that_must_hold_is_broken_and_nothing_missed_holds(validation):
-    verdicts = [verdict for one in validation.checked for verdict in one.verdicts]
+    verdicts = [one.verdict for one in validation.judged]
     assert [str(one) for one in verdicts if one.is_broken] == []
     assert [str(one) for one in verdicts if one.missed and one.holds] == []
 
@@ -70,7 +70,7 @@ def test_a_static_layout_needs_no_compaction_and_allocators_at_run_time_do():
 def test_a_host_that_finds_and_copies_blocks_for_nothing_turns_decode_red_and_nothing_else():
     names = ["deepseek_v3_nsa_decode", "kv_peak_calibrated", "kv_fragmentation"]
     found = hosim.validate(names, scale={"host.reactive.select": 0.1, "host.reactive.copy": 0.1})
-    red = [verdict.why for one in found.checked for verdict in one.verdicts if verdict.is_broken]
+    red = [one.verdict.why for one in found.judged if one.verdict.is_broken]
     assert red == ["our own decode step with the cache offloaded, over without"]
 
 

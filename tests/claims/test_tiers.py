@@ -9,6 +9,7 @@ from simulator import catalog
 from simulator.policies import POLICIES
 from simulator.run import run_case
 from simulator.run.case import prepare
+from simulator.run.scaling import points_of
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,7 @@ from simulator.run.case import prepare
 def test_a_batch_is_bounded_by_the_drives_until_its_caches_fill_the_link(batch, bounded_by, gap):
     """The bound knows that what goes over DDR passes both links; `static` reaches it on a machine that is crowded."""
     loaded = catalog.resolve("llama3_70b_stream_ssd")
-    point = catalog.points(loaded)[loaded.scenario.scaling["batch"].index(batch)]
-    row = run_case(prepare(point), ["static"])["static"].summary
+    row = run_case(prepare(points_of(loaded).at((batch,))), ["static"])["static"].summary
     assert (row["status"], row["bound_kind"]) == ("ok", bounded_by)
     assert row["gap_fraction"] < gap
 

@@ -150,7 +150,10 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
 
 
 LATE = {
-    "an odd point": ("scaling: {steps: [1, nan]}", "scenario.yaml:13, scaling.steps.1: a whole number is needed"),
+    "an odd point": (
+        "scaling: {steps: [1, nan]}",
+        "scenario.yaml:13, scaling.steps (steps: nan): a whole number is needed",
+    ),
     "no number": ("expect: [{row: static, column: gap_fraction, equals: NaN}]", "is a number, found 'NaN'"),
 }
 

@@ -99,9 +99,9 @@ def test_no_plan_goes_beyond_the_bound(found, longest):
     resident, static = found.rows
     bound = resident["bound_sequence"]
     assert resident["largest_sequence"] < static["largest_sequence"] <= bound == static["bound_sequence"]
-    question = catalog.question(catalog.resolve(path), {})
+    loaded, axis = catalog.resolve(path).asking_nothing(), catalog.Axis("sequence", ("workload.sequence",), "a test")
     for value, is_proved in ((bound, False), (bound + 256, True)):
-        case = prepare(catalog.at(catalog.resolve(path), question, value))
+        case = prepare(catalog.at(loaded, {axis: value}))
         assert (case.unfit() is not None) is is_proved
 
 
@@ -165,9 +165,9 @@ def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
     [
         ("largest:", "#", "a search says which field of the workload it is about, and how far it goes, found neither"),
         ("field: sequence", "field: sequense", "a change names a field of the workload, found 'sequense'"),
-        ("field: sequence", "field: phase", "(phase 8,192): "),
+        ("field: sequence", "field: phase", "(phase: 8,192): "),
         ("at_most: 8192", "at_most: 0", "at_most"),
-        ("at_most: 8192", "at_most: 32", "a multiple of 256 lies between the least and the most, found none"),
+        ("at_most: 8192", "at_most: 32", "at_most is at least 256, the least multiple that is tried, found 32"),
         ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
     ],

@@ -206,7 +206,7 @@ def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
     """A plan for nominal times, and a runtime that handles late reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     found = robustness(story, policy="hybrid", against="on demand", draws=2)
-    assert {row["status"] for row in found.rows} == {"ok"}
+    assert {row["status"] for row in found.outcomes} == {"ok"}
 
 
 def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:

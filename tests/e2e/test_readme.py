@@ -106,8 +106,10 @@ def test_every_file_it_names_is_written(namespace):
     written = {p.name for p in (namespace["folder"] / "results" / "llama3_8b").rglob("*") if p.is_file()}
     named = set(re.findall(r"`(?:<row>/)?([a-z]+\.(?:html|png|csv|jsonl|json|yaml|perfetto\.json\.gz))`", README))
     assert {"report.html", "timeline.png", "waits.csv", "summary.json", "scenario.yaml"} <= named
-    elsewhere = {"ranks.csv", "requests.csv", "iterations.csv"}
-    assert named - elsewhere <= written, "of several ranks there is a table (test_jobs), and of requests (test_serve)"
+    elsewhere = {"ranks.csv", "requests.csv", "iterations.csv", "points.csv"}
+    assert named - elsewhere <= written, (
+        "of several ranks there is a table (test_jobs), of requests (test_serve), and of a sweep (test_robust)"
+    )
 
 
 def test_every_link_within_it_leads_to_a_heading():

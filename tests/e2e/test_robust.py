@@ -49,8 +49,8 @@ def test_from_python_comes_a_tidy_table_and_a_figure(scenario):
     assert list(table.columns) == ["policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why"]
     assert len(table) == 2 * (1 + 2)
     assert (table[table["perturbation"] == "nominal"]["slowdown"] == 1).all()
-    assert [panel.get_title(loc="left") for panel in found.figure().axes] == ["jitter"]
-    assert told[-1] == ("static against reactive", 3, 3)
+    assert [panel.title for panel in found.view.panels] == ["jitter"]
+    assert told[-1] == ("points", 3, 3)
     nominal = hosim_api.run(scenario, policies=["static", "reactive"])
     assert table["step_ns"].iloc[:2].tolist() == [row.summary["step_ns"] for row in nominal.values()]
 
@@ -61,8 +61,8 @@ def test_the_folder_holds_draws_quantiles_the_picture_and_the_documents(hosim, s
         assert hosim("robust", scenario, *FEW, "--workers", 1, "--out", out).code == 0
     summary = json.loads((out / "summary.json").read_text())
     assert {p.name for p in out.iterdir()} == set(summary["files"])
-    assert {"draws.csv", "robustness.png", "summary.csv", "scenario.yaml"} <= set(summary["files"])
-    draws = pd.read_csv(out / "draws.csv")
+    assert {"points.csv", "robust.png", "report.html", "summary.csv", "scenario.yaml"} <= set(summary["files"])
+    draws = pd.read_csv(out / "points.csv")
     assert len(draws) == 2 * (1 + 2 * 3 + 2)
     assert summary["seed"] == 0
     jitter = draws[(draws["policy"] == "static") & (draws["level"] == 0.2)]

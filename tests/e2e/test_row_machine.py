@@ -36,7 +36,8 @@ def test_a_row_keeps_what_it_sets_and_a_scale_multiplies_it(path):
     loaded = catalog.resolve(path, {"links.*.bandwidth": "2 GB/s"})
     choice = loaded.scenario.policies[1]
     assert loaded.for_row(choice).hardware.links["d2h"].bandwidth_bytes_per_s == 8_000_000_000
-    halved = catalog.resolve(path, scale={"links.*.bandwidth": 0.5})
+    axis = catalog.Axis("links", ("links.*.bandwidth",), "a test", "x")
+    halved = catalog.at(catalog.resolve(path), {axis: 0.5})
     assert halved.hardware.links["d2h"].bandwidth_bytes_per_s == 2_000_000_000
     assert halved.for_row(choice).hardware.links["h2d"].bandwidth_bytes_per_s == 4_000_000_000
 

@@ -9,7 +9,6 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.cli import main
-from simulator.report.tornado import tornado
 
 UNSTATED = """\
     - {parameter: the links, fields: ["links.*.bandwidth"], from: 2 GB/s, to: 8 GB/s, why: a test}
@@ -37,7 +36,7 @@ def test_the_ends_of_a_stretch_are_where_the_figure_turns(found):
     assert low < 4 * 10**9 < high
 
     def error(bandwidth):
-        step = hosim_api.run(next(iter(found.loaded.values())).paths["scenario"], policies=["reactive"],
+        step = hosim_api.run(found.loaded[0].paths["scenario"], policies=["reactive"],
                              set={"links.*.bandwidth": f"{bandwidth} B/s"})["reactive"].summary["step_ns"]  # fmt: skip
         return abs(step / 1_900_000 - 1)
 
@@ -69,25 +68,25 @@ def test_what_moves_a_figure_most_comes_first_and_is_told(found):
     names = re.findall(r"^  (the links|links by a factor|room) ", text, re.MULTILINE)
     assert names[-1] == "room"
     assert re.search(r"^the step holds for (the links|links by a factor) .* and ", text, re.MULTILINE)
-    assert found.table.shape[0] == 3
+    assert len(found.table) == sum(row["tried"] for row in found.rows)
 
 
-def test_the_picture_has_a_bar_for_each_parameter_and_labels_at_its_ends(found):
-    (picture,) = found.figures().values()
-    (ax,) = picture.axes
-    assert [tick.get_text() for tick in ax.get_yticklabels()][-1] == "room"
-    texts = " ".join(text.get_text() for text in ax.texts)
-    assert "2.00 GB/s" in texts
-    assert "8.00 GB/s" in texts
-    assert "90.0 MB to 110 MB: no change" in texts
-    assert tornado(found.found, "x").png() == tornado(found.found, "x").png()
+def test_the_picture_has_a_panel_for_each_parameter(found):
+    drawn = [ax for ax in found.figure().axes if ax.lines]
+    assert len(drawn) == 3
+    assert any(ax.get_xlabel().startswith("the links [B/s], difference from what is printed") for ax in drawn)
+    assert found.figure().png() == found.figure().png()
 
 
 def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
     path = chain.write(tmp_path, scenario=claim(unstated=UNSTATED.splitlines(keepends=True)[2]))
     done = hosim("sensitivity", path, "--workers", "1", "--out", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"chain.png", "report.html", "summary.csv", "summary.json"}
+    said = json.loads((tmp_path / "out" / "summary.json").read_text())
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert (
+        names == set(said["files"]) > {"sensitivity.png", "report.html", "summary.csv", "points.csv", "scenario.yaml"}
+    )
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 1
     counted = "1 printed figure, predicted and held, with nothing fitted."
@@ -123,8 +122,6 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     assert text.startswith("the step: shown, 1.9 ms printed, 1.90 ms obtained, 5.0 % is near\n")
     assert "holds for" not in text
     assert "the step is near for any room that was tried." in near.sentences
-    (ax,) = next(iter(near.figures().values())).axes
-    assert "green and dark: near" in ax.get_xlabel()
 
 
 def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
@@ -229,8 +226,8 @@ def test_every_open_parameter_of_a_shipped_claim_can_be_varied():
     for loaded in claims:
         for number, one in enumerate(loaded.scenario.claim.unstated):
             assert one.values[0] <= catalog.taken(loaded, number) <= one.values[-1]
-            catalog.varied(loaded.paths["scenario"], number, one.values[0])
-            catalog.varied(loaded.paths["scenario"], number, one.values[-1])
+            for end in (one.values[0], one.values[-1]):
+                catalog.at(loaded, {catalog.axis(loaded, number): end})
 
 
 def test_help_is_there(capsys):

@@ -3,6 +3,7 @@
 ``HYPOTHESIS_PROFILE=more`` tries three times as many, as CI does; ``thorough`` looks further, with new cases each time.
 """
 
+import pytest
 from examples import PROFILE, examples
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +14,9 @@ for name in ("laws", "more"):
     )
 settings.register_profile("thorough", max_examples=1000, deadline=None, database=None, suppress_health_check=slow)
 settings.load_profile(PROFILE)
+
+
+@pytest.fixture
+def no_improvement(monkeypatch):
+    """`static` without its local search."""
+    monkeypatch.setattr("simulator.policies.static.validate.IMPROVE", 0)

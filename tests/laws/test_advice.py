@@ -23,6 +23,7 @@ from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem
 from simulator.run import Result, run_case
 from simulator.run.case import Case, prepare, prepare_job
+from simulator.run.one import row_of, silent
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -65,8 +66,7 @@ def set_room(case: Case, room: dict[str, int]) -> Case:
 
 def alone(case: Case, decide: Callable[[Problem], Plan]) -> Result:
     """The row of a policy that is none of the scenario's, without those."""
-    scenario = case.loaded.scenario.model_copy(update={"policies": ()})
-    return run_case(replace(case, loaded=replace(case.loaded, scenario=scenario)), {"row": decide})["row"]
+    return row_of(case, "row", decide, silent)
 
 
 def check(case: Case, row: Result) -> None:

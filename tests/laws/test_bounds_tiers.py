@@ -114,7 +114,7 @@ def scarce(draw) -> Problem:
 @given(scarce(), st.sampled_from(["static", "reactive"]))
 def test_no_policy_is_faster_than_the_bound_of_tiers_that_just_hold_its_plan(p: Problem, name: str):
     try:
-        plan = POLICIES[name].plan(p, {"improve": 0} if name == "static" else {})
+        plan = POLICIES[name].plan(p)
     except CapacityError:
         event("does not fit")
         return

@@ -13,7 +13,7 @@ from strategies import Case, cases, with_links
 from simulator.cost import FULL_RATE, transfer_ns
 from simulator.errors import InvariantError
 from simulator.referee import check_trace
-from simulator.run.perturb import COPIES, Condition, JitteryCopies
+from simulator.run.perturb import JitteryCopies
 from simulator.scenario import Switches
 
 any_cases = cases(streams=2)
@@ -21,7 +21,7 @@ levels = st.sampled_from([0.01, 0.2, 1.0])
 
 
 def jittery(level: float, seed: int = 3) -> JitteryCopies:
-    return JitteryCopies(Switches(), seed, Condition(COPIES, level))
+    return JitteryCopies(Switches(), seed, 0, level)
 
 
 @dataclass(frozen=True)

@@ -97,16 +97,17 @@ def worst(steps: list[int]) -> float:
     return max(later / earlier - 1 for i, earlier in enumerate(steps) for later in steps[i:])
 
 
+@pytest.mark.usefixtures("no_improvement")
 @pytest.mark.slow
 def test_the_anomalies_without_local_search_are_bounded():
     bandwidth, budget = [], []
     for number in SAMPLE:
         p = member(number)[1]
-        bandwidth.append(worst([done(again(p, faster(p.hardware, f)), improve=0).step_ns for f in FACTORS]))
+        bandwidth.append(worst([done(again(p, faster(p.hardware, f))).step_ns for f in FACTORS]))
         steps = []
         for bytes_ in budgets(p):
             try:
-                steps.append(done(again(p, budget=bytes_), improve=0).step_ns)
+                steps.append(done(again(p, budget=bytes_)).step_ns)
             except CapacityError:
                 continue
         budget.append(worst(steps))
@@ -115,6 +116,7 @@ def test_the_anomalies_without_local_search_are_bounded():
     assert sum(x > 0 for x in (*bandwidth, *budget)) <= 6
 
 
+@pytest.mark.usefixtures("no_improvement")
 @pytest.mark.slow
 def test_the_anomalies_at_many_budgets_are_as_told():
     """Of 200 problems at 17 budgets each: how many have one, and how large the largest is."""
@@ -125,19 +127,20 @@ def test_the_anomalies_at_many_budgets_are_as_told():
         for share in range(17):
             with suppress(CapacityError):
                 budget = int(p.budget_bytes + (top - p.budget_bytes) * share / 16)
-                steps.append(done(again(p, budget=budget), improve=0).step_ns)
+                steps.append(done(again(p, budget=budget)).step_ns)
         found.append(worst(steps))
     assert max(found) <= 0.18
     assert sum(x > 0 for x in found) <= 32
     assert sum(x > 0.05 for x in found) <= 5
 
 
+@pytest.mark.usefixtures("no_improvement")
 @pytest.mark.slow
 def test_the_anomalies_with_recompute_are_bounded():
     found = []
     for number in SAMPLE:
         p = member(number)[1]
         machines = [faster(p.hardware, factor) for factor in CLOSE]
-        found.append(worst([done(again(p, one), improve=0, recompute=True).step_ns for one in machines]))
+        found.append(worst([done(again(p, one), recompute=True).step_ns for one in machines]))
     assert max(found) <= 0.021
     assert sum(x > 0 for x in found) <= 4

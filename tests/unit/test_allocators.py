@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from simulator.engine.holes import Holes
@@ -146,3 +148,18 @@ def test_a_price_is_per_page_or_per_event():
         Allocator.model_validate({"compaction": {"per_page": "1 us", "per_event": "1 ms"}})
     with pytest.raises(Exception, match="is not zero"):
         Allocator.model_validate({"page": "0 B"})
+
+
+@pytest.mark.parametrize("seed", [1721, 7419, 9767, *range(20)])
+def test_what_fits_once_segments_are_given_back_fits(seed):
+    """What was tried may leave no segments behind: the first block would take one that another needs."""
+    draw, sizes = Random(seed), [size * MIB for size in (1, 2, 3, 5, 9, 11, 12, 15, 19, 22)]
+    space = Pools(draw.choice([24, 32, 48, 64]) * MIB, Allocator())
+    for item in range(draw.randint(0, 6)):
+        space.take([(item, draw.choice(sizes))])
+    for item in list(space.places):
+        if draw.random() < 0.6:
+            space.give(item)
+    wanted = [(100 + number, draw.choice(sizes)) for number in range(draw.randint(1, 3))]
+    if not space.take(wanted) and space.gives_back(wanted):
+        assert space.take(wanted)

@@ -2,30 +2,27 @@
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
+from simulator.report.claims_view import Fitted, Judged, claims_view, sentences
 from simulator.report.expectations import signed, verdicts
-from simulator.report.validation import Checked, Fitted, sentences, text
 from simulator.scenario import Expectation
 
-
-class Row(NamedTuple):
-    label: str
-    summary: dict
-
-
-ROWS = [
-    Row("slow", {"status": "ok", "step_ns": 15_000_000_000, "wait_host_ns": 2, "wait_compaction_ns": 5}),
-    Row("fast", {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None}),
-    Row("none", {"status": "infeasible"}),
-]
+ROWS = {
+    "slow": {"status": "ok", "step_ns": 15_000_000_000, "wait_host_ns": 2, "wait_compaction_ns": 5},
+    "fast": {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None},
+    "none": {"status": "infeasible"},
+}
 
 
 def verdict(**said):
     (found,) = verdicts([Expectation.model_validate({"row": "slow", **said})], ROWS, "a paper")
     return found
+
+
+def judged(scenario, *verdicts, fits=None):
+    return [Judged(scenario, one, (fits or {}).get(one.row, ())) for one in verdicts]
 
 
 def test_without_more_ours_is_held_against_what_is_printed():
@@ -94,50 +91,46 @@ def test_differences_have_signs():
 def test_a_figure_counts_once_by_its_worst_verdict():
     rate = Fitted("rate", "top_step", "so that it comes out", ("compute.rate", "compute.other"))
     held = verdict(printed="15 s", figure="step", why="the step")
+    other = verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")
+    fit = verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")
     checked = [
-        Checked(
-            "one",
-            (held, verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")),
-            {"slow": (rate,)},
-        ),
-        Checked(
-            "two", (held, verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")), {"slow": (rate,)}
-        ),
-        Checked("three", (verdict(printed="15 s", figure="apart", why="apart"),)),
+        *judged("one", held, other, fits={"slow": (rate,)}),
+        *judged("two", held, fit, fits={"slow": (rate,)}),
+        *judged("three", verdict(printed="15 s", figure="apart", why="apart")),
     ]
     assert sentences(checked) == [
         "1 free parameter (rate) explains 1 printed figure, predicted and held; 1 more with nothing fitted.",
         "Of 4 printed figures 1 fitted and 1 missed, as known.",
     ]
-    broken = Checked("four", (verdict(printed="10 s", figure="step", why="the step"),), {"slow": (rate,)})
+    broken = judged("four", verdict(printed="10 s", figure="step", why="the step"), fits={"slow": (rate,)})
     nothing, idle = "1 printed figure, predicted and held, with nothing fitted.", "what else was fitted: rate."
-    assert sentences([*checked, broken]) == [
+    assert sentences([*checked, *broken]) == [
         f"{nothing} No figure that holds needs {idle}",
         "Of 4 printed figures 1 fitted, 1 missed, as known and 1 BROKEN.",
         "BROKEN: four: slow: step_ns must be about 10.0 s (within 5.0 %), found 15.0 s",
     ]
-    assert "the other: nobody knows" in text(checked)
+    assert "the other: nobody knows" in str(claims_view(checked))
 
 
 def test_free_parameters_are_counted_for_each_set_that_held_figures_stand_on():
     rate, price = (Fitted(name, f"{name}_step", "so that it comes out", (name,)) for name in ("rate", "price"))
     held = [replace(verdict(printed="15 s", figure=row), row=row) for row in ("a", "b", "c", "d")]
     fits = {"a": (rate,), "b": (rate,), "c": (rate, price)}
-    (said,) = sentences([Checked("one", tuple(held), fits)])
+    (said,) = sentences(judged("one", *held, fits=fits))
     explained = "1 free parameter (rate) explains 2 printed figures, predicted and held"
     assert said == f"{explained}; 2 (rate and price) explain 1 more; 1 more with nothing fitted."
 
 
 def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
     shown = verdict(printed="15 s", figure="step", kind="shown")
-    assert sentences([Checked("one", (shown, verdict(printed="15 s", figure="step"), shown))]) == [
+    assert sentences(judged("one", shown, verdict(printed="15 s", figure="step"), shown)) == [
         "1 printed figure, predicted and held, with nothing fitted."
     ]
 
 
 def test_what_suddenly_holds_is_said():
-    found = Checked("one", (verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"),))
-    assert sentences([found])[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
+    found = judged("one", verdict(printed="15 s", figure="step", missed="nobody knows", why="the step"))
+    assert sentences(found)[-1].endswith("said to be missed, and holds; drop missed from the scenario.")
 
 
 def test_a_range_is_told_by_its_ends_and_the_nearer_one_gives_the_error():

@@ -99,5 +99,6 @@ def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp
     assert row["exposed_transfer_ns"] >= row["exposed_d2h_ns"] == row["wait_capacity_ns"]
     assert row["hidden_fraction"] == 1 - row["exposed_transfer_ns"] / row["transfer_ns"] < 0.9
     assert (
-        "hides 80 % of its copying and loses 875 ms waiting for room in hbm with d2h at 100 %" in results.sentences[0]
+        "overlaps 80 % of its copying with compute and loses 875 ms waiting for room in hbm with d2h at 100 %"
+        in results.sentences[0]
     )

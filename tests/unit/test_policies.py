@@ -61,47 +61,22 @@ def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
     assert "'best'" in text
 
 
-TERMS = "size, idle, frequency, bandwidth, dirty, exposed"
-WEIGHTS = "{size: 1.0, idle: 1.0, frequency: 0.0625, bandwidth: 1.0, dirty: 0.0625, exposed: 64.0}"
-
-
 @pytest.mark.parametrize(
     ("given", "where", "must", "found", "do"),
     [
         (
-            {"weights": {"size": -1}},
-            "weights.size",
-            "weight of the room that is gained: input should be greater than or equal to 0",
-            "-1",
-            "correct it, or leave it out for 1.0",
-        ),
-        (
-            {"weights": {"sise": 2}},
-            "weights.sise",
-            f"weights of the score's terms: the keys are {TERMS}",
-            "'sise'",
-            "did you mean 'size'?",
-        ),
-        (
-            {"weights": {"recompute": 2.0}},
-            "weights.recompute",
-            f"weights of the score's terms: the keys are {TERMS}",
-            "'recompute'",
-            "leave it out",
-        ),
-        (
-            {"weights": True},
-            "weights",
-            f"weights of the score's terms: a mapping with the keys {TERMS}",
-            "true",
-            f"correct it, or leave it out for {WEIGHTS}",
-        ),
-        (
-            {"alpha": [None, {"a": "b"}]},
-            "alpha",
-            "cost of residency against stall: input should be a valid number",
+            {"recompute": [None, {"a": "b"}]},
+            "recompute",
+            "run ops again where that is faster than copies: input should be a valid boolean",
             "[null, {a: 'b'}]",
-            "correct it, or leave it out for 0.1",
+            "correct it, or leave it out for false",
+        ),
+        (
+            {"move": True},
+            "move",
+            "kinds or name patterns of tensors that leave where they can: input should be a valid list",
+            "true",
+            "correct it, or leave it out for []",
         ),
     ],
 )
@@ -206,11 +181,11 @@ def test_lookahead_copies_out_at_the_producer_and_in_a_distance_ahead():
     )
 
 
-def test_lookahead_releases_later_and_moves_as_few_as_asked():
+def test_lookahead_frees_after_the_last_use_and_moves_as_few_as_asked():
     p = problem(train(4), budget=46)
-    options = {"select_distance": 2, "select_num": 1, "distance": 1, "release_distance": 2}
+    options = {"select_distance": 2, "select_num": 1, "distance": 1}
     told = tell(p, POLICIES["lookahead"].plan(p, options))
-    assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; f2; f3; sync a0; a0 -hbm")
+    assert told[: told.index("b3")] == words("f0; a0 hbm>ddr; f1; sync a0; a0 -hbm; f2; f3")
 
 
 def test_lookahead_knows_no_budget_and_says_so():

@@ -13,7 +13,7 @@ from simulator.errors import CapacityError
 from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
-from simulator.policies.static import Options, Weights, compiler, explained, mix
+from simulator.policies.static import Options, compiler, explained, mix
 from simulator.policies.static.mix import rewrite, rewrites
 from simulator.policies.static.remade import CHEAPER, IN_PASSING
 from simulator.policies.static.score import Scorer
@@ -105,7 +105,7 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
         assert gap.before == made.by == min(found.problem.lifetimes.uses[made.tensor])
         assert gap.lead_ns == 6 * (made.by - gap.after - 1)
         assert one.reason in {CHEAPER, IN_PASSING}
-        assert one.score == Scorer(found.problem, Weights())(gap, 6)
+        assert one.score == Scorer(found.problem)(gap, 6)
     done = replay(p, found.plan)
     assert 6 * len(again) == metrics.summarise(p.graph, p.hardware, done.trace, None)["recompute_ns"]
 

@@ -1,6 +1,7 @@
 """The runtime: orders of eviction against plain models, exact steps, several training steps."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from stories import graph
 from simulator.errors import CapacityError
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
-from simulator.policies.reactive.victims import Furthest, LeastRecent, Oldest
+from simulator.policies.runtime.eviction import eviction
 
 
 def chain(n):
@@ -22,32 +23,33 @@ def chain(n):
     return graph(", ".join(f"t{i} {i % 4 + 1}" for i in range(n)), *writes, *reads)
 
 
-def key_of(name, p, used):
+def key_of(name, p, used, times):
     """The plain rule: the smaller key leaves first."""
     found = p.lifetimes
     if name == "lru":
         return lambda t, now: used[t]
+    if name == "lfu":
+        return lambda t, now: (times[t], used[t])
     if name == "fifo":
         return lambda t, now: (found.first_write[t], -p.sizes[t], t)
     n = len(p.graph.ops)
     return lambda t, now: (-next((u for u in found.uses[t] if u > now), n + found.uses[t][0]), t)
 
 
-@pytest.mark.parametrize(("name", "order"), [("lru", LeastRecent), ("fifo", Oldest), ("furthest", Furthest)])
-def test_victims_follow_the_plain_rule(name, order):
+@pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "furthest"])
+def test_victims_follow_the_plain_rule(name):
     p = problem(chain(12))
-    victims, used, held = order(p), {}, []
-    key, draw, tick = key_of(name, p, used), random.Random(1), 0
+    victims, used, held, times = eviction(name, p, ()), {}, [], Counter()
+    key, draw, tick = key_of(name, p, used, times), random.Random(1), 0
     for now, op in enumerate(p.graph.ops):
         needed = tuple(dict.fromkeys((*op.reads, *op.writes)))
         victims.now = now
         for t in needed:
             tick += 1
             used[t] = tick
-            if t in held:
-                victims.touch(t)
-            else:
-                victims.add(t)
+            times[t] += 1
+            victims.touch(t)
+            if t not in held:
                 held.append(t)
         for _ in range(draw.randrange(3)):
             others = [t for t in held if t not in needed]
@@ -63,9 +65,9 @@ def test_victims_follow_the_plain_rule(name, order):
 
 
 def test_what_was_used_later_leaves_if_what_comes_first_must_stay():
-    order = LeastRecent(problem(chain(3)))
+    order = eviction("lru", problem(chain(3)), ())
     for tensor in range(3):
-        order.add(tensor)
+        order.touch(tensor)
     assert [order.first({0}), order.first({0, 1}), order.first({0, 1, 2})] == [1, 2, -1]
 
 

@@ -17,7 +17,7 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.report import drawing, figures, html, lanes, meetings, perfetto, ranks, ranks_figure
+from simulator.report import drawing, html, meetings, perfetto, ranks, ranks_figure, timeline
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -95,10 +95,10 @@ def test_folded_ranks_are_shown_by_the_one_that_stands_for_them():
 def test_a_rank_is_a_row_of_its_own(whole, folded):
     views = ranks.of_ranks(whole)
     assert [view.rank for view in views] == list(range(8))
-    assert [view.name + ", " + view.says for view in views][::4] == ["rank 0, stage 0", "rank 4, stage 1"]
-    assert [(view.rank, view.says) for view in ranks.of_ranks(folded)] == [
-        (0, "stage 0, stands for 4 ranks"),
-        (4, "stage 1, stands for 4 ranks"),
+    assert [view.rank_name for view in views][::4] == ["rank 0, stage 0", "rank 4, stage 1"]
+    assert [view.rank_name for view in ranks.of_ranks(folded)] == [
+        "rank 0, stage 0, stands for 4 ranks",
+        "rank 4, stage 1, stands for 4 ranks",
     ]
     assert [view.summary["step_ns"] for view in views[::4]] == whole.ranks["step_ns"].tolist()[::4]
 
@@ -188,7 +188,7 @@ def test_a_counter_draws_the_true_rate():
 
 def test_shared_tiers_are_counted_over_all_ranks(whole, folded):
     for row in (whole, folded):
-        ((scope, instance, usage),) = shared_usages(row, ranks.of_ranks(row))
+        ((scope, instance, usage),) = shared_usages(row)
         assert (scope, instance, usage.tier) == ("node", 0, "ddr")
         last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
         assert usage.total_bytes[last].max() <= row.summary["peak_ddr_bytes"]
@@ -276,9 +276,9 @@ def texts(picture):
 
 def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     assert {"rank 0, stage 0", "rank 7, stage 1", "tensor", "peer", "collectives, by group"} <= texts(
-        figures.timeline(whole)
+        timeline.timeline(whole)
     )
-    said = texts(figures.timeline(folded))
+    said = texts(timeline.timeline(folded))
     assert "rank 4, stage 1, stands for 4 ranks" in said
     assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
 
@@ -326,19 +326,20 @@ def test_a_row_that_has_not_settled_says_so(whole):
     assert warning.startswith("warning: static has not settled, as ranks that meet take from ")
     assert warning.endswith("set steps of the workload to more than 2.")
     graphs = tuple(replace(graph, steps=1) for graph in whole.job.graphs)
-    once = replace(whole, case=replace(whole.case, job=replace(whole.job, graphs=graphs)))
+    once = replace(whole, job=replace(whole.job, graphs=graphs))
     assert said(step // 2, row=once) == []
 
 
 def test_no_bar_is_too_narrow_to_be_seen():
     """Bars of a thousandth of a pixel, some pixels apart: each colours a column where it lies."""
     for count in (100, 200):
-        picture, (ax,) = drawing.stacked([1.0], ["lane"])
+        picture, (ax,) = drawing.stacked([1.0])
         ax.set_xlim(0, 1000)
         ax.set_ylim(1, 0)
         ax.axis("off")
+        picture.settle()
         start = np.linspace(10_000, 990_000, count).astype(np.int64)
-        lanes.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
+        drawing.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
         picture.canvas.draw()
         row = np.asarray(picture.canvas.buffer_rgba())[int(picture.bbox.height - ax.bbox.y0) - 50, :, 0]
         at = ax.transData.transform([(x / 1000, 0) for x in start.tolist()])[:, 0]
@@ -347,13 +348,14 @@ def test_no_bar_is_too_narrow_to_be_seen():
 
 def test_a_pixel_is_divided_by_height_as_its_time_is():
     """A million ops of 3 us, each after a stall of 1 us: three quarters of the lane are compute, one is stall."""
-    picture, (ax,) = drawing.stacked([1.0], ["lane"])
+    picture, (ax,) = drawing.stacked([1.0])
     ax.set_xlim(0, 4000)
     ax.set_ylim(1, 0)
     ax.axis("off")
+    picture.settle()
     start = 4000 * np.arange(1_000_000)
     starts, ends = np.concatenate([start, start + 1000]), np.concatenate([start + 1000, start + 4000])
-    lanes.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
+    drawing.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
     picture.canvas.draw()
     (left, low), (right, high) = (corner.astype(int) for corner in ax.bbox.get_points())
     seen = np.asarray(picture.canvas.buffer_rgba())[::-1][low + 1 : high - 1, left + 1 : right - 1, :3]
@@ -368,5 +370,5 @@ def test_a_blocked_job_is_told_without_figures(whole):
     trace = replace(whole.trace, status="blocked", blocked=("rank 0: op 'a' waits for rank 1",))
     summary = {**whole.summary, "status": "blocked", "step_ns": None, "slowest_rank": None}
     row = replace(whole, trace=trace, summary=summary)
-    assert "static: blocked" in texts(figures.timeline(row))
+    assert "static: blocked" in texts(timeline.timeline(row))
     assert list(perfetto.events(row))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,23 +15,13 @@ from simulator.cost import FULL_RATE
 from simulator.errors import ConfigError, PlanError
 from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
-from simulator.report import spread
-from simulator.report.spread_figure import spread_picture
+from simulator.report.curves import curves
+from simulator.report.robust_view import INSPECTION, SEQUENCE, quantiles, robust_view
 from simulator.run import prepare
 from simulator.run.execute import execute
-from simulator.run.perturb import (
-    COPIES,
-    INSPECTION,
-    JITTER,
-    LINKS,
-    SEQUENCE,
-    Condition,
-    carried,
-    check_levels,
-    perturbed,
-)
-from simulator.run.robustness import robustness
-from simulator.run.workers import spread as spread_over
+from simulator.run.perturb import carried, jittered
+from simulator.run.robustness import JITTER, LINKS, check_levels, robustness
+from simulator.run.sweep import spread
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +35,7 @@ def factors(case, other):
 
 
 def test_jitter_gives_each_op_and_each_link_a_factor_of_mean_1_and_the_level_as_its_spread(case):
-    draws = [perturbed(case, Condition(JITTER, 0.2, draw), 7) for draw in range(60)]
+    draws = [jittered(case, 0.2, draw, 7) for draw in range(60)]
     ops = np.concatenate([factors(case, other) for other in draws])
     assert ops.mean() == pytest.approx(1, abs=0.01)
     assert ops.std() == pytest.approx(0.2, abs=0.01)
@@ -57,33 +48,33 @@ def test_jitter_gives_each_op_and_each_link_a_factor_of_mean_1_and_the_level_as_
 
 
 def test_copy_jitter_gives_each_copy_a_factor_and_leaves_links_alone(case):
-    found = perturbed(case, Condition(COPIES, 0.2, 1), 7)
+    found = jittered(case, 0.2, 1, 7, of_copies=True)
     assert found.hardware == case.hardware
-    assert found.problem.durations_ns == perturbed(case, Condition(JITTER, 0.2, 1), 7).problem.durations_ns
+    assert found.problem.durations_ns == jittered(case, 0.2, 1, 7).problem.durations_ns
     drawn = np.array([found.problem.switches.stretch(issue) for issue in range(20_000)]) / FULL_RATE
     assert drawn.mean() == pytest.approx(1, abs=0.01)
     assert drawn.std() == pytest.approx(0.2, abs=0.01)
-    again = perturbed(case, Condition(COPIES, 0.2, 1), 7).problem.switches
+    again = jittered(case, 0.2, 1, 7, of_copies=True).problem.switches
     assert [again.stretch(issue) / FULL_RATE for issue in (19_999, 5, 0)] == drawn[[19_999, 5, 0]].tolist()
-    other = perturbed(case, Condition(COPIES, 0.2, 2), 7).problem.switches
+    other = jittered(case, 0.2, 2, 7, of_copies=True).problem.switches
     assert other.stretch(0) / FULL_RATE != drawn[0]
 
 
 def test_what_a_search_has_replayed_is_not_told_of_another_machine():
-    """The nominal replay of the plan is known to the case that it was made for; a slower machine runs it anew."""
+    """The nominal replay of the plan is known to the case that it was made for; a machine with jitter runs it anew."""
     case = prepare(catalog.resolve("tiny_train_t4"))
     plan = case.rows(["static"])["static"](case.problem)
-    slower = perturbed(case, Condition(LINKS, 0.5, 0), 0)
-    ends = [execute(one, [plan]).spans.whole()["end_ns"].max() for one in (slower, case)]
-    assert ends[0] > ends[1]
+    other = jittered(case, 0.9, 0, 0)
+    ends = [execute(one, [plan]).spans.whole()["end_ns"].max() for one in (other, case)]
+    assert ends[0] != ends[1]
 
 
 def test_a_draw_is_the_same_again_and_moves_in_step_with_the_level(case):
-    one = perturbed(case, Condition(JITTER, 0.1, 3), 7)
-    assert one.problem.durations_ns == perturbed(case, Condition(JITTER, 0.1, 3), 7).problem.durations_ns
-    assert one.problem.durations_ns != perturbed(case, Condition(JITTER, 0.1, 4), 7).problem.durations_ns
-    assert one.problem.durations_ns != perturbed(case, Condition(JITTER, 0.1, 3), 8).problem.durations_ns
-    weaker = factors(case, perturbed(case, Condition(JITTER, 0.05, 3), 7))
+    one = jittered(case, 0.1, 3, 7)
+    assert one.problem.durations_ns == jittered(case, 0.1, 3, 7).problem.durations_ns
+    assert one.problem.durations_ns != jittered(case, 0.1, 4, 7).problem.durations_ns
+    assert one.problem.durations_ns != jittered(case, 0.1, 3, 8).problem.durations_ns
+    weaker = factors(case, jittered(case, 0.05, 3, 7))
     assert np.corrcoef(np.log(factors(case, one)), np.log(weaker))[0, 1] > 0.99
 
 
@@ -93,49 +84,49 @@ def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
     times = [i % 2 for i in range(len(ops))]
     problem = replace(case.problem, graph=replace(case.graph, ops=ops), durations_ns=times)
     still = replace(case, tasks=(replace(case.tasks[0], problem=problem),))
-    found = perturbed(still, Condition(JITTER, 1.0), 0).problem.durations_ns
+    found = jittered(still, 1.0, 0, 0).problem.durations_ns
     assert [ns > 0 for ns in found] == [ns > 0 for ns in times]
 
 
-def test_slower_links_have_less_bandwidth_and_nothing_else_changes(case):
-    found = perturbed(case, Condition(LINKS, 0.2), 0)
-    assert found.problem.durations_ns == case.problem.durations_ns
-    for name, link in case.hardware.links.items():
-        assert found.hardware.links[name].bandwidth_bytes_per_s == round(link.bandwidth_bytes_per_s * 0.8)
-
-
-def test_a_longer_sequence_is_built_anew_with_the_same_names(case):
-    found = perturbed(case, Condition(SEQUENCE, 0.25), 0)
-    assert found.loaded.workload.sequence == round(case.loaded.workload.sequence * 1.25)
-    assert [op.name for op in found.graph.ops] == [op.name for op in case.graph.ops]
-    assert sum(found.problem.durations_ns) > sum(case.problem.durations_ns)
-
-
-def test_an_inspection_takes_its_level_and_nothing_else_changes(case):
-    found = perturbed(case, Condition(INSPECTION, 5000), 0)
-    assert found.hardware.host.reactive.inspect_ns == 5000
-    assert found.hardware.host.fixed == case.hardware.host.fixed
-    assert found.hardware.links == case.hardware.links
-    assert found.problem.durations_ns == case.problem.durations_ns
-    for level in (0, 0.03, 2e9, float("nan")):
-        with pytest.raises(ConfigError, match="a level is from 1 ns to 1 s, found"):
-            check_levels(case, INSPECTION, [level])
+def test_levels_are_fields_of_the_documents(monkeypatch):
+    """Slower links, a dearer inspection and a longer sequence change nothing but those."""
+    seen, base = [], catalog.resolve("tiny_train_910c")
+    module = sys.modules["simulator.run.robustness"]
+    monkeypatch.setattr(module, "sweep", lambda studies, *_: seen.extend(studies) or [])
+    robustness("tiny_train_910c", jitter=[], slower_links=[0.2], inspect=[5000], longer=[0.25])
+    nominal, slower, dearer, longer = (study.at(study.points[0]) for study in seen)
+    assert nominal.hardware == base.hardware
+    for name, link in base.hardware.links.items():
+        other = slower.hardware.links[name]
+        assert other.bandwidth_bytes_per_s == round(link.bandwidth_bytes_per_s * 0.8)
+        assert other.latency_ns == round(link.latency_ns * 1.25)
+    assert slower.hardware.tiers == base.hardware.tiers
+    assert dearer.hardware.host.reactive.inspect_ns == 5000
+    assert dearer.hardware.links == base.hardware.links
+    assert longer.workload.sequence == round(base.workload.sequence * 1.25)
+    assert longer.hardware == base.hardware
 
 
 def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
     kinds = dict.fromkeys(("jitter", "slower_links", "longer"), ())
     found = robustness("tiny_train_910c", inspect=[100, 5000, 500_000], **kinds)
-    steps = {(line["policy"], line["level"]): line["median_step_ns"] for line in found.quantiles}
-    fixed, runtime = found.policies
+    steps = {(line["policy"], line["level"]): line["median_step_ns"] for line in found.rows}
+    fixed, runtime = "static", "reactive"
     assert steps[fixed, 100] == steps[fixed, 500_000]
     assert steps[runtime, 100] < steps[runtime, 500_000]
     assert "static stays ahead of reactive up to 500 us an inspection" in found.sentences[-1]
 
 
 @pytest.mark.parametrize(("kind", "level"), [(JITTER, 0.0), (LINKS, 1.0), (LINKS, -0.1), (SEQUENCE, float("nan"))])
-def test_levels_have_a_range(kind, level, case):
+def test_levels_have_a_range(kind, level):
     with pytest.raises(ConfigError, match="a level is above 0 %"):
-        check_levels(case, kind, [level])
+        check_levels(kind, [level])
+
+
+@pytest.mark.parametrize("level", [0, 0.03, 2e9, float("nan")])
+def test_a_look_takes_from_a_nanosecond_to_a_second(level):
+    with pytest.raises(ConfigError, match="a level is from 1 ns to 1 s, such as 100ns,5us, found"):
+        check_levels(INSPECTION, [level])
 
 
 def two(*order: str):
@@ -169,11 +160,11 @@ def row(policy, step, level=0.0, what="nominal", status="ok"):
 
 def test_quantiles_are_values_of_draws_and_what_does_not_run_is_slowest():
     rows = [row("p", step, 0.1, "jitter") for step in (140, None, 100, 120, 110)]
-    (line,) = spread.quantiles(rows)
+    (line,) = quantiles(rows)
     assert (line["draws"], line["ok"], line["failed"]) == (5, 4, "blocked")
     assert (line["p05_step_ns"], line["median_step_ns"], line["p95_step_ns"]) == (100, 120, None)
     assert line["median_slowdown"] == 1.2
-    (line,) = spread.quantiles([row("p", step, 0.1, "jitter") for step in (None, 100, None)])
+    (line,) = quantiles([row("p", step, 0.1, "jitter") for step in (None, 100, None)])
     assert line["median_step_ns"] is None
 
 
@@ -183,14 +174,14 @@ def test_the_crossover_is_the_first_level_at_which_the_other_median_is_less():
         rows += [row("p", mine, level, "slower links"), row("r", other, level, "slower links")]
     rows += [row("p", None, 0.05, "longer sequence"), row("r", 130, 0.05, "longer sequence")]
     rows += [row("p", 101, 0.05, "jitter"), row("r", 102, 0.05, "jitter")]
-    lines = spread.quantiles(rows)
-    assert spread.crossovers(lines, "p", "r") == [
+    lines = quantiles(rows)
+    assert robust_view(lines, ("p", "r")).sentences == [
         "r is faster than p from 20 % slower links on: p takes 160 ns, r takes 150 ns at 20 %.",
         "r is faster than p from 5 % longer sequences on: p is blocked, r takes 130 ns at 5 %.",
         "p stays ahead of r up to 5 % jitter: p takes 101 ns, r takes 102 ns at 5 %.",
     ]
-    assert spread.crossovers(lines, "r", "p")[0] == "p is faster than r already under nominal conditions."
-    told = spread.table(lines, ("p", "r")).splitlines()
+    assert robust_view(lines, ("r", "p")).sentences[0] == "p is faster than r already under nominal conditions."
+    told = str(robust_view(lines, ("p", "r")).sections[0]).splitlines()
     heads = "perturbation level p slowdown 5_to_95_% r slowdown 5_to_95_% faster"
     assert "_".join(told[0].split()) == heads.replace(" ", "_")
     assert [line.split()[-1] for line in told[1:]] == ["p", "p", "r", "r", "r", "p"]
@@ -201,7 +192,7 @@ def test_who_does_not_run_is_not_ahead():
     rows += [row(name, None, level, "longer sequence") for level in (0.1, 0.2) for name in ("p", "r")]
     rows += [row("p", 105, 0.1, "jitter"), row("r", None, 0.1, "jitter")]
     rows += [row(name, None, 0.2, "jitter") for name in ("p", "r")]
-    assert spread.crossovers(spread.quantiles(rows), "p", "r") == [
+    assert robust_view(quantiles(rows), ("p", "r")).sentences == [
         "neither p nor r runs from 10 % longer sequences on: p is blocked, r is blocked at 10 %.",
         "p stays ahead of r up to 10 % jitter: p takes 105 ns, r is blocked at 10 %.",
     ]
@@ -211,33 +202,40 @@ def test_some_draws_that_do_not_run_are_counted_in_the_table():
     rows = [row("p", 100), row("r", 100)]
     rows += [row("p", step, 0.1, "jitter") for step in (100, 110, None)]
     rows += [row("r", None, 0.1, "jitter") for _ in range(3)]
-    told = spread.table(spread.quantiles(rows), ("p", "r"))
+    told = str(robust_view(quantiles(rows), ("p", "r")).sections[0])
     assert "110 ns (2 of 3 ran)" in told
     assert "blocked" in told
     assert told.splitlines()[1].endswith("tie")
 
 
 def test_where_nothing_runs_there_is_still_a_picture():
-    lines = spread.quantiles([row(policy, None) for policy in "pr"])
-    assert [text.get_text() for text in spread_picture(lines, "pr").legends[0].get_texts()] == [
-        *("p, median", "r, median", "p: does not always run", "r: does not always run")
-    ]
+    view = robust_view(quantiles([row(policy, None) for policy in "pr"]), "pr")
+    assert [text.get_text() for text in curves(view.title, view.panels).legends[0].get_texts()] == ["p", "r"]
+
+
+def test_the_middle_of_the_draws_is_a_band():
+    rows = [row("p", 100), row("r", 100)]
+    rows += [row(policy, step, 0.1, "jitter") for policy in "pr" for step in (100, 110, 130)]
+    (panel,) = robust_view(quantiles(rows), "pr").panels
+    assert panel.curves[0].points == {0: 100, 10: 110}
+    assert panel.curves[0].band == {0: (100, 100), 10: (100, 130)}
+    assert len(curves("x", [panel]).axes[0].collections) == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_outcomes_come_in_the_order_of_the_tasks(workers):
     told = []
-    found = spread_over(tasks.squares, list(range(9)), workers, lambda task: -1, told.append)
+    found = spread(tasks.squares, list(range(9)), workers, lambda task: -1, told.append)
     assert found == [n * n for n in range(9)]
     assert told == list(range(1, 10))
 
 
 def test_a_task_that_kills_its_process_takes_no_other_with_it():
-    found = spread_over(tasks.fragile, [1, 3, 2], 2, lambda task: -task, lambda done: None)
+    found = spread(tasks.fragile, [1, 3, 2], 2, lambda task: -task, lambda done: None)
     assert found == [1, -3, 4]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_a_task_is_the_error_of_all(workers):
     with pytest.raises(ValueError, match="no twos"):
-        spread_over(tasks.failing, [1, 2, 3], workers, lambda task: -1, lambda done: None)
+        spread(tasks.failing, [1, 2, 3], workers, lambda task: -1, lambda done: None)

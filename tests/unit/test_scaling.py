@@ -7,11 +7,33 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from simulator.report.scaling import amounts, pointer, sentences, table
-from simulator.report.scaling_figure import scaling_picture
+from simulator.report.curves import curves
+from simulator.report.scaling_view import pointer, scaling_view
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload
+
+MACHINE = SimpleNamespace(
+    compute_tier="hbm",
+    tiers={name: SimpleNamespace(usable_bytes=size) for name, size in (("hbm", 100), ("ddr", 1000), ("ssd", 10**6))},
+    links={"h2d": None, "d2h": None},
+)
+
+
+def view(rows):
+    return scaling_view(rows, [key for key in rows[0] if key == "batch"], MACHINE, 80, "toy")
+
+
+def sentences(rows):
+    return list(view(rows).sentences)
+
+
+def table(rows):
+    return "\n\n".join(map(str, view(rows).sections))
+
+
+def picture(rows):
+    return curves("toy", view(rows).panels)
 
 
 def row(ranks, step_ns, policy="resident", **waits):
@@ -45,7 +67,7 @@ def test_a_point_that_does_not_run_has_a_line_without_numbers():
 
 def over(batch, step_ns, stall_ns):
     about = row(1, step_ns, "static", transfer=stall_ns)
-    about |= {"set batch": batch, "stall_ns": stall_ns, "compute_ns": step_ns - stall_ns, "bound_kind": "link read"}
+    about |= {"batch": batch, "stall_ns": stall_ns, "compute_ns": step_ns - stall_ns, "bound_kind": "link read"}
     return about | {"tokens_per_s": batch * 1e9 / step_ns, "gap_fraction": 0.02}
 
 
@@ -68,47 +90,7 @@ def test_points_of_one_rank_are_compared_by_tokens_per_second():
     assert lines[3][1:5] == ["256", "ok", "1.60", "us"]
     (said,) = sentences(rows)
     assert said.startswith("static makes 160 M tokens/s at batch 256, 1 M at batch 1; ")
-    assert said.endswith("; from batch 256 on it waits for less than 1 % of a step.")
-
-
-@pytest.mark.parametrize(
-    ("stalls", "said"), [((0, 0), "everywhere"), ((0, 700), "up to batch 1"), ((700, 0), "from batch 64 on")]
-)
-def test_where_copies_are_hidden_is_said_of_either_end(stalls, said):
-    (found,) = sentences([over(batch, 1000, stall) for batch, stall in zip((1, 64), stalls, strict=True)])
-    assert found.endswith(f"; {said} it waits for less than 1 % of a step.")
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "said"),
-    [
-        (True, "link read", ", 2.0 % above the bound that no plan with these homes can beat (link read)."),
-        (False, "link read", ", 2.0 % above the bound that no plan can beat (link read)."),
-        (True, "compute", ", 2.0 % above the bound that no plan can beat (compute)."),
-        (
-            True,
-            "link read, fixed plans",
-            "; over the run 2.0 % above what no plan with these homes that is fixed before it can beat (link read).",
-        ),
-    ],
-)
-def test_where_nothing_hides_the_copies_the_sentence_says_what_is_waited_for(given, kind, said):
-    rows = [over(batch, 1000, stall) | {"bound_kind": kind} for batch, stall in ((1, 900), (64, 700))]
-    (found,) = sentences(rows, homes_are_given=given)
-    assert found.endswith(f"; even at batch 64 it waits for 70 % of a step, most for transfers: 1.00 us a step{said}")
-
-
-def test_a_policy_that_does_not_run_everywhere_is_not_said_to_hide_everything_everywhere():
-    blocked = dict.fromkeys(over(256, 1000, 0)) | {"policy": "static", "ranks": 1, "set batch": 256}
-    (said,) = sentences([over(1, 1000, 0), over(64, 1000, 0), blocked])
-    assert said.endswith("; wherever it runs it waits for less than 1 % of a step.")
-
-
-MACHINE = SimpleNamespace(
-    compute_tier="hbm",
-    tiers={name: SimpleNamespace(usable_bytes=size) for name, size in (("hbm", 100), ("ddr", 1000), ("ssd", 10**6))},
-    links={"h2d": None, "d2h": None},
-)
+    assert said.endswith("; it waits least at batch 256: 0.5 % of a step, most for transfers.")
 
 
 def held(batch, hbm, ddr, h2d):
@@ -118,7 +100,7 @@ def held(batch, hbm, ddr, h2d):
 
 def test_what_is_held_and_moved_has_a_table_of_its_own_without_what_no_row_uses():
     rows = [held(1, 40, 0, 0), held(64, 80, 500, 480)]
-    _, second = table(rows, amounts(rows, MACHINE, 80)).split("\n\n")
+    _, second = table(rows).split("\n\n")
     lines = [line.split("  ") for line in second.splitlines()]
     assert [[cell.strip() for cell in line if cell] for line in lines] == [
         ["policy", "batch", "peak hbm", "peak ddr", "moved h2d"],
@@ -130,9 +112,9 @@ def test_what_is_held_and_moved_has_a_table_of_its_own_without_what_no_row_uses(
 def test_what_did_not_run_holds_nothing_and_has_no_line_in_the_second_table():
     rows = [
         held(1, 40, 0, 0),
-        dict.fromkeys(held(64, 80, 500, 480)) | {"policy": "static", "ranks": 1, "set batch": 64},
+        dict.fromkeys(held(64, 80, 500, 480)) | {"policy": "static", "ranks": 1, "batch": 64},
     ]
-    first, second = table(rows, amounts(rows, MACHINE, 80)).split("\n\n")
+    first, second = table(rows).split("\n\n")
     assert (len(first.splitlines()), len(second.splitlines())) == (3, 2)
 
 
@@ -152,26 +134,24 @@ def test_who_sees_one_point_is_told_of_the_curve(points, said):
 
 
 def test_the_picture_has_a_panel_for_each_amount_and_the_limits_that_are_near():
-    rows = [held(1, 40, 0, 0), held(64, 80, 400, 480)]
-    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
-    assert [ax.get_title(loc="left") for ax in picture.axes] == [
-        "",
-        "",
+    drawn = picture([held(1, 40, 0, 0), held(64, 80, 400, 480)]).axes
+    assert [ax.get_title(loc="left") for ax in drawn if ax.lines] == [
+        "one step",
+        "tokens per second",
         "peak hbm, room 80 B",
         "peak ddr, room 1.00 kB",
-        "moved h2d in a step",
+        "moved h2d",
     ]
-    hbm, ddr, moved = ([list(line.get_ydata()) for line in ax.lines] for ax in picture.axes[2:])
+    hbm, ddr, moved = ([list(line.get_ydata()) for line in ax.lines if len(line.get_ydata())] for ax in drawn[2:5])
     assert hbm == [[40, 80], [80, 80]], "the peaks, and the budget"
     assert ddr == [[0, 400]], "room for more than twice as much is no line"
     assert moved == [[0, 480]]
-    assert all(ax.get_ylim()[0] == 0 for ax in picture.axes[2:])
-    assert len(scaling_picture(rows, "toy").axes) == 2
+    assert all(ax.get_ylim()[0] == 0 for ax in drawn[2:5])
 
 
 def missing(about, policy, status="infeasible"):
     """The row at the same point that did not run: it has no figures."""
-    named = {key: value for key, value in about.items() if key.startswith("set ")}
+    named = {key: value for key, value in about.items() if key == "batch"}
     return {"policy": policy, "status": status, "ranks": 1, "efficiency": None} | named
 
 
@@ -179,61 +159,28 @@ def test_what_does_not_run_is_said_in_words_and_is_not_in_the_legend():
     rows = [held(1, 40, 0, 0), held(64, 80, 400, 480)]
     rows += [missing(row, "resident") for row in rows] + [missing(row, "reactive", "blocked") for row in rows[:1]]
     rows += [rows[1] | {"policy": "reactive"}]
-    said = ["resident fits at no point.", "reactive is blocked at batch 1."]
-    assert sentences(rows)[:2] == said
-    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
-    assert [text.get_text() for text in picture.legends[0].get_texts()] == ["static", "reactive", "of it compute"]
-    assert " ".join(said) in [text.get_text() for text in picture.texts]
+    assert sentences(rows)[:2] == ["resident fits at no point.", "reactive is blocked at batch 1."]
+    assert [text.get_text() for text in picture(rows).legends[0].get_texts()] == ["static", "reactive"]
 
 
-@pytest.mark.parametrize(
-    ("absent", "said"),
-    [
-        ((1, 2), "does not fit up to batch 2."),
-        ((4, 8), "does not fit from batch 4 on."),
-        ((2,), "does not fit at batch 2."),
-        ((8,), "does not fit at batch 8."),
-        ((1, 4), "does not fit at batch 1 and 4."),
-    ],
-)
-def test_where_something_does_not_fit_is_said(absent, said):
+def test_where_something_fails_and_why_is_said():
     ran = [held(batch, 40, 0, 0) for batch in (1, 2, 4, 8)]
-    rows = [missing(row, "static") if row["set batch"] in absent else row for row in ran]
-    assert sentences(rows)[0] == f"static {said}"
+    rows = [missing(row, "static") if row["batch"] in (1, 4) else row for row in ran]
+    assert sentences(rows)[0] == "static does not fit at batch 1 and batch 4."
+    rows[1] = missing(ran[1], "static", "failed") | {"notes": "here: a must, found b; do c"}
+    assert sentences(rows)[1] == "static fails at batch 2: here: a must, found b; do c."
 
 
 def test_curves_that_tie_all_show():
     """Each curve is wider than those above it, and its markers have a shape of their own."""
     rows = [held(batch, 40, 0, 0) | {"policy": policy} for policy in "abcde" for batch in (1, 64)]
-    picture = scaling_picture(rows, "toy", amounts(rows, MACHINE, 80))
-    for ax in picture.axes:
-        curves = [line for line in ax.lines if line.get_marker() not in ("None", "")]
-        widths, sizes = ([get(line) for line in curves] for get in (lambda c: c.get_linewidth(), lambda c: c.get_ms()))
-        assert len(curves) == 5
+    for ax in picture(rows).axes:
+        lines = [line for line in ax.lines if line.get_marker() not in ("None", "") and len(line.get_xdata())]
+        widths, sizes = ([get(line) for line in lines] for get in (lambda c: c.get_linewidth(), lambda c: c.get_ms()))
+        assert len(lines) in (0, 5)
         assert widths == sorted(set(widths), reverse=True)
         assert sizes == sorted(set(sizes), reverse=True)
-        assert len({line.get_marker() for line in curves}) == 5
-
-
-def test_what_is_computed_is_one_curve_unless_policies_differ():
-    rows = [held(batch, 40, 0, 0) | {"policy": policy} for policy in ("static", "mixed") for batch in (1, 64)]
-    dotted = [line.get_label() for line in scaling_picture(rows, "toy").axes[0].lines if line.get_linestyle() == ":"]
-    assert dotted == ["of it compute"]
-    again = [row | {"recompute_ns": 5 * (row["policy"] == "mixed")} for row in rows]
-    dotted = [line.get_label() for line in scaling_picture(again, "toy").axes[0].lines if line.get_linestyle() == ":"]
-    assert dotted == ["static, of it compute", "mixed, of it compute"]
-
-
-def test_the_last_point_has_a_label_though_others_have_none():
-    rows = [held(batch, 40, 0, 0) for batch in (1, 16, 96, 512, 1024, 2048, 4096)]
-    labels = [text.get_text() for text in scaling_picture(rows, "toy").axes[0].get_xticklabels()]
-    assert labels == ["1", "16", "96", "512", "", "", "4,096"]
-
-
-def test_rates_on_the_axis_are_written_as_in_the_table():
-    picture = scaling_picture([held(1, 40, 0, 0), held(512, 40, 0, 0)], "toy")
-    picture.draw_without_rendering()
-    assert "100 M" in [text.get_text() for text in picture.axes[1].get_yticklabels()]
+        assert len({line.get_marker() for line in lines}) == len(lines)
 
 
 def test_each_field_has_a_value_at_each_point():

@@ -1,28 +1,33 @@
 """Where a figure holds, and how it is told: stretches, ends, and what goes up and down."""
 
 import pytest
-from matplotlib.colors import to_hex
 
-from simulator.catalog import multiplied, read_hardware, resolve
-from simulator.report.expectations import Verdict
-from simulator.report.sensitivity import Dependence, rows, sentences, text
-from simulator.report.tornado import tornado
+from simulator.catalog import Axis, at, multiplied, read_hardware, resolve
+from simulator.report.curves import curves
+from simulator.report.sensitivity_view import dependences, sensitivity_view
 from simulator.scenario import Unstated
 from simulator.units import FieldError, parse
 
 LENGTH = Unstated(parameter="length", fields=("workload.sequence",), low=1.0, high=9.0, multiple_of=2, why="a test")
 
 
-def verdict(error: float | None, within: float = 0.05) -> Verdict:
+def verdict(error: float | None) -> dict:
     """Of a figure of 1 s."""
-    holds = error is not None and abs(error) <= within
+    holds = error is not None and abs(error) <= 0.05
     found = "none, as the row is infeasible" if error is None else f"{1 + error:.2f} s"
-    return Verdict("a", "step_ns", "about 1 s", found, holds, "the step", asks="a: step", printed="1 s", error=error,
-                   tolerance="5.0 %")  # fmt: skip
+    return {"scenario": "s", "row": "a", "column": "step_ns", "claim": "the step", "figure": "", "asks": "a: step",
+            "printed": "1 s", "obtained": found, "error": error, "tolerance": "5.0 %", "kind": "predicted",
+            "verdict": "holds" if holds else "BROKEN", "holds": holds}  # fmt: skip
 
 
-def dependence(errors: dict[float, float | None], taken: float = 4) -> Dependence:
-    return Dependence("s", LENGTH, taken, {value: verdict(error) for value, error in errors.items()})
+def outcomes(errors: dict[float, float | None], taken: float = 4, parameter: str = "length") -> list[dict]:
+    about = {"parameter": parameter, "unit": "", "taken": taken}
+    return [about | verdict(error) | {"value": value} for value, error in errors.items()]
+
+
+def view(*groups: list[dict]):
+    every = [row for group in groups for row in group]
+    return sensitivity_view(dependences(every), every, [])
 
 
 @pytest.mark.parametrize(
@@ -37,35 +42,37 @@ def dependence(errors: dict[float, float | None], taken: float = 4) -> Dependenc
     ],
 )
 def test_stretches_in_which_a_figure_holds(errors, holds, is_monotone):
-    found = dependence(errors)
-    assert (found.holds, found.is_monotone) == (holds, is_monotone)
+    (row,) = dependences(outcomes(errors))
+    assert row["monotone"] == is_monotone
+    (section,) = view(outcomes(errors)).sections
+    assert section.columns[-1].cells == (holds,)
 
 
 def test_what_goes_up_and_down_is_said_with_its_extremes():
-    found = [dependence({2: 0.01, 4: 0.0, 6: 0.3, 8: 0.02})]
-    assert "+1.0 % to +2.0 %, 0 % to +30 % between" in text(found)
-    assert "the step goes up and down with length, so that where it holds is no range." in sentences(found)
+    found = view(outcomes({2: 0.01, 4: 0.0, 6: 0.3, 8: 0.02}))
+    assert "+1.0 % to +2.0 %, 0 % to +30 % between" in str(found)
+    assert "the step goes up and down with length, so that where it holds is no range." in found.sentences
 
 
 def test_what_does_not_hold_as_taken_would_elsewhere_or_nowhere():
-    assert sentences([dependence({2: 0.0, 4: 0.2})])[0] == "the step would hold for length 2."
-    assert sentences([dependence({2: 0.3, 4: 0.2})])[0] == "the step holds with no value that was tried."
+    assert view(outcomes({2: 0.0, 4: 0.2})).sentences[0] == "the step would hold for length 2."
+    assert view(outcomes({2: 0.3, 4: 0.2})).sentences[0] == "the step holds with no value that was tried."
 
 
 def test_a_value_with_which_no_step_ends_has_no_error_and_comes_first():
-    ends = Dependence("s", LENGTH.model_copy(update={"parameter": "other"}), 4, {2: verdict(-0.9), 4: verdict(0.9)})
-    lost = dependence({2: 0.0, 4: 0.0, 6: None})
-    (row,) = rows([lost])
+    ends, lost = outcomes({2: -0.9, 4: 0.9}, parameter="other"), outcomes({2: 0.0, 4: 0.0, 6: None})
+    (row,) = dependences(lost)
     assert (row["error_high"], row["swing"], row["obtained_high"]) == (None, None, "none, as the row is infeasible")
-    assert text([ends, lost]).splitlines()[2].split()[0] == "length"
+    assert str(view(ends, lost)).splitlines()[2].split()[0] == "length"
 
 
-def test_dark_is_only_what_holds_also_where_bars_would_lie_over_each_other():
-    found = dependence({2: 0.3, 4: 0.0, 6: 0.3, 8: 0.0, 10: 0.3})
-    (ax,) = tornado([found], "x").axes
-    bars = [(to_hex(bar.get_facecolor(), keep_alpha=True), bar.get_width()) for bar in ax.patches if bar.get_width()]
-    assert [round(width) for _, width in bars] == [10, 30], "what is accepted, and one pale bar"
-    assert len(ax.lines[-2].get_xdata()) == 5, "a point for each value"
+def test_the_picture_has_a_curve_for_each_figure_and_large_dots_where_it_holds():
+    (panel,) = view(outcomes({2: 0.3, 4: 0.0, 6: 0.3, 8: 0.0, 10: 0.3})).panels
+    (curve,) = panel.curves
+    assert list(curve.points.values()) == pytest.approx([30, 0, 30, 0, 30])
+    assert curve.marked == [4, 8]
+    (ax,) = (ax for ax in curves("x", [panel]).axes if ax.lines)
+    assert [len(line.get_xdata()) for line in ax.lines] == [5, 2, 2], "the curve, the dots, and what is printed"
 
 
 def test_values_are_multiples_or_equal_parts_with_both_ends():
@@ -88,4 +95,5 @@ def test_what_is_multiplied_stays_a_whole_quantity():
     assert found["host.reactive.update"] == "8.813 us"
     assert parse(found["links.h2d.bandwidth"], "B/s") == 11_200_000_000
     assert found["compute.achieved_bandwidth"] == 0.841 / 2
-    assert resolve("tiny_train_910c", scale=factors).hardware.host.reactive.update_ns == 8813
+    point = {Axis(path, (path,), "a test", "x"): factor for path, factor in factors.items()}
+    assert at(resolve("tiny_train_910c"), point).hardware.host.reactive.update_ns == 8813

@@ -17,16 +17,15 @@ from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
 from simulator.policies.crowd import Crowd
-from simulator.policies.static import Options, Weights, explained, validate
+from simulator.policies.static import Options, explained
 from simulator.policies.static.analyse import analyse
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.insert import insert
 from simulator.policies.static.ledger import ledger
-from simulator.policies.static.refine import refine
 from simulator.policies.static.score import TERMS, Scorer
 from simulator.policies.static.select import Decision, ranked, select
+from simulator.policies.static.step_model import predict
 from simulator.policies.static.tiers import assign
-from simulator.policies.static.timeline import observe, predict
 from simulator.policies.static.write import write
 from simulator.policies.writer import Writer
 from simulator.report import decisions, plan_files
@@ -34,7 +33,7 @@ from simulator.report import decisions, plan_files
 
 def augmented_of(p, limit):
     found = analyse(p)
-    score = Scorer(p, Weights())
+    score = Scorer(p)
     return insert(p, found, select(p, found, limit, ranked(p, found, score)), score)
 
 
@@ -154,14 +153,14 @@ def test_a_weight_that_moves_lives_away_and_is_never_stored():
     assert told.count("w ddr>hbm") == 2
 
 
-def test_the_score_is_the_sum_of_its_weighted_terms():
+def test_the_score_is_the_sum_of_its_terms():
+    """10 B idle for 30 ns after copies of 20 ns in all."""
     p = problem(train(4))
-    gap = analyse(p).candidates[0]
-    score = Scorer(p, Weights())(gap)
-    assert dict(zip(TERMS, score.terms, strict=True))["dirty"] == -0.0625
+    score = Scorer(p)(analyse(p).candidates[0])
+    assert dict(zip(TERMS, score.terms, strict=True)) == pytest.approx(
+        {"size": log2(11), "idle": log2(31), "bandwidth": -log2(21), "exposed": 0}
+    )
     assert score.total == pytest.approx(sum(score.terms))
-    light = Scorer(p, Weights(size=0))(gap)
-    assert light.total < score.total
 
 
 def test_short_lived_activations_and_optimizer_state_of_a_short_update_are_a_last_resort():
@@ -177,7 +176,7 @@ def test_short_lived_activations_and_optimizer_state_of_a_short_update_are_a_las
     )
     g = replace(g, ops=(*g.ops[:3], replace(g.ops[3], phase="update")))
     p = problem(g, homes={"o": FREE})
-    score, found = Scorer(p, Weights()), analyse(p)
+    score, found = Scorer(p), analyse(p)
     reasons = {p.graph.tensors[gap.tensor].name: score(gap).last_resort for gap in found.candidates}
     assert "short-lived" in reasons["x"]
     assert "the update is shorter" in reasons["o"]
@@ -193,7 +192,7 @@ def two_tiers(ddr):
 
 def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    gaps = assign(p, analyse(p).candidates[:4], Scorer(p, Weights()))
+    gaps = assign(p, analyse(p).candidates[:4], Scorer(p))
     assert sorted(gap.away for gap in gaps) == [1, 1, 1, 2]
     longest = max(gaps, key=lambda gap: gap.lead_ns)
     assert longest.away == 2
@@ -216,7 +215,7 @@ def test_what_no_op_uses_takes_no_room_in_the_tier_that_others_need():
 
 def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_path):
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    found = explained(p, Options(improve=0))
+    found = explained(p, Options())
     went = {}
     for kind, tensor, _, target in found.plan.fixed.codes():
         if kind == COPY and target != HBM:
@@ -259,18 +258,7 @@ def test_what_is_planned_by_compute_time_and_what_links_do_have_axes_of_their_ow
 
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1}
-
-
-def test_a_pool_takes_load_from_a_link_that_is_busy_for_longer_than_the_step():
-    document = machine().model_dump(mode="json")
-    document["tiers"]["pool"] = {"capacity": "inf"}
-    document["links"]["to"] = {"source": "hbm", "target": "pool", "bandwidth": "0.9 GB/s"}
-    document["links"]["from"] = {"source": "pool", "target": "hbm", "bandwidth": "0.9 GB/s"}
-    p = problem(train(8, size=40, duration=10), budget=120, hardware=Hardware.model_validate(document))
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1, 2}
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()), sheds=False)} == {1}
-    assert replay(p, POLICIES["static"].plan(p)).peak_bytes["pool"] > 0
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p))} == {1}
 
 
 def staged(ddr, read="0.5 GB/s"):
@@ -296,14 +284,14 @@ def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
     assert p.wires((2, 0)) == ("read", "h2d")
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p, Weights()))} == {1}
+    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p))} == {1}
 
 
 def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
     """DDR has room for two of three, beside the chunks; the link is busy all the time, and the SSD half of it."""
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("84 B"))
-    gaps = assign(p, analyse(p).candidates, Scorer(p, Weights()))
+    gaps = assign(p, analyse(p).candidates, Scorer(p))
     further = sorted(gap.before for gap in gaps if gap.away == 2)
     assert len(further) == 4
     assert all(2 <= after - before <= 5 for before, after in pairwise(further))
@@ -331,23 +319,6 @@ def test_a_bus_slows_only_what_is_copied_beside_something_else():
     assert Crowd(p, {(1, 0)}).copy_ns(0, (1, 0)) == 10
     assert Crowd(p, {(1, 0), (2, 0)}).copy_ns(0, (1, 0)) == 10
     assert Crowd(p, {(1, 0), (0, 1)}).copy_ns(0, (1, 0)) == 13
-
-
-def test_where_links_are_the_limit_each_selection_is_tried_as_early_as_can_be_before_anything_finer(monkeypatch):
-    tried = []
-    monkeypatch.setattr(validate, "refine", lambda *args: tried.append(args[-1]) or refine(*args))
-    g, homes = streamed()
-    POLICIES["static"].plan(problem(g, budget=30, homes=homes, hardware=staged("84 B")), {"improve": 0})
-    first_finer = next(i for i, knobs in enumerate(tried) if knobs.slack_ns)
-    assert sum(knobs.eager for knobs in tried[:first_finer]) >= 2
-
-
-def test_observe_reads_the_timeline_that_predict_foresees():
-    p = problem(train(8), budget=44)
-    plan = POLICIES["static"].plan(p)
-    seen = observe(p, plan, replay(p, plan).trace)
-    foreseen = predict(p, plan, free_copies_in=True)
-    assert seen.start_ns == foreseen.start_ns
 
 
 def test_the_ledger_marks_slots_in_which_more_is_wanted_than_fits():

@@ -75,7 +75,7 @@ def test_ranks_without_room_to_copy_ahead_take_turns(tmp_path):
     assert turns["moved_in_bytes"] == together["moved_in_bytes"] == 8 * 4 * 4000
     assert "in place of 12.0 us" in turns["notes"]
     assert "\n".join(results.sentences[2:5]) == (
-        "ranks crowd what they share: transfers over in take 2.00 times as long as alone under static.\n"
+        "ranks crowd what they share: transfers over in take 2.00x as long as alone under static.\n"
         "at once, supply has up to 8 transfers that ask for 2.00 times what it carries under static and 4 transfers "
         "that ask for 1.00 times what it carries under in turns.\n"
         "ranks begin in 4 turns under in turns, up to 9.00 us late, once."

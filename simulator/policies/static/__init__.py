@@ -5,13 +5,12 @@ Passes, each a pure function with a typed hand-over::
     analyse   lifetimes in time         -> Analysis    idle gaps that a tensor could spend away
     select    what leaves               -> Selection    gaps, so that live bytes fit a limit
     insert    cache operators           -> Augmented    the graph with a Store, Detach and Prefetch for each gap
-    refine    Algorithm 1               -> Augmented    each cache operator at its cheapest position
+    refine    placement                 -> Augmented    each cache operator just in time, or early
     validate  replay                    -> Candidate    the fastest of a few that really fit
 
 If ops may run again, `mix` rewrites the graph first, and the same passes compile it.
 
-All are near-linear in ops and gaps: ranges of live bytes change in `profile`, compute time is a prefix sum, and the
-copies of a channel are laid out backwards from their deadlines instead of trying positions.
+All are near-linear in ops and gaps: ranges of live bytes change in `profile`, and compute time is a prefix sum.
 """
 
 from __future__ import annotations
@@ -19,6 +18,5 @@ from __future__ import annotations
 from simulator.policies.static.compiler import Compiled, compiled, explained, plan, witness
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.options import Options
-from simulator.policies.static.score import Weights
 
-__all__ = ["Compiled", "Explanation", "Options", "Weights", "compiled", "explained", "plan", "witness"]
+__all__ = ["Compiled", "Explanation", "Options", "compiled", "explained", "plan", "witness"]

@@ -74,13 +74,7 @@ class Idle(NamedTuple):
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def stretched(self, lasts_ns: int, computes_ns: int) -> Idle:
-        """Return the gap with idle times as in a step that lasts longer than it computes.
-
-        Parameters
-        ----------
-        lasts_ns, computes_ns
-            How long the step lasts, and computes [ns].
-        """
+        """Return the gap with idle times as in a step that lasts longer than it computes [ns]."""
         if lasts_ns <= computes_ns:
             return self
         lead_ns, trail_ns = (idle_ns * lasts_ns // max(1, computes_ns) for idle_ns in (self.lead_ns, self.trail_ns))
@@ -127,19 +121,17 @@ class Analysis:
     moving_homes: frozenset[int]
 
 
-def analyse(problem: Problem, *, early: bool = False) -> Analysis:
+def analyse(problem: Problem) -> Analysis:
     """Find the idle gaps of all tensors that may move.
 
     Parameters
     ----------
     problem
         What to plan for.
-    early
-        Whether the homes of tensors move, too, whose copy in would be exposed at the beginning of each step.
     """
     live = live_bytes(problem.graph, problem.lifetimes)
     forced: list[Idle] = []
-    leaving = moving_homes(problem, early=early)
+    leaving = moving_homes(problem)
     candidates, unused = [*_inner(problem, leaving), *_outputs(problem)], []
     for tensor, uses in enumerate(problem.lifetimes.uses):
         if not problem.starts_with[tensor] or problem.pinned(tensor):
@@ -154,17 +146,16 @@ def analyse(problem: Problem, *, early: bool = False) -> Analysis:
     return Analysis(live, tuple(forced), tuple(candidates), tuple(unused), leaving)
 
 
-def moving_homes(problem: Problem, *, early: bool) -> frozenset[int]:
-    """Tensors that get a home away if they move at all.
+def moving_homes(problem: Problem) -> frozenset[int]:
+    """Tensors that get a home away if they move at all: what no op writes, and whose copy in hides.
 
-    So does every weight, expert and block of a KV cache that no op writes and whose home is free.
+    So does every weight, expert and block of a KV cache whose home is free, unless its copy in before the first use
+    would be exposed at the beginning of each step.
 
     Parameters
     ----------
     problem
         What to plan for.
-    early
-        Whether those do, too, whose copy in before the first use would be exposed at the beginning of each step.
     """
     found = set()
     for tensor, about in enumerate(problem.graph.tensors):
@@ -175,7 +166,7 @@ def moving_homes(problem: Problem, *, early: bool) -> frozenset[int]:
         first = problem.lifetimes.first_use[tensor]
         if first == NEVER or problem.lifetimes.writes[tensor]:
             continue
-        if early or problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
+        if problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
             found.add(tensor)
     return frozenset(found)
 

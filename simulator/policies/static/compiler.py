@@ -10,7 +10,7 @@ from simulator import garbage
 from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, analyse, moving_homes
+from simulator.policies.static.analyse import Analysis, analyse
 from simulator.policies.static.explanation import Explanation, explanation
 from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.options import Options
@@ -19,9 +19,6 @@ from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import explain
 from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
 from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
-
-FIRST = {"tries": 1, "improve": 0}
-"""Options with which the first plan is made that would be tried: it is enough to show that one fits."""
 
 MIXES = 3
 """How many rewritten problems are compiled at most, beside the one that needs no copies."""
@@ -61,23 +58,22 @@ def witness(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan was found that fits.
     """
-    options = options.model_copy(update=FIRST)
-    if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
-        return plan(problem, options)
     with garbage.kept():
         try:
-            return _validator(problem, options, analyse(problem)).first().plan
+            return _validator(problem, options)[1].first().plan
         except CapacityError:
+            if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
+                return plan(problem, options)
             found = rewrites(problem, options.asked(problem)) if options.recompute else []
             if not found:
                 raise
         last = found[-1]
-        return last.translated(_validator(last.problem, options, analyse(last.problem)).first().plan)
+        return last.translated(_validator(last.problem, options)[1].first().plan)
 
 
-def _validator(problem: Problem, options: Options, analysis: Analysis, *, sheds: bool = True) -> Validator:
-    score = Scorer(problem, options.weights, options.asked(problem))
-    return Validator(problem, analysis, score, options.alpha, options.tries, sheds=sheds)
+def _validator(problem: Problem, options: Options) -> tuple[Analysis, Validator]:
+    analysis = analyse(problem)
+    return analysis, Validator(problem, analysis, Scorer(problem, options.asked(problem)))
 
 
 def explained(problem: Problem, options: Options) -> Explanation:
@@ -152,49 +148,10 @@ def compiled(problem: Problem, options: Options) -> Compiled:
     return best
 
 
-@dataclass(frozen=True)
-class _Search:
-    """One search: what it went by, and what it found."""
-
-    analysis: Analysis
-    validator: Validator
-    found: Candidate | CapacityError
-
-    @property
-    def step_ns(self) -> int | float:
-        """Length of the fastest step that was replayed [ns]; infinite if none was."""
-        return self.validator.best.step_ns
-
-    @property
-    def moves(self) -> bool:
-        """Whether anything has to move."""
-        return isinstance(self.found, CapacityError) or bool(self.found.selection.gaps)
-
-
 def _passes(problem: Problem, options: Options) -> Compiled:
-    """Search by the rules and, while that is above the bound, as if each rule were wrong; keep the fastest plan.
-
-    A link that sheds load may bring what it sheds too late, so that none sheds; and to store in each step what is used
-    at its beginning may take longer than to wait for it there, so that the homes of all that may move do.
-    """
-    analysis = analyse(problem)
-
-    def search(analysis: Analysis, *, sheds: bool = True) -> _Search:
-        validator = _validator(problem, options, analysis, sheds=sheds)
-        try:
-            return _Search(analysis, validator, validator.run(options.improve))
-        except CapacityError as error:
-            return _Search(analysis, validator, error)
-
-    best = search(analysis)
-    if best.moves and best.validator.has_shed and best.step_ns > problem.bound_ns:
-        best = min(best, search(analysis, sheds=False), key=lambda one: one.step_ns)
-    is_exception = moving_homes(problem, early=True) != analysis.moving_homes
-    if best.moves and is_exception and best.step_ns > problem.bound_ns:
-        best = min(best, search(analyse(problem, early=True)), key=lambda one: one.step_ns)
-    if isinstance(best.found, CapacityError):
-        raise best.found
-    return Compiled(problem, best.analysis, best.found, best.found.plan, best.step_ns)
+    analysis, validator = _validator(problem, options)
+    candidate = validator.run()
+    return Compiled(problem, analysis, candidate, candidate.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

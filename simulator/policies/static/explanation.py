@@ -11,7 +11,7 @@ from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.ledger import Slot, ledger
 from simulator.policies.static.select import Choice, Decision
-from simulator.policies.static.timeline import predict
+from simulator.policies.static.step_model import predict
 from simulator.policies.static.validate import Candidate
 
 

@@ -81,13 +81,11 @@ class Improver:
         Scores gaps.
     replays
         How many replays it may use.
-    sheds
-        Whether links that are busy for long shed load.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, replays: int, *, sheds: bool = True) -> None:
+    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, replays: int) -> None:
         self._problem, self._analysis, self._score, self._enough_ns = problem, analysis, score, problem.bound_ns
-        self.left, self._sheds = replays, sheds
+        self.left = replays
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
 
@@ -173,7 +171,7 @@ class Improver:
         """Replay a state, unless it cannot fit or was tried before."""
         gaps = tuple(sorted(state.gaps, key=_key))
         selection = replace(self._selection, gaps=gaps)
-        augmented = insert(self._problem, self._analysis, selection, self._score, state.tiers, sheds=self._sheds)
+        augmented = insert(self._problem, self._analysis, selection, self._score, state.tiers)
         augmented = _placed(augmented, gaps, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
         if key in self._seen:

@@ -24,8 +24,6 @@ def insert(
     selection: Selection,
     score: Rank,
     settled: Mapping[Idle, int] | None = None,
-    *,
-    sheds: bool = True,
 ) -> Augmented:
     """Add the cache operators of the chosen gaps to the graph.
 
@@ -39,10 +37,8 @@ def insert(
         Tells what goes further where a tier is too small.
     settled
         Tiers that are chosen already, by gap.
-    sheds
-        Whether links that are busy for long shed load.
     """
-    gaps = assign(problem, selection.gaps, score, settled, sheds=sheds)
+    gaps = assign(problem, selection.gaps, score, settled)
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)

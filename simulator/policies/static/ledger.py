@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.augmented import Augmented, Role
-from simulator.policies.static.timeline import Timeline
+from simulator.policies.static.step_model import Timeline
 from simulator.trace import Trace
 
 SLOTS = 64

@@ -1,22 +1,20 @@
-"""Fourth pass: where each cache operator is issued. Algorithm 1 of HyperOffload, with time, channels and room.
+"""Fourth pass: where each cache operator is issued.
 
-The cost of a position is ``max(0, C_trans - C_overlap) + alpha * residency``: what the copy lasts beyond the
-compute time that it overlaps, and the share of the budget that it holds, over the time it holds it before its use.
-Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and from there on raises it by
-``alpha * size / budget``. So the cheapest position is that kink, or the earliest feasible one if the kink lies before
-it (or the use itself where residency costs more than stall): it is found by bisection, and no position is tried.
+The cost of a position is ``max(0, C_trans - C_overlap) + alpha * residency`` (Algorithm 1 of HyperOffload): what the
+copy lasts beyond the compute time that it overlaps, and the share of the budget that it holds, over the time it holds
+it before its use. Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and from there on raises it
+slowly. So the cheapest position is that kink, or the earliest feasible one if the kink lies before it.
 
-Channel occupancy comes in by going backwards over the deadlines: a copy must end before its use and before the next
-copy of its channel begins, so that what would overlap is staggered. Room comes in by the live bytes that the stores
-really leave. Stores go the other way, forwards: a channel that is free takes the store whose room is given up first,
-also before its last reader has run, once its last writer has.
+*Just in time* goes backwards over the deadlines: a copy must end before its use and before the next copy of its channel
+begins, so that what would overlap is staggered. *Early* lets copies in come as soon as there is room for them until
+their use, the next use first. Room is what the live bytes and the stores really leave. Stores go forwards: a channel
+that is free takes the store whose room is given up first, also before its last reader has run, but behind its writer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
 
@@ -29,33 +27,15 @@ from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp
 from simulator.policies.static.room import Room, held
-from simulator.policies.static.timeline import Timeline
+from simulator.policies.static.step_model import Timeline
+
+ALPHA = 0.1
+"""What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
+position and chooses none, so that its value moves no plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knobs:
-    """What a candidate is made with.
-
-    Attributes
-    ----------
-    alpha
-        Weight of residency.
-    slack_ns
-        How much before its use a copy in should have ended [ns].
-    early_stores
-        Whether a store may be issued before the last reader has run.
-    eager
-        Whether copies in come as early as there is room, the next use first, instead of just in time.
-    """
-
-    alpha: float
-    slack_ns: int = 0
-    early_stores: bool = False
-    eager: bool = False
-
-
-def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, knobs: Knobs) -> Augmented:
-    """Move each cache operator to its cheapest position, and note the cost there.
+def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, *, eager: bool) -> Augmented:
+    """Choose where each cache operator is issued, and note the cost there.
 
     Parameters
     ----------
@@ -65,16 +45,18 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
         The graph with its cache operators.
     timeline
         Starts of the ops, and when rooms are free.
-    knobs
-        See `Knobs`.
+    eager
+        Whether copies in come as early as there is room, the next use first, instead of just in time.
     """
-    changed: dict[CacheOp, CacheOp] = {}
     below = held(problem, augmented.gaps)
-    if knobs.early_stores:
-        stores = [one for one in augmented.cache_ops if one.role is STORE]
-        changed.update(_forwards(problem, stores, timeline, below, _crowd(problem, augmented)))
-    changed.update(_backwards(_Layout(problem, analysis, augmented, timeline, knobs, below), augmented))
-    return augmented.moved(changed)
+    stores = [one for one in augmented.cache_ops if one.role is STORE]
+    changed = _forwards(problem, stores, timeline, below, _crowd(problem, augmented))
+    placement = _Placement(problem, analysis, augmented, timeline, below)
+    if eager:
+        placement.place_early()
+    else:
+        placement.place_late()
+    return augmented.moved(changed | placement.settled())
 
 
 def _crowd(problem: Problem, augmented: Augmented) -> Crowd:
@@ -122,102 +104,74 @@ def _written_ns(one: CacheOp, starts: tuple[int, ...], durations: list[int]) -> 
     return starts[one.after] + durations[one.after] if one.after >= 0 else starts[one.first]
 
 
-def _backwards(layout: _Layout, augmented: Augmented) -> dict[CacheOp, CacheOp]:
-    """Let each copy in end just before its use, and before the next copy of its channel begins."""
-    problem = layout.problem
-    if layout.knobs.eager:
-        prefetches = (one for one in augmented.cache_ops if one.role is PREFETCH)
-        for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
-            layout.place_early(one)
-        return layout.settled()
-    copies = [one for one in augmented.cache_ops if one.role is not DETACH]
-    one_of_each_way = {(one.source, one.target): one for one in copies if one.role is PREFETCH}
-    queues = {problem.queue(_last_hop(problem, one)) for one in one_of_each_way.values()}
-    for one in sorted(copies, key=layout.latest_ns, reverse=True):
-        if one.role is PREFETCH:
-            layout.place(one)
-        elif problem.queue(_first_hop(problem, one)) in queues:
-            layout.reserve(one)
-    return layout.settled()
-
-
-class _Layout:
-    """The copies of each channel, laid out backwards."""
+class _Placement:
+    """Points of the copies in, by the room that there is."""
 
     def __init__(
-        self,
-        problem: Problem,
-        analysis: Analysis,
-        augmented: Augmented,
-        timeline: Timeline,
-        knobs: Knobs,
-        below: Room,
+        self, problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, below: Room
     ) -> None:
-        self.problem, self._timeline, self.knobs, self._below = problem, timeline, knobs, below
-        self._crowd = _crowd(problem, augmented)
-        earliest, left_bytes = _leave(augmented, timeline)
-        self._earliest, self._profile = earliest, Profile(analysis.live_bytes - left_bytes)
-        self._free_until: dict[int, list[int]] = {}
-        self._last_point: dict[int, int] = {}
-        self._found: dict[CacheOp, tuple[int, int]] = {}
+        self._problem, self._timeline, self._below, self._augmented = problem, timeline, below, augmented
+        self._earliest, left_bytes = _leave(augmented, timeline)
+        self._profile = Profile(analysis.live_bytes - left_bytes)
+        self._points: dict[CacheOp, int] = {}
 
-    def latest_ns(self, one: CacheOp) -> tuple[int, int]:
+    def place_early(self) -> None:
+        """Put each copy in where there is room for it from then on, behind those whose use comes first."""
+        last_point: dict[int, int] = {}
+        prefetches = (one for one in self._augmented.cache_ops if one.role is PREFETCH)
+        for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
+            queue = self._problem.queue(_last_hop(self._problem, one))
+            last_point[queue] = self._put(one, max(self._earliest[one.trip], one.first, last_point.get(queue, 0)))
+
+    def place_late(self) -> None:
+        """Let each copy in end just before its use, and before the next copy of its channel begins.
+
+        That is the least cost by Algorithm 1. Stores that wait in the same queue as copies in keep their time.
+        """
+        problem, gates = self._problem, self._timeline.gate_ns
+        copies = [one for one in self._augmented.cache_ops if one.role is not DETACH]
+        crowd, free_until = _crowd(problem, self._augmented), dict[int, list[int]]()
+        queues = {problem.queue(_last_hop(problem, one)) for one in copies if one.role is PREFETCH}
+        for one in sorted(copies, key=lambda one: (self._due_ns(one), -one.tensor), reverse=True):
+            hop = (_last_hop if one.role is PREFETCH else _first_hop)(problem, one)
+            if problem.queue(hop) not in queues:
+                continue
+            due = self._due_ns(one)
+            servers = free_until.setdefault(problem.queue(hop), [-due] * problem.servers(hop))
+            took = crowd.copy_ns(one.tensor, hop)
+            if one.role is STORE:
+                heapreplace(servers, -(min(due, -servers[0]) - took))
+                continue
+            begin = min(due, -servers[0]) - (one.alone_ns - problem.copy_ns(one.tensor, *hop) + took)
+            earliest = max(self._earliest[one.trip], one.first)
+            point = self._put(one, max(bisect_right(gates, begin) - 1, earliest))
+            heapreplace(servers, -max(begin, gates[point]))
+
+    def _due_ns(self, one: CacheOp) -> int:
         """When a copy should have ended: a copy in at its use, a store when it can at the earliest [ns]."""
         if one.role is PREFETCH:
-            return self._timeline.start_ns[one.before], -one.tensor
-        return self._timeline.gate_ns[one.position] + one.alone_ns, -one.tensor
+            return self._timeline.start_ns[one.before]
+        return self._timeline.gate_ns[one.position] + one.alone_ns
 
-    def _servers(self, hop: tuple[int, int], due: int) -> list[int]:
-        """Until when each server of the hop's queue is free, negative, as a heap."""
-        return self._free_until.setdefault(self.problem.queue(hop), [-due] * self.problem.servers(hop))
-
-    def reserve(self, one: CacheOp) -> None:
-        """Keep time for a store where copies in use the same queue."""
-        hop, due = _first_hop(self.problem, one), self.latest_ns(one)[0]
-        servers = self._servers(hop, due)
-        heapreplace(servers, -(min(due, -servers[0]) - self._crowd.copy_ns(one.tensor, hop)))
-
-    def place(self, one: CacheOp) -> None:
-        """Put a copy in at its cheapest position."""
-        problem, starts, gates, knobs = self.problem, self._timeline.start_ns, self._timeline.gate_ns, self.knobs
-        budget, hop = problem.budget_bytes, _last_hop(problem, one)
-        took = one.alone_ns - problem.copy_ns(one.tensor, *hop) + self._crowd.copy_ns(one.tensor, hop)
-        due = starts[one.before] - knobs.slack_ns
-        servers = self._servers(hop, due)
-        begin = min(due, -servers[0]) - took
-        position = one.before
-        if knobs.alpha * one.size_bytes < budget:
-            feasible = max(self._earliest[one.trip], one.first)
-            position = min(max(bisect_right(gates, begin) - 1, feasible), one.before)
-            position = self._profile.last_above(position, one.before - 1, budget - one.size_bytes) + 1
-        self._profile.add(position, one.before - 1, one.size_bytes)
-        heapreplace(servers, -max(begin, gates[position]))
-        self._note(one, position, took)
-
-    def place_early(self, one: CacheOp) -> None:
-        """Put a copy in where there is room for it from then on, behind those whose use comes first."""
-        queue = self.problem.queue(_last_hop(self.problem, one))
-        earliest = max(self._earliest[one.trip], one.first, self._last_point.get(queue, 0))
-        room = self.problem.budget_bytes - one.size_bytes
-        position = self._profile.last_above(min(earliest, one.before), one.before - 1, room) + 1
-        self._profile.add(position, one.before - 1, one.size_bytes)
-        self._last_point[queue] = position
-        self._note(one, position, one.alone_ns)
-
-    def _note(self, one: CacheOp, position: int, took: int) -> None:
-        """Note a position, and how long the copy takes there."""
-        self._found[one] = position, took
-        self._below.move(one, position)
+    def _put(self, one: CacheOp, earliest: int) -> int:
+        """Put a copy in at the first point from the earliest on with room for it from then on."""
+        room = self._problem.budget_bytes - one.size_bytes
+        point = self._profile.last_above(min(earliest, one.before), one.before - 1, room) + 1
+        self._profile.add(point, one.before - 1, one.size_bytes)
+        self._points[one] = point
+        self._below.move(one, point)
+        return point
 
     def settled(self) -> dict[CacheOp, CacheOp]:
         """Return what was placed with its cost; what passes a tier that is full then comes when there is room."""
-        starts, gates, knobs = self._timeline.start_ns, self._timeline.gate_ns, self.knobs
+        starts, gates = self._timeline.start_ns, self._timeline.gate_ns
         placed = {}
-        for one, (first, took) in self._found.items():
+        for one, first in self._points.items():
             position = self._below.earliest(one, first, one.before) if self._below.passes(one) else first
             lead = max(0, starts[one.before] - gates[position])
-            residency_ns = round(knobs.alpha * lead * one.size_bytes / self.problem.budget_bytes)
-            placed[one] = one._replace(position=position, stall_ns=max(0, took - lead), residency_ns=residency_ns)
+            residency_ns = round(ALPHA * lead * one.size_bytes / self._problem.budget_bytes)
+            stall_ns = max(0, one.alone_ns - lead)
+            placed[one] = one._replace(position=position, stall_ns=stall_ns, residency_ns=residency_ns)
         return placed
 
 

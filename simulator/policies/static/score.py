@@ -1,7 +1,7 @@
-"""Why one gap is spent away rather than another: a score whose terms are named, weighted and kept for the reader.
+"""Why one gap is spent away rather than another: a score whose terms are named, and kept for the reader.
 
-A term is the binary logarithm of a quantity, so that terms add up, no unit matters, and a weight of 1 on size, idle
-time and bandwidth ranks by *room times time gained, per time of link taken*. The rules by kind come first: what they
+A term is the binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth
+rank by *room times time gained, per time of link taken*. The rules by kind come first: what they
 call a last resort is only taken if the budget cannot be met otherwise.
 """
 
@@ -9,52 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from pydantic import Field
-
-from simulator.document import Part
 from simulator.graph import TensorKind
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Idle
 
 Alike = TypeVar("Alike")
 
+TERMS = ("size", "idle", "bandwidth", "exposed")
+"""The terms of a score, in order: of the room that is gained; of the idle time that is left after the copies, and after
+those that come in for the same op before; against the time that the copies take of the links; against copies that last
+longer than the idle time."""
+
+EXPOSED = 64.0
+"""What an exposed copy counts: more than the sum of the other terms can, so that it comes behind all that hide."""
+
 BITS = 64
 """Of the times of copies beyond the idle time, as many doublings weigh as much as that there are any."""
-
-Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-
-
-class Weights(Part):
-    """How much each term of the score counts; the defaults serve every scenario.
-
-    Attributes
-    ----------
-    size
-        Of the room that is gained.
-    idle
-        Of the idle time that is left after the copies, and after those that come in for the same op before.
-    frequency
-        Against tensors that are used often.
-    bandwidth
-        Against the time that the copies take of the links.
-    dirty
-        Against what must be stored before it may leave.
-    exposed
-        Against copies that last longer than the idle time.
-    """
-
-    size: Weight = Field(1.0, description="weight of the room that is gained")
-    idle: Weight = Field(1.0, description="weight of the idle time left after the copies")
-    frequency: Weight = Field(0.0625, description="weight against tensors that are used often")
-    bandwidth: Weight = Field(1.0, description="weight against the time that the copies take of the links")
-    dirty: Weight = Field(0.0625, description="weight against what must be stored before it may leave")
-    exposed: Weight = Field(64.0, description="weight against copies that last longer than the idle time")
-
-
-TERMS = tuple(Weights.model_fields)
-"""The terms of a score, in order."""
 
 
 class Score(NamedTuple):
@@ -65,7 +37,7 @@ class Score(NamedTuple):
     total
         Sum of the terms.
     terms
-        What each of `TERMS` adds, its weight included.
+        What each of `TERMS` adds.
     last_resort
         Why the rules by kind would rather keep the tensor; empty if they do not mind.
     queue_ns
@@ -96,16 +68,12 @@ class Scorer:
     ----------
     problem
         What to plan for.
-    weights
-        See `Weights`.
     asked
         Tensors that it was asked for to leave.
     """
 
-    def __init__(self, problem: Problem, weights: Weights, asked: frozenset[int] = frozenset()) -> None:
-        self._asked = asked
-        self._uses, self._tensors = problem.lifetimes.uses, problem.graph.tensors
-        self._weights = tuple(getattr(weights, term) for term in TERMS)
+    def __init__(self, problem: Problem, asked: frozenset[int] = frozenset()) -> None:
+        self._asked, self._tensors = asked, problem.graph.tensors
         self._update_is_short = _update_is_short(problem)
 
     def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
@@ -120,15 +88,12 @@ class Scorer:
         """
         taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
         gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
-        values = (
+        terms = (
             log2(1 + gap.size_bytes),
             log2(1 + gained_ns),
-            -log2(len(self._uses[gap.tensor])),
             -log2(1 + taken_ns),
-            -float(gap.out_ns > 0),
-            -(1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
+            -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
         )
-        terms = tuple([weight * value for weight, value in zip(self._weights, values, strict=True)])
         is_asked = gap.tensor in self._asked
         return Score(sum(terms), terms, "" if is_asked else self._last_resort(gap), queue_ns, is_asked)
 
@@ -139,25 +104,6 @@ class Scorer:
         if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
             return "optimizer state: the update is shorter than its copies"
         return ""
-
-
-class Stretched:
-    """Scores gaps as in a step that lasts as long as its busiest link, which idle times then count in.
-
-    Parameters
-    ----------
-    score
-        Scores gaps.
-    lasts_ns, computes_ns
-        How long the step lasts, and computes [ns].
-    """
-
-    def __init__(self, score: Rank, lasts_ns: int, computes_ns: int) -> None:
-        self._score, self._times_ns = score, (lasts_ns, computes_ns)
-
-    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
-        """Score a gap, as `Scorer` does."""
-        return self._score(gap.stretched(*self._times_ns), queue_ns)
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:

@@ -150,8 +150,6 @@ def select(
     analysis: Analysis,
     limit_bytes: int | float,
     ranking: Ranking,
-    *,
-    sees_below: bool = False,
 ) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
@@ -169,15 +167,12 @@ def select(
         What live bytes shall not exceed [B].
     ranking
         The candidates.
-    sees_below
-        Whether a gap that finds no room in the nearest tier comes again by its score in the next; else each counts as
-        spent in the nearest.
     """
     ops = len(problem.graph.ops)
     profile = Profile(analysis.live_bytes)
     for gap in analysis.forced:
         _add(profile, gap, -gap.size_bytes, ops)
-    offers = _Offers(problem, analysis, ranking, sees_below)
+    offers = _Offers(problem, analysis, ranking)
     taken = _take(profile, ops, offers, limit_bytes)
     chosen, given_back = list(analysis.forced), []
     away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
@@ -259,10 +254,10 @@ class _WhyKept:
 class _Offers:
     """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
 
-    def __init__(self, problem: Problem, analysis: Analysis, ranking: Ranking, sees_below: bool) -> None:
+    def __init__(self, problem: Problem, analysis: Analysis, ranking: Ranking) -> None:
         self._problem, self._room = problem, Room(problem)
         self._again, self._order = ranking
-        self._is_counted = sees_below and self._room.is_scarce
+        self._is_counted = self._room.is_scarce
         self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
         self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
         for gap in sorted(

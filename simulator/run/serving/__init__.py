@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
@@ -74,7 +74,7 @@ class Serving:
         """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
         if self.is_changed:
             return []
-        return verdicts(self.loaded.scenario.expect, [ServedRow(str(row["policy"]), row) for row in self.rows])
+        return verdicts(self.loaded.scenario.expect, {str(row["policy"]): row for row in self.rows})
 
     def figure(self) -> Picture:
         """Draw who has the first token after how long, what a further one takes, and how many wait."""
@@ -104,13 +104,6 @@ class Serving:
             picture = self.figure()
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"serving.{kind}"), kind)
-
-
-class ServedRow(NamedTuple):
-    """What expectations are about."""
-
-    label: str
-    summary: Mapping[str, Any]
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -1,0 +1,155 @@
+"""The figures of a row, each registered once: its column, unit, heading and meaning, and which way is worse.
+
+Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; nobody else spells a column's unit.
+``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier.
+
+Symbols of the meanings: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
+whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, get_args
+
+from simulator.hardware import Hardware
+from simulator.trace import CAUSES
+
+Unit = Literal["ns", "B", "share", "times", "count", "text"]
+Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field"]
+Of = Literal["run", "rank", "ranks", "bound", "addresses", "table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a row.
+
+    Attributes
+    ----------
+    column, unit, head
+        Its column in a summary, its unit there (``share``: of 1; ``times``: a multiple), and its heading in tables.
+    meaning
+        What it is, in a sentence.
+    of
+        Which rows have it: every ``run``; a ``rank`` that ran to its end, and so every job; jobs of several ``ranks``;
+        rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others.
+    over
+        Of what there is one for each.
+    worse
+        Which change of it is worse, if any is.
+    is_compared
+        Whether `hosim diff` compares it, besides the step and what that is spent on.
+    """
+
+    column: str
+    unit: Unit
+    head: str
+    meaning: str
+    of: Of = "rank"
+    over: Over = ""
+    worse: Literal["", "more", "less"] = ""
+    is_compared: bool = False
+
+    def at(self, place: str) -> Figure:
+        """The figure of one place."""
+        return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", place))
+
+    def place_in(self, column: str) -> str | None:
+        """The place that a column is about, empty if the figure has none; None if the column holds another figure."""
+        before, has_place, after = self.column.partition("<>")
+        if not has_place:
+            return "" if column == self.column else None
+        fits = column.startswith(before) and column.endswith(after) and len(column) > len(before) + len(after)
+        return column[len(before) : len(column) - len(after)] if fits else None
+
+
+FIGURES = (
+    Figure("status", "text", "status", "`ok`, or why the row did not run to its end.", of="run"),
+    Figure("step_ns", "ns", "step", "`E_n - E_(n-1)`, or `M` of a run of one step.", of="run", worse="more"),
+    Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
+    Figure("warmup_ns", "ns", "warm-up", "`E_(n-1)`: all that is before the step that is measured."),
+    Figure("compute_ns", "ns", "compute", "First runs of ops on the main stream in the measured step."),
+    Figure("recompute_ns", "ns", "recompute", "Further runs of ops on the main stream in the measured step."),
+    Figure("stall_ns", "ns", "stall", "The sum of the waits of the main stream in the measured step."),
+    Figure("wait_<>_ns", "ns", "<>", "What the main stream waited for with this root cause.", over="cause"),
+    Figure("drain_ns", "ns", "drain", "`M - E_n` in a run of one step, which counts it; else 0."),
+    Figure("transfer_ns", "ns", "transfer", "Time of the step with a transfer of the main stream's rank under way."),
+    Figure("exposed_transfer_ns", "ns", "exposed", "What of `transfer_ns` falls into a stall, whatever its cause."),
+    Figure("hidden_fraction", "share", "overlapped", "The share of `transfer_ns` under which compute runs."),
+    Figure("busy_<>_ns", "ns", "busy <>", "Time of the step with a transfer of the rank on the link.", over="link"),
+    Figure("exposed_<>_ns", "ns", "exposed <>", "What of `busy_<link>_ns` falls into a stall.", over="link"),
+    Figure("peak_reserved_<>_bytes", "B", "reserved <>", "The most that the allocator ever kept, in use or not.",
+           of="addresses", over="compute tier", worse="more", is_compared=True),
+    Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
+           of="run", over="tier", worse="more", is_compared=True),
+    Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
+           "link that they go via; of several ranks the sum.", over="link", is_compared=True),
+    Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
+    Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
+    Figure("gap_fraction", "share", "gap", "`step_ns / bound_ns - 1`; where the bound is of the mean step, "
+           "`makespan_ns / (steps * bound_ns) - 1`.", of="bound"),
+    Figure("ranks", "count", "ranks", "How many ranks there are.", of="ranks"),
+    Figure("slowest_rank", "count", "slowest rank", "The rank with the longest step, which the times are of.",
+           of="ranks"),
+    Figure("least_step_ns", "ns", "least step", "The shortest step of a rank that the slowest one meets, directly or "
+           "over others, and that runs as many steps: the same as `step_ns` once they have settled.", of="ranks"),
+    Figure("collective_ns", "ns", "collectives", "Time of the step with a collective of the rank under way.",
+           of="ranks"),
+    Figure("masked_fraction", "share", "masked", "The share of that time, over all ranks, under which they compute.",
+           of="ranks"),
+    Figure("utilisation", "share", "utilisation", "Compute over all ranks as a share of `ranks * step_ns`.",
+           of="ranks"),
+    Figure("bubble_fraction", "share", "bubble", "Waits for peers over all ranks as a share of `ranks * step_ns`.",
+           of="ranks"),
+    Figure("crowding_<>", "times", "crowding of <>", "How many times as long as alone transfers over the link took.",
+           of="ranks", over="link"),
+    Figure("pulling_<>", "count", "pulling on <>", "The most transfers at once on an instance of a shared bus.",
+           of="ranks", over="bus"),
+    Figure("demand_<>", "times", "asked of <>", "The most that they asked for, as a multiple of what the bus carries.",
+           of="ranks", over="bus"),
+    Figure("compactions", "count", "compactions", "Compactions that were asked for in the measured step.",
+           of="addresses", is_compared=True),
+    Figure("least_peak_bytes", "B", "least peak", "No plan with a step as short has a lower peak in the compute tier.",
+           of="table"),
+    Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
+    Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by the time of all computes.", of="table"),
+    Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
+    Figure("largest_<>", "count", "largest <>", "The largest value of the field with which the row fits.",
+           of="table", over="field", is_compared=True),
+)  # fmt: skip
+"""All figures, in the order of a summary."""
+
+
+@cache
+def figure_of(column: str) -> Figure:
+    """The figure that a column holds; of a column that is not registered, one by the end of its name."""
+    for figure in FIGURES:
+        if (place := figure.place_in(column)) is not None:
+            return figure.at(place)
+    ends: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share", "": "count"}
+    unit = next(unit for end, unit in ends.items() if column.endswith(end))
+    return Figure(column, unit, column.replace("_", " "), "")
+
+
+def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, ...]:
+    """Name the columns of a row on a machine, in the order of a summary.
+
+    Parameters
+    ----------
+    hardware
+        Its tiers, links and buses are the places of figures.
+    of
+        The kinds of figures that are named.
+    """
+    places: Mapping[str, Iterable[str]] = {
+        "": ("",),
+        "cause": CAUSES,
+        "tier": hardware.tier_names,
+        "link": hardware.link_names,
+        "bus": hardware.buses,
+        "compute tier": (hardware.compute_tier,),
+        "field": (),
+    }
+    return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

@@ -1,0 +1,228 @@
+"""What a runtime holds: where each tensor lies once all that was issued has acted, and the steps that change it.
+
+Room is counted in issue order, and what is given up unused is waited for, so that whatever is issued can run: a runtime
+never blocks itself where each link has a queue of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import chain, pairwise
+
+from simulator.errors import CapacityError
+from simulator.plan import COPY, DETACH, FREE, NOWHERE, SYNC, Code
+from simulator.policies.problem import Problem
+from simulator.policies.runtime.eviction import Eviction
+
+
+class RuntimeCache:
+    """The places of the tensors that a runtime decides about.
+
+    Parameters
+    ----------
+    problem
+        What runs.
+    homes
+        The tensors that it decides about -> tier at time 0, or `NOWHERE`.
+    room_bytes
+        What they may take of the compute tier [B].
+    eviction
+        Which of them leaves first.
+    synchronous
+        Whether the host waits for each copy.
+    direct
+        Pairs of tiers between which copies take the link that joins them, even if a way over others is faster.
+
+    Attributes
+    ----------
+    codes
+        What is issued and not yet handed on.
+    here
+        What is in the compute tier, in the order in which it came.
+    below, is_clean
+        By tensor: the tier of its copy below, or `NOWHERE`; whether that is valid.
+    room
+        By tier: what is left [B].
+    awaited
+        By op with dynamic reads: what it is known to read, from when that is revealed until it runs.
+    unused
+        What came before an op needed it, and has not been used since.
+    needed_until
+        By tensor: the last op since the run began that is in view and uses it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        homes: Mapping[int, int],
+        room_bytes: int | float,
+        eviction: Eviction,
+        *,
+        synchronous: bool = False,
+        direct: Collection[tuple[int, int]] = (),
+    ) -> None:
+        self.problem, self.sizes, self.tier = problem, problem.sizes, problem.compute_tier
+        self.homes, self.eviction, self._synchronous, self._direct = homes, eviction, synchronous, set(direct)
+        self.codes: list[Code] = []
+        self.here: dict[int, None] = {}
+        self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
+        self.room = list(problem.capacities)
+        self.room[self.tier] = room_bytes
+        self.awaited: dict[int, tuple[int, ...]] = {}
+        self.unused = set[int]()
+        self.needed_until = [-1] * len(self.sizes)
+        self._may_go_on = [home == FREE and len(problem.neighbours) > 1 for home in problem.homes]
+        self._longest_gone = [dict[int, None]() for _ in problem.capacities]
+        for tensor, tier in homes.items():
+            if tier == self.tier:
+                self.hold(tensor)
+            elif tier != NOWHERE:
+                self._lie(tensor, tier)
+
+    def hold(self, tensor: int) -> None:
+        """Take in a tensor that an op makes, or that a copy brings."""
+        self.here[tensor] = None
+        self.room[self.tier] -= self.sizes[tensor]
+        self.eviction.touch(tensor)
+
+    def fetch(self, tensor: int) -> None:
+        """Copy a tensor in."""
+        self._copy(tensor, self.below[tensor], self.tier)
+        self.hold(tensor)
+
+    def expect(self, op: int, chosen: Collection[int]) -> None:
+        """Bring what an op is known to read; whatever is in the way leaves, but nothing that is awaited."""
+        self.awaited[op] = wanted = tuple(t for t in chosen if t in self.homes)
+        for tensor in wanted:
+            if tensor in self.here:
+                self.eviction.touch(tensor)
+            else:
+                self.make_room(self.sizes[tensor], ())
+                self.fetch(tensor)
+
+    def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
+        """Evict until there is room, nothing that is kept or awaited, nor what comes first if used after op `until`."""
+        room = self.room
+        if room[self.tier] < needed_bytes and self.awaited:
+            kept = {*kept, *chain.from_iterable(self.awaited.values())}
+        while room[self.tier] < needed_bytes:
+            victim = self.eviction.first(kept)
+            if victim == NOWHERE or (until is not None and self.needed_until[victim] > until):
+                return False
+            self.evict(victim)
+        return True
+
+    def evict(self, tensor: int) -> None:
+        """Let a tensor leave, with a copy out if it has no valid one below; if it came unused, once it has come.
+
+        Until then what is issued later may take the room that is freed here, and keep the copy in out.
+        """
+        if tensor in self.unused:
+            self.unused.remove(tensor)
+            self.codes.append((SYNC, tensor, 0, 0))
+        if not self.is_clean[tensor]:
+            if self.below[tensor] == NOWHERE:
+                self._lie(tensor, self._room_below(tensor))
+            self._copy(tensor, self.tier, self.below[tensor])
+            self.is_clean[tensor] = True
+        self.leave(tensor)
+        lying = self._longest_gone[self.below[tensor]]
+        if tensor in lying:
+            del lying[tensor]
+            lying[tensor] = None
+
+    def leave(self, tensor: int) -> None:
+        """Give up the room of a tensor in the compute tier."""
+        self.codes.append((DETACH, tensor, self.tier, 0))
+        self.room[self.tier] += self.sizes[tensor]
+        if tensor in self.here:
+            del self.here[tensor]
+            self.eviction.discard(tensor)
+
+    def drop(self, tensor: int) -> None:
+        """Give up the copy of a tensor below, if there is one."""
+        tier = self.below[tensor]
+        if tier != NOWHERE:
+            self.codes.append((DETACH, tensor, tier, 0))
+            self.below[tensor], self.is_clean[tensor] = NOWHERE, False
+            self._longest_gone[tier].pop(tensor, None)
+            self.room[tier] += self.sizes[tensor]
+
+    def bring_home(self, tensor: int) -> None:
+        """Move the copy of a tensor below to its home."""
+        home = self.homes[tensor]
+        if self.below[tensor] != home:
+            self._clear(tensor, home)
+            self._move(tensor, home)
+
+    def _lie(self, tensor: int, tier: int) -> None:
+        """Take room for a valid copy in a tier below."""
+        self.below[tensor], self.is_clean[tensor] = tier, True
+        if self._may_go_on[tensor]:
+            self._longest_gone[tier][tensor] = None
+        self.room[tier] -= self.sizes[tensor]
+
+    def _move(self, tensor: int, target: int) -> None:
+        """Move a copy from one tier below to another."""
+        self._copy(tensor, self.below[tensor], target)
+        self.drop(tensor)
+        self._lie(tensor, target)
+
+    def _copy(self, tensor: int, source: int, target: int) -> None:
+        if (source, target) in self._direct:
+            self.codes.append((COPY, tensor, source, target))
+            return
+        hops = tuple(pairwise(self.problem.path(source, target)))
+        if len(hops) == 1 and not self._synchronous:
+            self._direct.add((source, target))
+        for start, end in hops:
+            if end != target:
+                self._clear(tensor, end)
+            self.codes.append((COPY, tensor, start, end))
+            if self._synchronous:
+                self.codes.append((SYNC, tensor, 0, 0))
+        self.codes.extend((DETACH, tensor, tier, 0) for _, tier in hops[:-1])
+
+    def _room_below(self, tensor: int) -> int:
+        """The nearest tier with room for it, on the way there, too; or else one in which others make room."""
+        tiers, size, path = self.problem.away(tensor), self.sizes[tensor], self.problem.path
+        free = (tier for tier in tiers if all(self.room[hop] >= size for hop in path(self.tier, tier)[1:]))
+        for tier in chain(free, (tier for tier in tiers if self._demote_for(tensor, tier))):
+            return tier
+        raise self._too_small(tensor, tiers[0])
+
+    def _clear(self, tensor: int, tier: int) -> None:
+        """Make room for a tensor in a tier below."""
+        if not self._demote_for(tensor, tier):
+            raise self._too_small(tensor, tier)
+
+    def _demote_for(self, tensor: int, tier: int) -> bool:
+        """Until there is room in this tier, move on what left the compute tier longest ago; say whether there is."""
+        while self.room[tier] < self.sizes[tensor]:
+            for lying in self._longest_gone[tier]:
+                if lying == tensor:
+                    continue
+                if lying in self.here:
+                    if self.homes[lying] == NOWHERE:
+                        self.drop(lying)
+                        break
+                elif (target := self._next_tier(lying, tier)) != NOWHERE:
+                    self._move(lying, target)
+                    break
+            else:
+                return False
+        return True
+
+    def _next_tier(self, tensor: int, tier: int) -> int:
+        """The nearest tier that has room for what lies in this one, and a way there that no other tier is on."""
+        links, size, tiers = self.problem.links, self.sizes[tensor], self.problem.neighbours
+        behind = tiers[tiers.index(tier) + 1 :]
+        return next((other for other in behind if (tier, other) in links and self.room[other] >= size), NOWHERE)
+
+    def _too_small(self, tensor: int, tier: int) -> CapacityError:
+        problem = self.problem
+        demand_bytes = int(int(problem.capacities[tier]) - self.room[tier]) + self.sizes[tensor]
+        others = [problem.tiers[other] for other in problem.neighbours if other != tier]
+        further = f", which cannot go on to {' or '.join(others)} either" if others else ""
+        at = f"copy of {problem.graph.tensors[tensor].name!r}{further}"
+        return CapacityError(problem.shortfall(tier, demand_bytes, at, (tensor,)))

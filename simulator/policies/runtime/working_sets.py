@@ -1,0 +1,138 @@
+"""What each op needs in the compute tier, where tensors are at home for that, and whether every op can run at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.bounds import full
+from simulator.errors import CapacityError
+from simulator.lifetime import NEVER, live_bytes
+from simulator.plan import FREE, NOWHERE
+from simulator.policies.problem import Problem
+from simulator.policies.runtime.dynamic_reads import DynamicReads, assigned
+
+
+class WorkingSets:
+    """The working sets of all ops, less what is pinned.
+
+    Parameters
+    ----------
+    problem
+        What runs.
+    dynamic
+        Its dynamic reads; no op counts as a user of its candidates.
+
+    Attributes
+    ----------
+    reads, writes, uses
+        By op: tensors that may move and are read, written, or either.
+    kept
+        By op: the last in a form that is quick to look into.
+    made
+        By op: those that are written and not read.
+    held_bytes, born_bytes
+        By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
+    homes
+        By tensor: its tier at time 0.
+    residents, guests
+        Persistent tensors that may move: those with their home in the compute tier, and with another.
+    outputs
+        Outputs that are not persistent.
+
+    Raises
+    ------
+    CapacityError
+        If some op cannot run within the budget whatever is evicted.
+    """
+
+    def __init__(self, problem: Problem, dynamic: DynamicReads) -> None:
+        self.problem, self.dynamic = problem, dynamic
+        graph, sizes = problem.graph, problem.sizes
+        self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
+        ops = graph.certain.ops if dynamic.readers else graph.ops
+        self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in ops]
+        self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
+        self.uses = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
+        self.kept = [frozenset(used) for used in self.uses]
+        self.made = [used[len({*r}) :] for used, r in zip(self.uses, self.reads, strict=True)]
+        self.held_bytes = [0] * len(graph.ops)
+        for tensor, first in enumerate(problem.lifetimes.first_write):
+            if pinned[tensor] and first != NEVER and not problem.starts_with[tensor]:
+                self.held_bytes[first] += sizes[tensor]
+        self.born_bytes = [held + op.workspace_bytes for held, op in zip(self.held_bytes, graph.ops, strict=True)]
+        self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
+        self._persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and not pinned[t]]
+        self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes())
+        self.residents = dict.fromkeys(t for t in self._persistent if self.homes[t] == problem.compute_tier)
+        self.guests = [t for t in self._persistent if self.homes[t] != problem.compute_tier]
+
+    @cached_property
+    def nothing_moves(self) -> bool:
+        """Whether all has room in the compute tier, and may be there."""
+        return self._has_room(self.problem.homes, live_bytes(self.problem.graph, self.problem.lifetimes))
+
+    @property
+    def only_dynamic_moves(self) -> bool:
+        """Whether all has room there but what is read dynamically, beside what of that is read at once."""
+        problem, candidates = self.problem, self.dynamic.candidates
+        away = sum(problem.sizes[t] for t in candidates)
+        live = live_bytes(problem.graph, problem.lifetimes) - away + np.array(self.dynamic.awaited_bytes)
+        homes = (problem.homes[t] for t in self._persistent if t not in candidates)
+        return bool(self.dynamic.readers) and self._has_room(homes, live)
+
+    def _has_room(self, homes: Iterable[int], live: NDArray[np.int64]) -> bool:
+        return {*homes} <= {FREE, self.problem.compute_tier} and int(live.max()) <= self.problem.budget_bytes
+
+    def _choose_homes(self) -> dict[int, int]:
+        """By first use: the compute tier as far as all ops still run, then the nearest tier that has room.
+
+        What is read dynamically comes last, the likeliest first.
+        """
+        problem, first_use, dynamic = self.problem, self.problem.lifetimes.first_use, self.dynamic
+        left = {problem.compute_tier: problem.budget_bytes - self.demand_bytes, **problem.left_away}
+        share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares
+        free = (t for t in self._persistent if problem.homes[t] == FREE)
+        order = sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t))
+        return assigned(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
+
+    @cached_property
+    def hottest(self) -> frozenset[int]:
+        """Candidates that may stay for good: those that live in the compute tier, and the likeliest that fit beside."""
+        spare = self.problem.budget_bytes - self.demand_bytes - sum(self.problem.sizes[t] for t in self.residents)
+        live = self.dynamic.candidates & self.residents.keys()
+        return live | self.dynamic.hottest(spare, self.dynamic.candidates - live)
+
+    @cached_property
+    def demand_bytes(self) -> int:
+        """The most that any op needs with all else evicted [B]."""
+        demand = self._demand_by_op()
+        most = max(demand, default=0)
+        if most > self.problem.budget_bytes:
+            raise self._too_small(demand, demand.index(most))
+        return most
+
+    def _demand_by_op(self) -> list[int]:
+        """What each op needs with all else evicted [B]."""
+        problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
+        change = [0] * (len(self.uses) + 1)
+        for tensor, pinned in enumerate(self.pinned):
+            if pinned and lifetimes.born[tensor] != NEVER:
+                change[lifetimes.born[tensor]] += sizes[tensor]
+                change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
+        needed = zip(problem.graph.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
+        return [held + op.workspace_bytes + sum(sizes[t] for t in used) + late for op, used, held, late in needed]
+
+    def _too_small(self, demand: list[int], op: int) -> CapacityError:
+        problem, graph, lifetimes = self.problem, self.problem.graph, self.problem.lifetimes
+        staying = {t: lifetimes.born[t] for t, pinned in enumerate(self.pinned) if pinned and lifetimes.dies[t] >= op}
+        held = {*self.uses[op], *(t for t, born in staying.items() if born <= op)}
+        is_home = problem.neighbours and any(graph.tensors[t].persistent and self.pinned[t] for t in held)
+        levers = ["homes that are left free would pin less"] if is_home else []
+        when = full(graph, lifetimes, demand, problem.budget_bytes, op, staying)
+        at = f"op {graph.ops[op].name!r}"
+        return CapacityError(problem.shortfall(problem.compute_tier, demand[op], at, held, levers, when))

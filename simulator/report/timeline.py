@@ -1,0 +1,243 @@
+"""The timeline of a row: what one rank did, lane by lane, with its memory below; or what each of several ranks did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from simulator.graph import Graph
+from simulator.metrics import run_numbers
+from simulator.plan import COMPUTE, COPY
+from simulator.report import colours, meetings
+from simulator.report.drawing import FAINT, TEXT, Picture, bars, name_lanes, side_legend, stacked, styled, units
+from simulator.report.memory_figure import SpacePanel, UsagePanel
+from simulator.report.ranks import chosen, is_job, of_ranks, omitted
+from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
+from simulator.report.usage import KINDS, space, tensor_kinds, usages
+from simulator.trace import CAUSES, Block
+
+MOST_RANKS = 16
+"""So many ranks can be drawn below each other and still be read."""
+_FEW_STEPS = 40
+"""Steps whose ends can still be told apart."""
+Ints = NDArray[np.int64]
+
+
+class Bars(NamedTuple):
+    """What is drawn in a part of a lane: from where to where it reaches, times [ns], and which colour each has."""
+
+    band: tuple[float, float]
+    start_ns: Ints
+    end_ns: Ints
+    group: Ints
+    tints: Sequence[str]
+
+
+class _Acts(NamedTuple):
+    """What one rank did in the window.
+
+    Attributes
+    ----------
+    row
+        The rank.
+    spans, waits
+        Rows of its trace; of a span also the ``run`` of its op, the ``group`` of a collective and the kind of tensor
+        that is ``moved``, -1 if there is none.
+    ends_ns
+        Ends of all its steps [ns].
+    """
+
+    row: Row
+    spans: Block
+    waits: Block
+    ends_ns: list[int]
+
+    @classmethod
+    def of(cls, row: Row, groups: Sequence[str], window_ns: tuple[int, int] | None = None) -> _Acts:
+        if row.trace is None:
+            raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
+        spans, waits = row.trace.spans.whole(), row.trace.waits.whole()
+        group = np.full(len(spans["kind"]), -1, np.int64)
+        for one in meetings.of_rank(row):
+            group[one.span] = groups.index(one.what.group)
+        copied = spans["kind"] == COPY
+        moved = np.where(copied, tensor_kinds(row.graph, np.where(copied, spans["item"], 0)), -1)
+        spans = {**spans, "run": run_numbers(row.graph, row.hardware, row.trace)[0], "group": group, "moved": moved}
+        last_ops = (spans["kind"] == COMPUTE) & (spans["item"] == len(row.graph.ops) - 1)
+        return cls(row, spans, waits, np.sort(spans["end_ns"][last_ops]).tolist())
+
+    def within(self, first: int, last: int) -> _Acts:
+        spans, waits = (
+            only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last)) for block in (self.spans, self.waits)
+        )
+        return self._replace(spans=spans, waits=waits)
+
+
+def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
+    """Choose rows of some spans or waits."""
+    return {name: column[wanted] for name, column in block.items()}
+
+
+@styled()
+def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
+    """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
+
+    Of several ranks each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    window_ns
+        First and last instant shown [ns]; if None all of it, or the last two of more than three steps.
+
+    Raises
+    ------
+    ValueError
+        If the row has no trace, because no plan fits.
+    """
+    groups = list(dict.fromkeys(group.name for graph in row.job.graphs for group in graph.groups))
+    ranks = chosen(row, MOST_RANKS) if is_job(row) else []
+    rows = of_ranks(row, ranks) if ranks else [row]
+    acts = [_Acts.of(one, groups) for one in rows]
+    ends, makespan = acts[0].ends_ns, max(one.summary["makespan_ns"] or 1 for one in rows)
+    window = window_ns or (ends[-3] if len(ends) > 3 else 0, makespan)
+    acts = [one.within(*window) for one in acts]
+    lanes = {one.row.rank_name: list(_of_rank(one, len(groups))) for one in acts} if ranks else _of_one(acts[0])
+    return _drawn(row, acts, lanes, (groups, ranks, window))
+
+
+def _drawn(
+    row: Row,
+    acts: Sequence[_Acts],
+    lanes: dict[str, list[Bars]],
+    about: tuple[Sequence[str], Sequence[int], tuple[int, int]],
+) -> Picture:
+    groups, ranks, (first, last) = about
+    tiers, kept = ([], None) if ranks else (usages(row), space(row))
+    marks = _marks(acts, {k for usage in tiers for k in usage.kinds}, groups)
+    heights = [0.45 + (0.46 if ranks else 0.34) * len(lanes)] + [UsagePanel.HEIGHT_IN] * len(tiers)
+    heights += [SpacePanel.HEIGHT_IN] * (kept is not None)
+    with_legend = len(marks) + 6 * (kept is not None)
+    picture, axes = stacked(heights, legend_lines=with_legend)
+    unit, size = units(last - first)
+    axes[0].set_xlim(first / size, last / size)
+    name_lanes(axes[0], list(lanes))
+    panels: list[UsagePanel | SpacePanel] = [
+        UsagePanel(ax, usage, row.hardware.compute_tier) for ax, usage in zip(axes[1:], tiers, strict=False)
+    ]
+    marks += [("room", "--")] if any(isinstance(p, UsagePanel) and p.shows_limit for p in panels) else []
+    marks += [("end of a step", ":")] if row.graph.steps > 1 else []
+    if kept is not None:
+        panels.append(SpacePanel(axes[-1], kept, float(row.budget_bytes), (first, last)))
+        marks += panels[-1].marks if isinstance(panels[-1], SpacePanel) else []
+    axes[-1].set_xlabel(f"time [{unit}]", **TEXT)
+    axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **TEXT)
+    picture.title(_title(row))
+    side_legend(picture, marks)
+    picture.settle()
+    for y, parts in enumerate(lanes.values()):
+        for part in parts:
+            band = y + part.band[0], y + part.band[1]
+            bars(axes[0], band, (part.start_ns, part.end_ns), part.group, part.tints, size)
+    for panel in panels:
+        panel.draw(size)
+    _draw_boundaries(axes, [end for end in acts[0].ends_ns[:-1] if first < end < last], size)
+    return picture
+
+
+def _draw_boundaries(axes: Iterable[Axes], ends_ns: Sequence[int], size: int) -> None:
+    """Draw a dotted line where each step ends."""
+    for ax in axes if len(ends_ns) <= _FEW_STEPS else ():
+        for end in ends_ns:
+            ax.axvline(end / size, color=FAINT, linewidth=0.8, linestyle=":")
+
+
+def _title(row: Row) -> str:
+    if not is_ok(row):
+        return f"{row.label}: {row.summary['status']}"
+    text = f"{row.label}: {quantity(row.summary.get('step_ns'), 'ns')} a step"
+    if not is_job(row):
+        again = f", {quantity(recomputed_ns(row), 'ns')} recomputed" if recomputed_ns(row) else ""
+        return f"{text}, {quantity(row.summary.get('stall_ns'), 'ns')} of it stalled{again}"
+    masked, slowest = row.summary.get("masked_fraction"), row.summary.get("slowest_rank")
+    text += f" on {row.job.ranks:,} ranks" + (f", the slowest is rank {slowest}" if slowest else "")
+    return text + (f", {percent(masked)} of the time of collectives is masked" if present(masked) else "")
+
+
+def _of_one(acts: _Acts) -> dict[str, list[Bars]]:
+    """A lane for each stream and each channel of a link that was used."""
+    spans, links = acts.spans, acts.row.hardware.links
+    streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist() or [0]
+    lanes = {"compute" if s == 0 else f"stream {s}": [_computed(acts, (-0.4, 0.4), s)] for s in streams}
+    copies = only(spans, spans["moved"] >= 0)
+    for track, channel in np.unique(np.stack([copies["track"], copies["channel"]]), axis=1).T.tolist():
+        name = acts.row.hardware.link_names[track]
+        mine = only(copies, (copies["track"] == track) & (copies["channel"] == channel))
+        number = f" #{channel}" if links[name].channels > 1 else ""
+        lanes[f"{name}{number}"] = [_bars((-0.4, 0.4), mine, "moved", list(map(colours.KIND.__getitem__, KINDS)))]
+    return lanes
+
+
+def _of_rank(acts: _Acts, groups: int) -> Iterator[Bars]:
+    """Compute and stalls above, collectives and copies in two thin parts below."""
+    spans = acts.spans
+    yield _computed(acts, (-0.42, 0.08), 0, is_rank=True)
+    met, moved = only(spans, spans["group"] >= 0), only(spans, spans["moved"] >= 0)
+    yield _bars((0.1, 0.28), met, "group", [_colour(group) for group in range(groups)])
+    yield _bars((0.3, 0.42), moved, "moved", [colours.KIND[kind] for kind in KINDS])
+
+
+def _bars(band: tuple[float, float], spans: Block, by: str, tints: Sequence[str]) -> Bars:
+    return Bars(band, spans["start_ns"], spans["end_ns"], spans[by], tints)
+
+
+def _computed(acts: _Acts, band: tuple[float, float], stream: int, *, is_rank: bool = False) -> Bars:
+    """What a stream did: its computes by phase, recompute, and its stalls by cause; of a rank all its streams did."""
+    is_here = acts.spans["group"] < 0 if is_rank else acts.spans["track"] == stream
+    spans = only(acts.spans, (acts.spans["kind"] == COMPUTE) & is_here)
+    waits, graph = only(acts.waits, acts.waits["stream"] == stream), acts.row.graph
+    phases = sorted({op.phase for op in graph.ops})
+    number = np.array([phases.index(op.phase) for op in graph.ops] or [0])
+    tints = [*map(_shade, phases), colours.RECOMPUTE]
+    group = np.where(spans["run"] > 1, len(phases), number[spans["item"]])
+    start, end = (np.concatenate([spans[name], waits[name]]) for name in ("start_ns", "end_ns"))
+    both = np.concatenate([group, len(tints) + waits["cause"]])
+    return Bars(band, start, end, both, [*tints, *(colours.CAUSE[cause] for cause in CAUSES)])
+
+
+def _shade(phase: str) -> str:
+    return colours.PHASE.get(phase, colours.COMPUTE)
+
+
+def _colour(group: int) -> str:
+    return colours.GROUPS[group % len(colours.GROUPS)]
+
+
+def _phases(graphs: Iterable[Graph]) -> dict[str, None]:
+    return dict.fromkeys(op.phase for graph in graphs for op in graph.ops if op.collective is None)
+
+
+def _marks(acts: Sequence[_Acts], held: set[int], groups: Sequence[str]) -> list[tuple[str, str]]:
+    """What colours mean, of those that are there; `held` are kinds of tensors that are drawn besides those moved."""
+
+    def seen(column: str) -> list[int]:
+        return sorted({int(value) for one in acts for value in np.unique(one.spans[column]) if value >= 0})
+
+    first = acts[0].row
+    marks = [("compute", ""), *((phase or "any op", _shade(phase)) for phase in _phases(first.job.graphs))]
+    if max(seen("run"), default=1) > 1:
+        marks.append(("recompute", colours.RECOMPUTE))
+    on_stream = [one.waits["cause"][(one.waits["stream"] == 0) | (len(acts) == 1)] for one in acts]
+    causes = np.unique(np.concatenate(on_stream)).tolist()
+    met, kinds = seen("group"), sorted(held | set(seen("moved")), reverse=True)
+    sections = {
+        "stall, by cause": [(CAUSES[cause], colours.CAUSE[CAUSES[cause]]) for cause in causes],
+        "collectives, by group": [(groups[group], _colour(group)) for group in met],
+        "tensors": [(KINDS[kind].replace("_", " "), colours.KIND[KINDS[kind]]) for kind in kinds],
+    }
+    return marks + [mark for head, some in sections.items() if some for mark in ((head, ""), *some)]

@@ -1,0 +1,160 @@
+"""The house keeps its measure: budgets of code and files by room, and what holds for every file.
+
+``python tests/house.py`` prints what is left and fails where a rule is broken; ``--lower`` takes the slack out of the
+budgets and of what is still allowed (``pyproject.toml``, ``tool.hosim.house``); ``--run`` counts what one row needs.
+Code is counted in lines, without blanks, comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HOUSE = Path(__file__).parents[1] / "simulator"
+SETTINGS = HOUSE.parent / "pyproject.toml"
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class File(NamedTuple):
+    """One file: its name in the house, its room, its syntax, how many lines it has of what, and too long functions."""
+
+    module: str
+    room: str
+    tree: ast.Module
+    lines: int
+    code: int
+    docs: int
+    long: list[str]
+
+
+def read(path: Path) -> File:
+    """Read a file and count its lines."""
+    text, parts = path.read_text(encoding="utf-8"), path.relative_to(HOUSE).with_suffix("").parts
+    tree = ast.parse(text)
+    documented = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS))]
+    functions = [node for node in documented if isinstance(node, FUNCTIONS)]
+    told = [node.body[0] for node in documented if ast.get_docstring(node) is not None]
+    docs = {line for node in told for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in NO_CODE]
+    code = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docs
+    module, room = ".".join(parts).removesuffix(".__init__"), parts[0] if len(parts) > 1 else "simulator"
+    long = [node.name for node in functions if len({*range(node.lineno, (node.end_lineno or 0) + 1)} - docs) > 50]
+    return File(module, room, tree, text.count("\n"), len(code), len(docs), long)
+
+
+def circles(files: list[File]) -> list[list[str]]:
+    """Modules of one room that import each other, directly or not, `TYPE_CHECKING` included."""
+    rooms = {file.module: file.room for file in files if file.room != "simulator"}
+    reached: dict[str, set[str]] = {}
+    for file in files:
+        nodes = [node for node in ast.walk(file.tree) if isinstance(node, ast.ImportFrom)]
+        named = [((node.module or "").partition(".")[2], name.name) for node in nodes for name in node.names]
+        modules = {inner if (inner := f"{origin}.{name}") in rooms else origin for origin, name in named}
+        reached[file.module] = {module for module in modules if rooms.get(module) == file.room}
+    for between in rooms:
+        reached = {name: to | reached[between] if between in to else to for name, to in reached.items()}
+    knots = {frozenset(n for n in modules if module in reached[n]) for module, modules in reached.items()}
+    return sorted(sorted(knot) for knot in knots if len(knot) > 1)
+
+
+def twice(files: list[File]) -> list[str]:
+    """File names that several files have; a room is no file."""
+    count = Counter(file.module.split(".")[-1] for file in files if file.module != file.room)
+    return sorted(name for name, times in count.items() if times > 1)
+
+
+def counts(files: list[File]) -> dict[str, list[int]]:
+    """By room, its lines of code and its files."""
+    rooms = sorted({file.room for file in files})
+    return {room: [sum(f.code for f in files if f.room == room), sum(f.room == room for f in files)] for room in rooms}
+
+
+def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
+    """Print what each room has left, and say what is wrong."""
+    for file in files:
+        if file.lines > 400:
+            yield f"{file.module}: a file has at most 400 lines, found {file.lines}"
+        yield from (f"{file.module}, {name}: a function has at most 50 lines" for name in file.long)
+    rooms, budgets = counts(files), {room: [0, 0] for room in counts(files)} | allowed["rooms"]
+    for table in (rooms, budgets):
+        table["in all"] = [sum(column) for column in zip(*table.values(), strict=True)]
+    print(f"{'room':12}{'code':>8}{'budget':>8}{'left':>7}{'files':>8}{'budget':>8}{'left':>7}")
+    for room, (code, number) in rooms.items():
+        most, most_files = budgets[room]
+        print(f"{room:12}{code:8,}{most:8,}{most - code:7,}{number:8}{most_files:8}{most_files - number:7}")
+        if code > most or number > most_files:
+            yield f"{room}: a room keeps to {most:,} lines of code in {most_files} files, found {code:,} in {number}"
+    share, knots, names = sum(f.docs for f in files) / sum(f.lines for f in files), circles(files), twice(files)
+    print(f"docstrings: {share:.1%} of the text; file names twice: {len(names)}; circles: {len(knots)}")
+    if not 0.25 <= share <= 0.35:
+        yield f"docstrings: they are 25 to 35 % of the text, found {share:.1%}"
+    for name in set(names) - set(allowed["twice"]):
+        yield f"{name}.py: a file name is there once, found it several times; find another"
+    for knot in knots:
+        if not any(set(knot) <= set(known) for known in allowed["circles"]):
+            yield f"{', '.join(knot)}: imports go one way inside a room, found a circle; cut it"
+
+
+def lower(files: list[File], allowed: dict[str, Any]) -> None:
+    """Take the slack out of what is allowed, in the last part of the settings; nothing is raised."""
+    today, known = counts(files), allowed["rooms"]
+    names = [name for name in twice(files) if name in allowed["twice"]]
+    knots = [knot for knot in circles(files) if any(set(knot) <= set(one) for one in allowed["circles"])]
+    before = SETTINGS.read_text(encoding="utf-8").partition("[tool.hosim.house]")[0]
+    listed = "\n".join(f"    {knot!r},".replace("'", '"') for knot in knots)
+    lines = ["[tool.hosim.house]", f"twice = {names!r}".replace("'", '"'), f"circles = [\n{listed}\n]"]
+    rooms = {room: [*map(min, today[room], known[room])] for room in known if room in today}
+    lines += [
+        "",
+        "[tool.hosim.house.rooms] # lines of code, files",
+        *(f"{room} = {most}" for room, most in rooms.items()),
+    ]
+    SETTINGS.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def run(scenario: str = "tiny_train_910c") -> None:
+    """Print what a row needs in which nothing moves."""
+    sys.path.insert(0, str(HOUSE.parent))
+    import simulator as hosim
+
+    seen, depths, here = set[tuple[str, str]](), [0], str(HOUSE)
+
+    def watch(frame: Any, event: str, _: object) -> None:
+        code, depth = frame.f_code, 0
+        if event == "call" and code.co_filename.startswith(here) and not code.co_name.startswith("<"):
+            seen.add((code.co_filename, code.co_qualname))
+            while frame is not None:
+                depth, frame = depth + frame.f_code.co_filename.startswith(here), frame.f_back
+            depths.append(depth)
+
+    hosim.run(scenario, policies=["resident"])  # imports all that it needs
+    sys.setprofile(watch)
+    hosim.run(scenario, policies=["resident"])
+    sys.setprofile(None)
+    files = len({file for file, _ in seen})
+    print(f"resident on {scenario}: {len(seen):,} functions in {files} files, {max(depths)} frames deep")
+
+
+def main(task: str = "", *names: str) -> int:
+    """Check the house; or lower its budgets; or count what a row needs."""
+    files = [read(path) for path in sorted(HOUSE.rglob("*.py"))]
+    allowed = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["tool"]["hosim"]["house"]
+    if task == "--run":
+        run(*names)
+    elif task == "--lower":
+        lower(files, allowed)
+    found = [] if task else list(faults(files, allowed))
+    print("\n".join(found), end="\n" * bool(found))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

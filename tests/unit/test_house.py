@@ -1,0 +1,62 @@
+"""The check of the house sees each rule broken in a house of three files."""
+
+from __future__ import annotations
+
+import house
+import pytest
+
+ONE = '''"""One."""\n\nfrom simulator.room.other import b\n\na = b\n'''
+OTHER = '''"""Other."""\n\nTYPE_CHECKING = False\nif TYPE_CHECKING:\n    from simulator.room import one\n\nb = 1\n'''
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Say what is wrong with files by their path, where so much is allowed."""
+    monkeypatch.setattr(house, "HOUSE", tmp_path)
+
+    def faults(files, **allowed):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_text(text)
+        known = {"rooms": {"room": [100, 9], "hall": [100, 9]}, "twice": [], "circles": [], **allowed}
+        read = [house.read(path) for path in sorted(tmp_path.rglob("*.py"))]
+        return [fault for fault in house.faults(read, known) if not fault.startswith("docstrings")]
+
+    return faults
+
+
+def test_code_is_counted_without_blanks_comments_and_docstrings(check, capsys):
+    text = '"""Of a file,\n\nwith two lines."""\n\n# why\na = (\n    1,\n)\n'
+    assert check({"room/one.py": text}, rooms={"room": [2, 1]}) == [
+        "room: a room keeps to 2 lines of code in 1 files, found 3 in 1",
+        "in all: a room keeps to 2 lines of code in 1 files, found 3 in 1",
+    ]
+    assert "room               3       2     -1       1       1      0" in capsys.readouterr().out
+
+
+def test_circles_are_found_where_only_types_are_imported(check):
+    files = {"room/one.py": ONE, "room/other.py": OTHER}
+    expected = ["room.one, room.other: imports go one way inside a room, found a circle; cut it"]
+    assert check(files) == expected
+    assert check(files, circles=[["room.one", "room.other", "room.third"]]) == []
+
+
+def test_a_file_name_is_there_once(check):
+    files = {"room/one.py": "a = 1\n", "hall/one.py": "a = 1\n"}
+    assert check(files) == ["one.py: a file name is there once, found it several times; find another"]
+    assert check(files, twice=["one"]) == []
+
+
+def test_files_and_functions_are_short(check):
+    assert check({"room/one.py": "\n" * 401}) == ["room.one: a file has at most 400 lines, found 401"]
+    long = "def f():\n" + "    a = 1\n" * 50
+    assert check({"room/one.py": long}) == ["room.one, f: a function has at most 50 lines"]
+    assert check({"room/one.py": long.replace("    a = 1\n", '    """a"""\n', 1)}) == []
+
+
+def test_docstrings_have_their_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "HOUSE", tmp_path)
+    (tmp_path / "one.py").write_text("a = 1\n" * 9 + 'def f():\n    """f"""\n')
+    read = [house.read(tmp_path / "one.py")]
+    allowed = {"rooms": {"simulator": [99, 9]}, "twice": [], "circles": []}
+    assert list(house.faults(read, allowed)) == ["docstrings: they are 25 to 35 % of the text, found 9.1%"]
