@@ -40,13 +40,12 @@ class OpFields(TypedDict, total=False):
     phase: str
     barrier: bool
     repeatable: bool
-    fused: str
     collective: Collective | None
     late: Late | None
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
-_TEXTS = frozenset(("op_class", "dtype", "fused"))
+_TEXTS = frozenset(("op_class", "dtype"))
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
 _OP_KINDS = {str(kind): kind for kind in OpKind}
 _COLLECTIVE_KINDS = {str(kind): kind for kind in CollectiveKind}
@@ -79,7 +78,6 @@ class GraphBuilder:
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
         self._op_ids: dict[str, int] = {}
-        self._groups: set[str] = set()
         self._rank_groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
         self._sizes: list[int] = []
@@ -201,19 +199,17 @@ class GraphBuilder:
         Raises
         ------
         ConfigError
-            If the name is taken, a tensor is not known, another op stands between two of a fused group or one of it is
-            a barrier, the members that its collective names cannot meet, its late reads cannot be chosen as it says, or
-            a field breaks its rule.
+            If the name is taken, a tensor is not known, the members that its collective names cannot meet, its late
+            reads cannot be chosen as it says, or a field breaks its rule.
         """
         if name in self._op_ids or not name or flaw(name):
             raise self._bad_name("op", name)
         known = self._check_fields(name, kind, more)
-        self._check_fused(name, more.get("fused", ""), is_barrier=more.get("barrier", False))
         self._check_collective(name, known, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         candidates: tuple[int, ...] = ()
         if late := more.get("late"):
-            self._check_late(name, late, (known, more.get("fused", "")), (read_ids, write_ids))
+            self._check_late(name, late, known, (read_ids, write_ids))
             candidates, more["repeatable"] = late.candidates, False
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
@@ -308,33 +304,16 @@ class GraphBuilder:
             raise self._bad_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]
 
-    def _check_late(
-        self, op: str, late: Late, what: tuple[OpKind, str], tensors: tuple[tuple[int, ...], tuple[int, ...]]
-    ) -> None:
-        (kind, group), (reads, writes) = what, tensors
-        if kind is not OpKind.COMPUTE or group:
-            must = "an op with late reads is of kind compute and in no fused group"
-            raise self._error("op", op, must, f"group {group!r}" if group else f"kind {kind}", "correct it")
+    def _check_late(self, op: str, late: Late, kind: OpKind, tensors: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        reads, writes = tensors
+        if kind is not OpKind.COMPUTE:
+            raise self._error("op", op, "an op with late reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)
         odd = next((t for t in late.candidates if t not in only_read), None)
         if odd is not None:
             must = "a candidate is among the op's reads, and not among its writes"
             found = f"{self._tensors[odd].name!r}, {'written' if odd in writes else 'not among its reads'}"
             raise self._error("op", op, must, found, "correct the lists")
-
-    def _check_fused(self, name: str, group: str, *, is_barrier: bool) -> None:
-        if not group:
-            return
-        if is_barrier:
-            must, found = "no op of a fused group is a barrier", f"one in {group!r}"
-            raise self._error("op", name, must, found, "leave one of the two out")
-        if self._ops and self._ops[-1].fused == group:
-            return
-        if group in self._groups:
-            must = "the ops of a fused group follow one another in program order"
-            found = f"{self._ops[-1].name!r} between it and the others of {group!r}"
-            raise self._error("op", name, must, found, "put them in a row, or give it another group")
-        self._groups.add(group)
 
     def _check_collective(self, op: str, kind: OpKind, fields: OpFields) -> None:
         about = fields.get("collective")

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.graph import Graph, Op, OpKind
+from simulator.graph import Graph
 
 NEVER = -1
 """The op index of what does not happen."""
@@ -199,46 +199,3 @@ def working_set_bytes(graph: Graph) -> NDArray[np.int64]:
     """
     sizes = [t.size_bytes for t in graph.tensors]
     return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
-
-
-def launched(graph: Graph) -> Graph:
-    """Return the graph in which each fused group is one op; one without groups stays as it is.
-
-    Such an op reads what the group reads and did not make itself, writes all that it writes, and needs the largest of
-    their workspaces: in issue order nothing leaves within a group, so that all it uses is there at once.
-    """
-    if not any(op.fused for op in graph.ops):
-        return graph
-    launches = graph.launches
-    ops = [_one_op([graph.ops[i] for i in group]) for group in launches]
-    number = {op: new for new, group in enumerate(launches) for op in group}
-    for new, op in enumerate(ops):
-        if op.late:
-            ops[new] = replace(op, late=replace(op.late, revealed_by=number[op.late.revealed_by]))
-    return replace(graph, ops=tuple(ops))
-
-
-def _one_op(ops: Sequence[Op]) -> Op:
-    """The op that stands for a group."""
-    if len(ops) == 1:
-        return replace(ops[0], fused="")
-    reads: dict[int, None] = {}
-    writes: dict[int, None] = {}
-    for op in ops:
-        reads.update(dict.fromkeys(t for t in op.reads if t not in writes))
-        writes.update(dict.fromkeys(op.writes))
-    return replace(
-        ops[0],
-        name=f"fused {ops[0].fused}",
-        reads=tuple(reads),
-        writes=tuple(writes),
-        read_bytes=sum(op.read_bytes for op in ops),
-        write_bytes=sum(op.write_bytes for op in ops),
-        flops=sum(op.flops for op in ops),
-        workspace_bytes=max(op.workspace_bytes for op in ops),
-        kind=next((op.kind for op in ops if op.kind is not OpKind.COMPUTE), OpKind.COMPUTE),
-        collective=None,
-        phase=next((op.phase for op in ops if op.phase), ""),
-        barrier=any(op.barrier for op in ops),
-        repeatable=all(op.repeatable for op in ops),
-    )

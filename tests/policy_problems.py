@@ -113,14 +113,14 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
 
 
 def needed(graph: Graph, home: list[int]) -> list[int]:
-    """By fused group, or op alone: what is pinned, the working set of the rest, and the largest workspace."""
+    """By op: what is pinned, the working set of the rest, and its workspace."""
     size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
     demand = []
-    for group in graph.launches:
-        used = {t for i in group for t in (*graph.ops[i].reads, *graph.ops[i].writes)}
+    for i, op in enumerate(graph.ops):
+        used = {*op.reads, *op.writes}
         pinned = {t for t, tier in enumerate(home) if tier == HBM and found.born[t] != -1}
-        there = {t for t in pinned if found.born[t] <= group[-1] and group[0] <= found.dies[t]}
-        demand.append(sum(size[t] for t in used | there) + max(graph.ops[i].workspace_bytes for i in group))
+        there = {t for t in pinned if found.born[t] <= i <= found.dies[t]}
+        demand.append(sum(size[t] for t in used | there) + op.workspace_bytes)
     return demand
 
 

@@ -8,13 +8,12 @@ issue order within a budget; nothing here knows the project's policies.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from hypothesis import strategies as st
 from walks import DDR, HBM, SSD, Walk
 
-from simulator.graph import Graph, Op
+from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Allocator, Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
@@ -48,18 +47,6 @@ def graphs(draw, max_ops: int = 6, max_steps: int = 3) -> Graph:
         repeatable = draw(st.integers(0, 5)) > 0
         builder.op(f"op{i}", reads, writes, workspace_bytes=workspace, duration_ns=draw(times), repeatable=repeatable)
     return builder.build(draw(st.lists(st.sampled_from(made), max_size=2, unique=True)) if made else [], steps)
-
-
-@st.composite
-def fused(draw, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """The same ops, some of them in fused groups."""
-    joins = [draw(st.booleans()) for _ in ops] if draw(st.booleans()) else [False] * len(ops)
-    names = list(accumulate(joins, lambda name, joined: name if joined else name + 1, initial=0))
-    alone = [draw(st.booleans()) for _ in ops]
-    return tuple(
-        replace(op, fused=f"g{name}" if names.count(name) > 1 or single else "")
-        for op, name, single in zip(ops, names[1:], alone, strict=True)
-    )
 
 
 rates = st.sampled_from(["0.25 GB/s", "1 GB/s", "3 GB/s", "0.7 GB/s", "inf"])

@@ -1,28 +1,23 @@
 """What no plan can beat, and what no plan can fit."""
 
-from simulator.bounds.before import Before
-from simulator.bounds.fit import infeasible
-from simulator.bounds.full import full
-from simulator.bounds.laps import of_laps
-from simulator.bounds.levers import lowered, raised, smaller_chunks, staged
-from simulator.bounds.limits import Limits
-from simulator.bounds.order import Order
-from simulator.bounds.ranks import Team
-from simulator.bounds.step_time import Bound, bound
-from simulator.plan import FREE
+from simulator.bounds.capacity import full
+from simulator.bounds.critical_path import Timing
+from simulator.bounds.levers import infeasible, lowered, raised, smaller_chunks, staged
+from simulator.bounds.precedence import Precedence, own_streams
+from simulator.bounds.step_time import Bound, Limits, mean_step
+from simulator.bounds.symmetry import Team
 
 __all__ = [
-    "FREE",
-    "Before",
     "Bound",
     "Limits",
-    "Order",
+    "Precedence",
     "Team",
-    "bound",
+    "Timing",
     "full",
     "infeasible",
     "lowered",
-    "of_laps",
+    "mean_step",
+    "own_streams",
     "raised",
     "smaller_chunks",
     "staged",

@@ -1,4 +1,4 @@
-"""What would make fit what does not: each lever alone, and only those that can.
+"""What no plan can fit, and what would make it fit: each lever alone, and only those that can.
 
 A lever is tried before it is named: with it, nothing must speak against a plan any more.
 """
@@ -8,16 +8,78 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.bounds.room import Fit, Need
-from simulator.graph import Graph, Op
+from simulator.bounds.capacity import Fit, Need, full
+from simulator.bounds.idle import Ints
+from simulator.errors import Shortfall
+from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.lifetime import NEVER, Lifetimes
 from simulator.plan import FREE
 from simulator.units import counted, human
 
 _FINEST = 64
 """An op, or a batch, is not cut into more parts than this."""
+
+
+def infeasible(
+    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float, *, may_repeat: bool = False
+) -> Shortfall | None:
+    """Say what no plan can do, if there is such a thing.
+
+    Parameters
+    ----------
+    graph, hardware
+        What runs, where.
+    homes
+        As for `simulator.bounds.Limits`.
+    budget_bytes
+        What may be used of the compute tier [B].
+    may_repeat
+        Whether plans that run ops again count too; values that can be made again are then not needed at once.
+
+    Returns
+    -------
+    Shortfall or None
+        The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
+        None if nothing speaks against it.
+    """
+    fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
+    short = fit.short()
+    if not short:
+        return None
+    worst = max(short, key=lambda need: need.gap_bytes)
+    at = "the homes at time 0" if worst.at is None else f"op {graph.ops[worst.at].name!r}"
+    tier = hardware.tier_names[worst.tier]
+    demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
+    helps, least = levers(fit, short), rooms(fit, short)
+    return Shortfall(tier, demand, capacity, at, fit.largest(worst), helps, least, _full(fit, worst))
+
+
+def _full(fit: Fit, worst: Need) -> str:
+    """When the tier is full: of what is needed at an op, as it comes; of homes, if they filled as they are used."""
+    found = fit.demand.lifetimes
+    if worst.at is not None:
+        needed = fit.by_op(counts_idle=worst.counts_idle)
+        stay = [t for t, dies in enumerate(found.dies) if dies >= worst.at]
+        return full(fit.graph, found, needed, worst.capacity_bytes, worst.at, {t: found.born[t] for t in stay})
+    came = {t: _filled_with(found, t) for t in fit.at_home[worst.tier]}
+    said = full(fit.graph, found, _come_by(fit.graph, came), worst.capacity_bytes, 0, came)
+    return f"{said}, if homes filled as they are used" if said else ""
+
+
+def _filled_with(found: Lifetimes, tensor: int) -> int:
+    """The op that first fills the home of a tensor; 0 if it is full from the start, or never used."""
+    first = found.first_use[tensor]
+    return 0 if first == NEVER or found.is_read(tensor, first) else first
+
+
+def _come_by(graph: Graph, came: Mapping[int, int]) -> Ints:
+    """By op, what has come with it and before [B]."""
+    change = np.zeros(len(graph.ops), np.int64)
+    for tensor, op in came.items():
+        change[op] += graph.tensors[tensor].size_bytes
+    return np.cumsum(change)
 
 
 def levers(fit: Fit, short: Sequence[Need]) -> tuple[str, ...]:
@@ -167,9 +229,9 @@ def _cut(fit: Fit) -> Iterator[str]:
     alone, needed = fit.by_op(counts_idle=False), fit.by_op(counts_idle=True)
     demand = np.maximum(alone, needed)
     over = demand > fit.budget_bytes
-    if _parts(demand, demand - fit.idle.work, fit.budget_bytes):
-        largest = int(np.where(over, fit.idle.work, 0).argmax())
-        name, size = _named(fit.graph.ops[largest]), human(int(fit.idle.work[largest]), "B")
+    if _parts(demand, demand - fit.demand.work, fit.budget_bytes):
+        largest = int(np.where(over, fit.demand.work, 0).argmax())
+        name, size = f"op {fit.graph.ops[largest].name!r}", human(int(fit.demand.work[largest]), "B")
         if over.sum() == 1:
             yield f"split {name}: what it alone uses is {size}"
         else:
@@ -179,17 +241,12 @@ def _cut(fit: Fit) -> Iterator[str]:
         yield "make the batch smaller, or the sequence shorter"
 
 
-def _named(op: Op) -> str:
-    """Of an op that stands for a fused group, the group."""
-    return f"the fused group {op.fused!r}" if op.fused else f"op {op.name!r}"
-
-
-def _lasting(fit: Fit) -> NDArray[np.int64]:
+def _lasting(fit: Fit) -> Ints:
     """What of the demand at each op is there at any size of the batch: of persistent tensors [B]."""
     sizes = _persistent_bytes(fit.graph)
     used = np.array([sum(sizes[t] for t in {*op.reads, *op.writes}) for op in fit.graph.ops], np.int64)
     all_of_them = sum(sizes) - min(fit.elsewhere_bytes, sum(sizes))
-    found: NDArray[np.int64] = np.maximum(used + fit.idle.stays, int(all_of_them))
+    found: Ints = np.maximum(used + fit.demand.stays, int(all_of_them))
     return found
 
 
@@ -197,7 +254,7 @@ def _persistent_bytes(graph: Graph) -> list[int]:
     return [tensor.size_bytes if tensor.persistent else 0 for tensor in graph.tensors]
 
 
-def _parts(demand: NDArray[np.int64], fixed: NDArray[np.int64], budget_bytes: int | float) -> bool:
+def _parts(demand: Ints, fixed: Ints, budget_bytes: int | float) -> bool:
     """Whether a few parts are enough to meet the budget, if all but what is fixed is cut."""
     left = budget_bytes - fixed
     over = demand > budget_bytes

@@ -7,8 +7,8 @@ the compute tier); ops are issued in program order and run on the streams that t
 *The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
 steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
 ``E_(n-1)`` than its *head*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
-before what, on all streams and, where ranks meet, over all ranks (proof in `order`). On one stream these are the sums
-of the computes before the op and after it. The longest path of all is the *critical path*.
+before what, on all streams and, where ranks meet, over all ranks (proof in `critical_path`). On one stream these are
+the sums of the computes before the op and after it. The longest path of all is the *critical path*.
 
 Let ``S`` be the start of the last op of the line. *All copies into the compute tier that a step forces lie between two
 such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
@@ -19,7 +19,8 @@ distance of the starts, and a link that must carry ``b`` bytes in it at a bandwi
 it reads late, it may take less than in the step before; by that the ends are closer to each other than the starts.
 
 *Late reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans fixed
-before the run, which must bring all candidates, more is known of all steps together (`laps`).
+before the run, which must bring all candidates, more is known of all steps
+together (`mean_step`).
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
@@ -47,14 +48,14 @@ steps is at least this.
 
 *A full tier.* What neither the compute tier nor the tiers next to it have room for while ``k`` runs is further away. So
 both arguments hold of these tiers together as well, with the room of all and the links behind them, and so on outwards;
-`rings` has the proof.
+`cuts` has the proof.
 
 *Several streams.* Program order then does not say what is there when ``k`` runs. A value counts while ``k`` runs only
 if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
 it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
 
 *An exchange.* What is persistent and has no room together takes turns, and each copy in holds room before it can be
-read; `exchange` has the proof.
+read; `swap` has the proof.
 
 *A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
 least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
@@ -65,13 +66,14 @@ the op that made it can run again. So *by the budget* and *room at ops* then cou
 again: those that the step began with, those of ops that are not repeatable, and what stays in the compute tier because
 it is at home there. All else stands: every op runs at least once, in program order; what is forced in is read by some
 first run and has ended when the last of them starts; and the step ends no sooner than that last first run. What copies
-and repeated runs cost together at an op, of a budget that is tight there, is a bound of its own; `again` has the proof.
+and repeated runs cost together at an op, of a budget that is tight there, is a bound of its own; `rematerialisation`
+has the proof.
 
-*What ranks share.* Ranks that are alike (`ranks`) run the same plan and see the same, so that they do the same at the
-same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is not
-used). So their windows are one, and a bus of a node or of the supernode carries in it what each of them is forced to
-move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run of
-one step, which lies between time 0 and the last end of all.
+*What ranks share.* Ranks that are alike (`symmetry`) run the same plan and see the same, so that they do the same at
+the same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is
+not used). So their windows are one, and a bus of a node or of the supernode carries in it what each of them is forced
+to move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run
+of one step, which lies between time 0 and the last end of all.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left. A
 staged link is a path of its own, and no room besides: what passes it passes the links that it goes via, whose bandwidth
@@ -80,19 +82,23 @@ it shares. So with a link (or bus) go all staged links over it, and those add no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from simulator.bounds.again import Again
-from simulator.bounds.before import Before
-from simulator.bounds.carriers import rate_of
-from simulator.bounds.exchange import Exchange
-from simulator.bounds.forced import Forced, forced, time_ns
-from simulator.bounds.idle import Idle
-from simulator.bounds.order import Order
+from simulator.bounds.critical_path import Timing
+from simulator.bounds.idle import Demand
+from simulator.bounds.precedence import Precedence
+from simulator.bounds.rematerialisation import Rematerialisation
+from simulator.bounds.swap import Swap
+from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.lifetime import Lifetimes
+
+_HALVINGS = 12
+"""The bound on the peak is found to one part in 4,096 of what is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,99 +123,129 @@ class Bound:
     terms: dict[str, int] = field(default_factory=dict)
 
 
-def bound(
-    graph: Graph,
-    hardware: Hardware,
-    durations_ns: Sequence[int],
-    homes: Sequence[int],
-    budget_bytes: int | float,
-    *,
-    may_repeat: bool = False,
-) -> Bound:
-    """Find the largest of the combinatorial lower bounds on the step time of one rank, whatever other ranks do.
+class Limits:
+    """What no plan beats: for one graph on one machine, whatever the budget.
 
     Parameters
     ----------
-    graph, hardware
-        What runs, where.
-    durations_ns
-        Time of each op alone [ns]; of a collective, among those that one rank meets.
-    homes
-        Tier id of each tensor at time 0, or `FREE`; of no account for what does not exist then.
-    budget_bytes
-        What may be used of the compute tier [B].
+    timing
+        When the graph's ops may run, alone or among those of other ranks.
+    hardware, homes
+        The machine; the tier id of each tensor at time 0, or `FREE`, of no account for what does not exist then.
     may_repeat
-        Whether the bound holds for plans that run ops again as well.
+        Whether the bounds hold for plans that run ops again as well; the timing is then for such plans, too.
+    sharers
+        For each bus that ranks share, how many do there at the same time what this one does.
+    known
+        Lifetimes of the graph, if they are at hand.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        hardware: Hardware,
+        homes: Sequence[int],
+        *,
+        may_repeat: bool = False,
+        sharers: Mapping[str, int] | None = None,
+        known: Lifetimes | None = None,
+    ) -> None:
+        graph = timing.precedence.graph
+        self._timing, self._hardware, self._homes, self._sharers = timing, hardware, homes, sharers or {}
+        self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat, known=known)
+        timed = zip(graph.ops, timing.durations_ns, strict=True)
+        self._compute_ns = sum(0 if op.collective else ns for op, ns in timed)
+        self._swap = Swap.of(timing, hardware, homes, demand)
+        self._windows = Windows(timing, hardware, homes, demand, self._sharers)
+        self._again = Rematerialisation(timing, hardware, demand) if may_repeat else None
+
+    @classmethod
+    def alone(
+        cls,
+        graph: Graph,
+        hardware: Hardware,
+        durations_ns: Sequence[int],
+        homes: Sequence[int],
+        *,
+        may_repeat: bool = False,
+    ) -> Limits:
+        """Find those of one rank, whatever other ranks do; with the time of each op alone [ns]."""
+        timing = Timing.alone(Precedence.of(graph), durations_ns, may_repeat=may_repeat)
+        return cls(timing, hardware, homes, may_repeat=may_repeat)
+
+    def step(self, budget_bytes: int | float) -> Bound:
+        """Find what no step takes less than: the largest of all bounds, see the module's proof and premises.
+
+        Parameters
+        ----------
+        budget_bytes
+            What may be used of the compute tier [B].
+        """
+        timing, graph = self._timing, self._timing.precedence.graph
+        terms = {"compute": self._compute_ns}
+        if timing.path_ns > self._compute_ns:
+            terms["critical path"] = timing.path_ns
+        traffic = Traffic.of(timing, self._hardware, self._homes, self._demand, budget_bytes)
+        between_starts = traffic.terms(self._sharers)
+        swap_ns = self._swap.ns(budget_bytes, *traffic.rates())
+        if swap_ns:
+            between_starts[f"exchange in {self._hardware.compute_tier}"] = swap_ns
+        terms |= {term: max(0, ns - timing.shorter_ns) for term, ns in between_starts.items()}
+        longest = self._windows.longest(budget_bytes)
+        if longest.ns > max(terms.values()):
+            terms[longest.said(graph)] = longest.ns
+        again_ns, op = self._again.longest(budget_bytes) if self._again else (0, -1)
+        if again_ns > max(terms.values()):
+            terms[f"room or recompute at {graph.ops[op].name}"] = again_ns
+        return _largest(terms)
+
+    def peak_bytes(self, step_ns: int) -> int:
+        """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B].
+
+        A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
+        """
+        demand, here = self._demand, self._hardware.tier_names.index(self._hardware.compute_tier)
+        tensors = self._timing.precedence.graph.tensors
+        at_home = sum(t.size_bytes for t, home in zip(tensors, self._homes, strict=True) if home == here)
+        least = max(int((demand.work + demand.stays).max()), at_home)
+        most = max(least, int((demand.work + demand.idle).max()))
+        for _ in range(_HALVINGS):
+            middle = (least + most) // 2
+            if self.step(middle).ns > step_ns:
+                least = middle + 1
+            else:
+                most = middle
+        return least
+
+
+def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
+    """Bound the mean step of a plan that is repeated in each step, whatever late reads choose.
+
+    At time 0 a tensor whose home is not the compute tier is nowhere else. A plan that is fixed before the run, and
+    right whatever is chosen, issues a copy in of each candidate of a late read in its first step; so in every step, as
+    all have the same. It does the same with all that is read before it is written, and copies home what was written. A
+    run has ended when all its copies have. So the links that lead from there to the compute tier carry in ``n`` steps
+    ``n`` times what they must carry in one, and the makespan is at least ``n`` times as long as that takes. A single
+    step may take less, because an op with late reads waits only for what is chosen: the rest may come behind it, in the
+    next step.
+
+    Parameters
+    ----------
+    graph, hardware, homes
+        As for `Limits`; all candidates of late reads are among what ops read.
 
     Returns
     -------
     Bound
-        The largest of compute, critical path, forced bytes over each link, queue and bus, the exchange, and the longest
-        path over windows; see the module's proof and premises.
+        Of one step: the time that each link, queue and bus needs for what must pass it.
     """
-    order = Order.alone(Before.of(graph), durations_ns, may_repeat=may_repeat)
-    idle = Idle(graph, hardware, homes, may_repeat=may_repeat, before=order.before)
-    return combinatorial(order, hardware, homes, idle)(budget_bytes)
+    precedence = Precedence.of(replace(graph, steps=1))
+    timing = Timing.alone(precedence, [0] * len(graph.ops))
+    traffic = Traffic.of(timing, hardware, homes, Demand(precedence, hardware, homes), math.inf)
+    return _largest(traffic.terms({}))
 
 
-def combinatorial(
-    order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, sharers: Mapping[str, int] | None = None
-) -> Callable[[int | float], Bound]:
-    """The same for any budget.
-
-    Parameters
-    ----------
-    order
-        Of the graph, alone or among other ranks.
-    hardware, homes
-        As for `bound`.
-    idle
-        Of the graph; it takes most of the time to find.
-    sharers
-        For each bus that ranks share, how many do there at the same time what this one does.
-    """
-    graph = order.before.graph
-    timed = zip(graph.ops, order.durations_ns, strict=True)
-    compute_ns = sum(0 if op.collective else ns for op, ns in timed)
-    exchange = Exchange.of(order, hardware, homes, idle)
-    windows = Windows(order, hardware, homes, idle, sharers or {})
-    again = Again(order, hardware, idle) if idle.may_repeat else None
-
-    def at(budget_bytes: int | float) -> Bound:
-        found = forced(order, hardware, homes, idle, budget_bytes)
-        terms = {"compute": compute_ns}
-        if order.path_ns > compute_ns:
-            terms["critical path"] = order.path_ns
-        between_starts = copy_terms(found, hardware, sharers or {})
-        exchange_ns = exchange.ns(budget_bytes, rate_of(found.into, hardware), rate_of(found.out_of, hardware))
-        if exchange_ns:
-            between_starts[f"exchange in {hardware.compute_tier}"] = exchange_ns
-        terms |= {term: max(0, ns - order.shorter_ns) for term, ns in between_starts.items()}
-        longest = windows.longest(budget_bytes)
-        if longest.ns > max(terms.values()):
-            terms[longest.said(graph)] = longest.ns
-        again_ns, op = again.longest(budget_bytes) if again else (0, -1)
-        if again_ns > max(terms.values()):
-            terms[f"room or recompute at {graph.ops[op].name}"] = again_ns
-        kind = max(terms, key=lambda term: terms[term])
-        return Bound(terms[kind], kind, terms)
-
-    return at
-
-
-def copy_terms(found: Forced, hardware: Hardware, sharers: Mapping[str, int]) -> dict[str, int]:
-    """What the forced bytes take on each bus, link and queue, and what comes after them."""
-    terms = {}
-    for name, bus in hardware.buses.items():
-        size_bytes = sharers.get(name, 1) * found.over(hardware.passing(bus.links))
-        terms[f"bus {name}"] = time_ns(size_bytes, bus.bandwidth_bytes_per_s)
-    for name, link in hardware.links.items():
-        bytes_ns = time_ns(found.over(hardware.passing((name,))), link.bandwidth_bytes_per_s)
-        terms[f"link {name}"] = max(bytes_ns, found.channels_ns(name, link))
-    for name, links in hardware.copy_queues.items():
-        terms[f"queue {name}"] = found.queue_ns({link: hardware.links[link] for link in links})
-    for ring in (one.ring for one in found.beyond):
-        for what, names in (("into", ring.into), ("out of", ring.out_of)):
-            if len(names) > 1:
-                terms[f"links {what} {ring.name}"] = time_ns(found.over(names), rate_of(names, hardware))
-    return {term: ns + found.rest_ns if ns else 0 for term, ns in terms.items()}
+def _largest(terms: dict[str, int]) -> Bound:
+    kind = max(terms, key=lambda term: terms[term])
+    return Bound(terms[kind], kind, terms)

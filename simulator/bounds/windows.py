@@ -22,15 +22,15 @@ a run of one step is at home here, has left since the step began.
 *To the end.* In a run of one step, what is at home elsewhere and was written by ``a`` or later goes home after the end
 of ``a``, and before the run ends.
 
-So all of these are edges from the end of an op to the start of another, as is each op between them. The longest path
-is a bound: windows that follow each other on it add up. What is needed once for each of several tokens that are decoded
-in one step counts once in each window; a window as long as a token has the lack of a token. Where the path over several
-ranks begins or ends elsewhere, heads and tails of `order` say how long; of ranks that are alike, each window is a part
-of a path as any other.
+So all of these are edges from the end of an op to the start of another, as is each op between them. The longest path is
+a bound: windows that follow each other on it add up. What is needed once for each of several tokens that are decoded in
+one step counts once in each window; a window as long as a token has the lack of a token. Where the path over several
+ranks begins or ends elsewhere, heads and tails of `critical_path` say how long; of ranks that are alike, each window is
+a part of a path as any other.
 
-*Rings.* The same holds of the tiers around the compute tier together, with the room of all and the links behind them
-(`rings`): what is needed and has no place in the ring comes into it, what was made in the compute tier and has no place
-in the ring leaves it.
+*Cuts.* The same holds of the tiers around the compute tier together, with the room of all and the links behind them
+(`cuts`): what is needed and has no place within comes in, what was made in the compute tier and has no place within
+leaves.
 
 *Several streams.* What is needed, and while which ops of the line, is known as `idle` has it. A reader beside the line
 counts for the first op of the line that surely starts after it; what is made there, for windows from the last op of the
@@ -39,7 +39,7 @@ line on than which it surely starts no sooner.
 *Recompute.* An op is its first run, and only what no op can make again counts. What comes from the start does not
 count over several steps, as the last op to run is not known then.
 
-*Rates* are those of `carriers`. Alike ranks that meet have the same windows, and share buses in each of them.
+*Rates* are those of `cuts`. Alike ranks that meet have the same windows, and share buses in each of them.
 
 *Finding it.* For an end ``c``, what is needed from each start ``a`` differs from that for the end before only by what
 is read between the two: by values that are idle from their last use on, a range of starts. So it is with what is made.
@@ -57,17 +57,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.bounds.carriers import Carrier, carriers
-from simulator.bounds.idle import Idle, Spells, shortest
-from simulator.bounds.order import Order
+from simulator.bounds.critical_path import Timing
+from simulator.bounds.cuts import Bottleneck, bottlenecks
+from simulator.bounds.idle import Bools, Demand, Ints, Stretches, tightest
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
 
 MOST_POINTS = 512
 """Between so many ops windows lie at most."""
-
-Bytes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +105,24 @@ class Windows:
 
     Parameters
     ----------
-    order, hardware, homes, idle, sharers
-        As for `simulator.bounds.step_time.combinatorial`.
+    timing, hardware, homes, demand, sharers
+        As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
     """
 
     def __init__(
-        self, order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle, sharers: Mapping[str, int]
+        self, timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand, sharers: Mapping[str, int]
     ) -> None:
-        before = order.before
-        self.order, self.idle, self.spells = order, idle, _kept(idle)
-        self.held = idle.work + idle.stays
-        self.line = np.flatnonzero(np.array(before.streams, np.int64) == 0)
-        self.from_start = _from_start(order, homes, idle)
-        self.to_end = _to_end(order, homes, idle)
-        sizes = {tensor.size_bytes for tensor in before.graph.tensors} - {0}
-        self.carriers = carriers(idle.rings, hardware, sorted(sizes), sharers if before.graph.meets else {})
-        ops, spells = len(before.streams), self.spells
-        is_needed, is_made = spells.due < ops, spells.made >= 0
-        most = np.maximum(spells.where(is_needed).over(ops), spells.where(is_made).over(ops))
+        precedence, graph, moving = timing.precedence, timing.precedence.graph, demand.moving
+        self.timing, self.demand = timing, demand
+        self.stretches = moving.where(moving.kept(precedence)) if demand.may_repeat else moving
+        self.held = demand.work + demand.stays
+        self.line = np.flatnonzero(np.array(precedence.streams, np.int64) == 0)
+        self.from_start = _from_start(timing, homes, demand)
+        self.to_end = _to_end(timing, homes, demand)
+        sizes = {tensor.size_bytes for tensor in graph.tensors} - {0}
+        self.bottlenecks = bottlenecks(demand.cuts, hardware, sorted(sizes), sharers if graph.meets else {})
+        ops, needed = len(graph.ops), self.stretches
+        most = np.maximum(needed.where(needed.due < ops).over(ops), needed.where(needed.made >= 0).over(ops))
         self._most = self.held + most
 
     def longest(self, budget_bytes: int | float) -> Longest:
@@ -132,55 +130,42 @@ class Windows:
         points = self._points(budget_bytes)
         return _Sweep(self, points, budget_bytes).run() if len(points) else Longest()
 
-    def _points(self, budget_bytes: int | float) -> Bytes:
+    def _points(self, budget_bytes: int | float) -> Ints:
         """Ops between which windows may lie; none if there is no lack of room, and nothing comes from the start."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
         half = MOST_POINTS // 2
         return np.unique(
-            np.concatenate([*(shortest(ops, self._most, half) for ops in (short, self.line)), self.line[-1:]])
+            np.concatenate([*(tightest(ops, self._most, half) for ops in (short, self.line)), self.line[-1:]])
         )
 
 
-def _kept(idle: Idle) -> Spells:
-    """Values that have to be kept somewhere, as no op can make them again."""
-    if not idle.may_repeat:
-        return idle.spells
-    repeatable = np.array([*(op.repeatable for op in idle.before.graph.ops), False])
-    return idle.spells.where(~repeatable[idle.spells.maker])
-
-
-def _from_start(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
-    """By ring and op, what has come in since the step began when the op starts [B]."""
-    before = order.before
-    graph, ops = before.graph, len(before.streams)
-    found = np.zeros((len(idle.rings), ops + 1), np.int64)
-    several = graph.steps > 1
-    if several and (graph.meets or idle.may_repeat):
-        return found
-    for t in before.inputs - order.staying:
-        uses, size = idle.lifetimes.uses[t], graph.tensors[t].size_bytes
-        if homes[t] in {FREE, NOWHERE} or not uses or not size or not idle.lifetimes.is_read(t, uses[0]):
+def _from_start(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
+    """By cut and op, what has come in since the step began when the op starts [B]."""
+    precedence, graph, found = timing.precedence, timing.precedence.graph, demand.lifetimes
+    size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
+    if graph.steps > 1 and (graph.meets or demand.may_repeat):
+        return size_bytes
+    for t in precedence.inputs - timing.staying:
+        uses = found.uses[t]
+        if homes[t] in {FREE, NOWHERE} or not uses or not found.is_read(t, uses[0]):
             continue
-        for number, ring in enumerate(idle.rings):
-            if homes[t] not in ring.tiers:
-                found[number, before.awaited_by(uses[0])] += size
-    return np.cumsum(found[:, :-1], axis=1)
+        is_outside = [homes[t] not in cut.tiers for cut in demand.cuts]
+        size_bytes[is_outside, precedence.awaited_by(uses[0])] += graph.tensors[t].size_bytes
+    return np.cumsum(size_bytes[:, :-1], axis=1)
 
 
-def _to_end(order: Order, homes: Sequence[int], idle: Idle) -> Bytes:
-    """By ring and op, what goes home after the end of the op, if the run has but one step [B]."""
-    before = order.before
-    graph, ops = before.graph, len(before.streams)
-    found = np.zeros((len(idle.rings), ops + 1), np.int64)
-    for t in before.inputs if graph.steps == 1 else ():
-        writes = idle.lifetimes.writes[t]
+def _to_end(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
+    """By cut and op, what goes home after the end of the op, if the run has but one step [B]."""
+    precedence, graph = timing.precedence, timing.precedence.graph
+    size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
+    for t in precedence.inputs if graph.steps == 1 else ():
+        writes = demand.lifetimes.writes[t]
         if writes and graph.tensors[t].persistent and homes[t] not in {FREE, NOWHERE}:
-            for number, ring in enumerate(idle.rings):
-                if homes[t] not in ring.tiers:
-                    found[number, before.no_sooner(writes[-1])] += graph.tensors[t].size_bytes
-    return np.cumsum(found[:, -2::-1], axis=1)[:, ::-1]
+            is_outside = [homes[t] not in cut.tiers for cut in demand.cuts]
+            size_bytes[is_outside, precedence.no_sooner(writes[-1])] += graph.tensors[t].size_bytes
+    return np.cumsum(size_bytes[:, -2::-1], axis=1)[:, ::-1]
 
 
 class _Edge(NamedTuple):
@@ -217,26 +202,26 @@ class _Sweep:
         What may be used of the compute tier [B].
     """
 
-    def __init__(self, windows: Windows, points: Bytes, budget_bytes: int | float) -> None:
-        order, idle = windows.order, windows.idle
-        self._order, self._carriers = order, windows.carriers
+    def __init__(self, windows: Windows, points: Ints, budget_bytes: int | float) -> None:
+        timing, demand = windows.timing, windows.demand
+        self._timing, self._bottlenecks = timing, windows.bottlenecks
         self._points: list[int] = points.tolist()
-        self._rooms = [budget_bytes + ring.room_bytes for ring in idle.rings]
+        self._rooms = [budget_bytes + cut.room_bytes for cut in demand.cuts]
         self._held = windows.held[points]
-        self._left = [(idle.work + made)[points] for made in idle.made_in]
+        self._left = [(demand.work + made)[points] for made in demand.made_in]
         self._entered = windows.from_start[:, points]
         self._back = windows.to_end[:, points]
-        self._before_ns = order.last_ns + order.shorter_ns if order.before.graph.steps > 1 else 0
-        in_line = np.where(np.array(order.before.streams) == 0, order.durations_ns, 0)
+        self._before_ns = timing.last_ns + timing.shorter_ns if timing.precedence.graph.steps > 1 else 0
+        in_line = np.where(np.array(timing.precedence.streams) == 0, timing.durations_ns, 0)
         self._clock: list[int] = np.cumsum(in_line)[points].tolist()
         self._come, self._gone = np.zeros((2, len(points)), np.int64)
-        self._reads, self._writes = _events(windows.spells, points, len(in_line))
+        self._reads, self._writes = _events(windows.stretches, points, len(in_line))
         self._edges: list[_Edge] = []
         self._ends = np.zeros(len(points))
 
     def run(self) -> Longest:
         """Find the longest path."""
-        order, best, last = self._order, Longest(), -1
+        timing, best, last = self._timing, Longest(), -1
         for end, op in enumerate(self._points):
             for first, behind, size in self._reads[end]:
                 self._come[first:behind] += size
@@ -244,31 +229,31 @@ class _Sweep:
                 self._gone[:behind] += size
             edge = max(self._known(end), self._from_start(end), self._window(end))
             self._edges.append(edge)
-            self._ends[end] = edge.ns + order.durations_ns[op]
-            back_ns, name = max((one.ns(0, int(self._back[one.ring][end])), one.name) for one in self._carriers)
-            ns = edge.ns + order.durations_ns[op] + max(order.tails_ns[op], back_ns)
+            self._ends[end] = edge.ns + timing.durations_ns[op]
+            back_ns, name = max((one.ns(0, int(self._back[one.cut][end])), one.name) for one in self._bottlenecks)
+            ns = edge.ns + timing.durations_ns[op] + max(timing.tails_ns[op], back_ns)
             if ns > best.ns:
-                best, last = Longest(ns, left=(name, op) if back_ns > order.tails_ns[op] else None), end
+                best, last = Longest(ns, left=(name, op) if back_ns > timing.tails_ns[op] else None), end
         return self._told(best, last)
 
     def _known(self, end: int) -> _Edge:
-        """From the point before, or as `order` has it."""
+        """From the point before, or as `critical_path` has it."""
         op = self._points[end]
-        head = _Edge(self._order.heads_ns[op])
+        head = _Edge(self._timing.heads_ns[op])
         if not end:
             return head
-        between = self._clock[end] - self._order.durations_ns[op] - self._clock[end - 1]
+        between = self._clock[end] - self._timing.durations_ns[op] - self._clock[end - 1]
         return max(head, _Edge(self._end_ns(end - 1) + between, end - 1))
 
     def _end_ns(self, start: int) -> int:
-        return self._edges[start].ns + self._order.durations_ns[self._points[start]]
+        return self._edges[start].ns + self._timing.durations_ns[self._points[start]]
 
     def _from_start(self, end: int) -> _Edge:
         """What has come from the start of the step, or has left since."""
         best = _Edge(-1)
-        for one in self._carriers:
-            entered = int(self._entered[one.ring][end]) if one.into else 0
-            left = _beyond(self._left[one.ring][end], self._rooms[one.ring]) if one.out_of else 0
+        for one in self._bottlenecks:
+            entered = int(self._entered[one.cut][end]) if one.into else 0
+            left = _beyond(self._left[one.cut][end], self._rooms[one.cut]) if one.out_of else 0
             if entered or left:
                 ns = one.ns(entered, left) - (self._before_ns if entered else 0)
                 best = max(best, _Edge(ns, -1, self._points[end] if left else -1, one.name if entered else ""))
@@ -280,22 +265,22 @@ class _Sweep:
         if not end:
             return best
         about = np.zeros(end)
-        for one in self._carriers:
+        for one in self._bottlenecks:
             about = np.maximum(about, self._about_ns(one, end))
         start = int((self._ends[:end] + about).argmax())
         if not about[start]:
             return best
-        for one in self._carriers:
-            room = self._rooms[one.ring]
+        for one in self._bottlenecks:
+            room = self._rooms[one.cut]
             come = _beyond(self._held[start] + self._come[start], room) if one.into else 0
             gone = _beyond(self._held[end] + self._gone[start], room) if one.out_of else 0
             short = self._points[start if come else end]
             best = max(best, _Edge(self._end_ns(start) + one.ns(come, gone), start, short))
         return best
 
-    def _about_ns(self, one: Carrier, end: int) -> NDArray[np.float64]:
+    def _about_ns(self, one: Bottleneck, end: int) -> NDArray[np.float64]:
         """For each start, about how long the copies of the window last [ns]."""
-        found, room = np.zeros(end), float(self._rooms[one.ring])
+        found, room = np.zeros(end), float(self._rooms[one.cut])
         if one.into:
             found += np.maximum(self._held[:end] + self._come[:end] - room, 0.0) * one.about(one.into)
         if one.out_of:
@@ -319,27 +304,27 @@ def _beyond(demand: np.int64, room_bytes: int | float) -> int:
 
 
 def _events(
-    spells: Spells, points: Bytes, ops: int
+    stretches: Stretches, points: Ints, ops: int
 ) -> tuple[list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]]:
     """By point: the ranges of starts from which more must have come in, and those from which other is to be out."""
     count = len(points)
-    first, behind = np.searchsorted(points, spells.first), np.searchsorted(points, spells.last, "right")
-    due = np.where(spells.due < ops, np.searchsorted(points, spells.due), count)
-    made = np.searchsorted(points, spells.made, "right")
+    first, behind = np.searchsorted(points, stretches.first), np.searchsorted(points, stretches.last, "right")
+    due = np.where(stretches.due < ops, np.searchsorted(points, stretches.due), count)
+    made = np.searchsorted(points, stretches.made, "right")
     lies = behind > first
     reads: list[list[tuple[int, int, int]]] = [[] for _ in points]
     writes: list[list[tuple[int, int]]] = [[] for _ in points]
-    for end, *more in _summed(lies & (due < count), spells.size, due, first, behind):
+    for end, *more in _summed(lies & (due < count), stretches.size, due, first, behind):
         reads[end].append((more[0], more[1], more[2]))
     is_made = lies & (made > 0)
-    for end, rows, size in _summed(is_made, spells.size, first, made):
+    for end, rows, size in _summed(is_made, stretches.size, first, made):
         writes[end].append((rows, size))
-    for end, rows, size in _summed(is_made & (behind < count), spells.size, behind, made):
+    for end, rows, size in _summed(is_made & (behind < count), stretches.size, behind, made):
         writes[end].append((rows, -size))
     return reads, writes
 
 
-def _summed(mask: NDArray[np.bool_], sizes: Bytes, *keys: Bytes) -> list[list[int]]:
+def _summed(mask: Bools, sizes: Ints, *keys: Ints) -> list[list[int]]:
     """The different keys, each with the sum of its sizes."""
     different, which = np.unique(np.stack([key[mask] for key in keys], axis=1), axis=0, return_inverse=True)
     sums = np.zeros(len(different), np.int64)

@@ -10,8 +10,7 @@ key            value
 `graph`        name of the graph
 `compute_tier` where ops work
 `tensors`      list of ``{name, size_bytes, kind, persistent, home}``; `home` is null if an op makes the tensor
-`ops`          list of ``{name, phase, reads, writes, duration_ns, barrier, fused}`` in program order; `fused` is the
-               name of the fused group that the op stands for, or empty
+`ops`          list of ``{name, phase, reads, writes, duration_ns, barrier}`` in program order
 `cache_ops`    list in the order of issue of ``{name, role, trip, tensor, source, target, size_bytes, alone_ns, after,
                before, window, position, stall_ns, residency_ns}``: `role` is store, detach or prefetch; `trip` is
                shared by the operators of one trip away; `target` is null for a detach; `after` and `before` name the
@@ -73,7 +72,6 @@ def content(problem: Problem, augmented: Augmented, plan: Plan) -> dict[str, Any
             "writes": [names[t] for t in op.writes],
             "duration_ns": took,
             "barrier": op.barrier,
-            "fused": op.fused,
         }
         for op, took in zip(graph.ops, problem.durations_ns, strict=True)
     ]

@@ -39,10 +39,8 @@ op       `kind`             compute or collective                               
 op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
-op       `barrier`          no copy in is moved across it; not in a fused group                    false
+op       `barrier`          no copy in is moved across it                                          false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
-op       `fused`            name of its fused group: ops in a row that are issued as one, with     not fused
-                            no copy, detach or sync between them
 op       `late`             reads that are known only at run time: an object of `revealed_by` (an   none
                             earlier op), `candidates` (tensors among `reads`; what is chosen of
                             them adds its size to `read_bytes`), `samples` (how many choose; 1)
@@ -93,7 +91,6 @@ _OP = jsonl.Shape(
         "phase": str,
         "barrier": bool,
         "repeatable": bool,
-        "fused": str,
         "late": dict,
         "collective": dict,
     },
@@ -108,7 +105,7 @@ _LATE = jsonl.Shape(
     {"revealed_by": str, "candidates": list, "samples": int, "each": int}, ("revealed_by", "candidates")
 )
 _LINES = {"op": _OP, "tensor": _TENSOR, "group": _GROUP}
-_REPEATED = {"op_class", "dtype", "phase", "fused"}
+_REPEATED = {"op_class", "dtype", "phase"}
 """Texts that many ops share; each is kept once."""
 
 
@@ -258,7 +255,6 @@ _PLAIN_KEYS = (
     "phase",
     "barrier",
     "repeatable",
-    "fused",
 )
 
 

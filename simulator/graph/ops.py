@@ -146,14 +146,11 @@ class Op:
     phase
         ``forward``, ``backward``, ``update``, ``prefill``, ``decode`` or empty.
     barrier
-        No copy into the compute tier may be moved across it; no op of a fused group is one.
+        No copy into the compute tier may be moved across it.
     repeatable
         Running it again on the same values makes the same values again, and does nothing else.
     collective
         What it does together with other ranks, if `kind` is ``collective``; None for other ops.
-    fused
-        Name of its fused group, or empty. Ops in a row with the same name are one: the runtime issues them as one
-        sequence of launches, with no other step between them.
     late
         Which of its reads are known only at run time; None if all are known from the start.
     """
@@ -173,7 +170,6 @@ class Op:
     barrier: bool = False
     repeatable: bool = True
     collective: Collective | None = None
-    fused: str = ""
     late: Late | None = None
 
 
@@ -262,19 +258,6 @@ class Graph:
             return [i for i, t in enumerate(self.tensors) if t.kind == pattern]
         matches = re.compile(translate(pattern)).match
         return [i for i, t in enumerate(self.tensors) if matches(t.name)]
-
-    @property
-    def launches(self) -> tuple[range, ...]:
-        """The ops by what is issued together: each fused group, and every other op alone; in program order."""
-        found: list[range] = []
-        before = ""
-        for i, op in enumerate(self.ops):
-            if op.fused and op.fused == before:
-                found[-1] = range(found[-1].start, i + 1)
-            else:
-                found.append(range(i, i + 1))
-            before = op.fused
-        return tuple(found)
 
     def repeated(self, steps: int, where: str = "") -> Self:
         """Return the same graph run `steps` times.

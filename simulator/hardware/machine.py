@@ -99,10 +99,6 @@ class Hardware(Document):
         """The machine with other figures for its links; what goes via them follows."""
         return self.model_copy(update={"links": staged.resolved(links)})
 
-    def link_between(self, source: str, target: str) -> str | None:
-        """Key of the first link from `source` to `target`, or None."""
-        return next((n for n, link in self.links.items() if (link.source, link.target) == (source, target)), None)
-
     @model_validator(mode="after")
     def _compute_tier_is_addressed(self) -> Self:
         _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", ("compute_tier",))

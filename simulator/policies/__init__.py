@@ -27,7 +27,6 @@ from simulator.policies import (
     static,
     upstream_greedy,
 )
-from simulator.policies.fused import contract
 from simulator.policies.problem import Problem, Replay
 from simulator.units import FieldError, in_yaml
 
@@ -92,7 +91,7 @@ class PolicyEntry:
         return f"policy {self.name!r}, option {'.'.join(keys)!r}"
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
-        """Make a plan; the policy sees each fused group as one op.
+        """Make a plan.
 
         Parameters
         ----------
@@ -111,8 +110,7 @@ class PolicyEntry:
             If no plan of this policy fits.
         """
         read = options if isinstance(options, Part) else self.read_options(options or {})
-        contracted = contract(problem)
-        return contracted.written_out(self.function(contracted.problem, read))
+        return self.function(problem, read)
 
 
 def _wrong(

@@ -202,9 +202,9 @@ def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
     ScopeError
         If the graph cannot be had without late reads.
     """
-    if problem.backbone is None or any(op.fused for op in problem.graph.ops):
-        must, do = "a graph with late reads has no fused groups", "use reactive, or take the groups apart"
-        raise ScopeError("policy 'hybrid'", must, "some", do)
+    if problem.backbone is None:
+        must, do = "late reads can be left out of the graph", "use reactive"
+        raise ScopeError("policy 'hybrid'", must, "no such graph", do)
     return replace(problem.backbone(problem.budget_bytes - cache_bytes), homes=problem.homes)
 
 

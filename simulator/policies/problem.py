@@ -13,10 +13,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
-from simulator.bounds.before import Before, own_streams
-from simulator.bounds.idle import Idle
-from simulator.bounds.order import Order
-from simulator.bounds.step_time import combinatorial
+from simulator.bounds import Limits, Precedence, Timing, own_streams
 from simulator.cost import transfer_ns
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
@@ -160,9 +157,9 @@ class Problem:
     def bound_ns(self) -> int:
         """What no plan can beat that runs each op once in a step, if other ranks come in time [ns]."""
         homes = [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
-        order = Order.alone(Before.of(self.graph, self.streams), self.durations_ns)
-        idle = Idle(self.graph, self.hardware, homes, found=self.lifetimes, before=order.before)
-        return combinatorial(order, self.hardware, homes, idle, self.sharers)(self.budget_bytes).ns
+        timing = Timing.alone(Precedence.of(self.graph, self.streams), self.durations_ns)
+        limits = Limits(timing, self.hardware, homes, sharers=self.sharers, known=self.lifetimes)
+        return limits.step(self.budget_bytes).ns
 
     @cached_property
     def fences(self) -> tuple[int, ...]:

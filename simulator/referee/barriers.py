@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH
-from simulator.referee.fused import Breach
+from simulator.referee.naming import Breach
 
 
 class Barriers:

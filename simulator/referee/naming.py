@@ -1,14 +1,23 @@
-"""How the referee's messages name a step."""
+"""How the referee's messages name a step, and what it breaks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 
 KINDS = {COMPUTE: "compute", COPY: "copy", DETACH: "detach", SYNC: "sync"}
 """Step code -> its name."""
+
+
+class Breach(NamedTuple):
+    """What a step breaks: the rule, what was found, and what to do."""
+
+    must: str
+    found: str
+    do: str
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:

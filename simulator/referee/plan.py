@@ -7,9 +7,8 @@ and nowhere else, nothing else held. A plan that repeats is walked once, because
 what late reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
-program order gives it (`values`): run again after something was overwritten, it would make something else. The ops of a
-fused group are issued in a row (`fused`), the collectives of a group of ranks in program order (`turns`), and no copy
-in crosses a barrier (`barriers`).
+program order gives it (`values`): run again after something was overwritten, it would make something else. The
+collectives of a group of ranks are issued in program order (`turns`), and no copy in crosses a barrier (`barriers`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
 from simulator.referee.barriers import Barriers
-from simulator.referee.fused import FusedGroups
 from simulator.referee.naming import describe
 from simulator.referee.turns import Turns
 from simulator.referee.values import INITIAL, Values
@@ -153,7 +151,7 @@ class Walk:
         self._detached: dict[int, int] = {}
         self._given_up: dict[int, Place] = {}
         self._ran: set[int] = set()
-        self._values, self._groups, self._turns = Values(graph), FusedGroups(graph), Turns(graph)
+        self._values, self._turns = Values(graph), Turns(graph)
         self._barriers = Barriers(graph, self._compute_tier)
         self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
         self._last_move, self._done = self._here, 0
@@ -168,7 +166,7 @@ class Walk:
             if kind not in act:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
             act[kind](a, b, c)
-            breach = self._groups.step(kind, a, b) or self._turns.step(kind, a, b) or self._barriers.step(*code)
+            breach = self._turns.step(kind, a, b) or self._barriers.step(*code)
             if breach is not None:
                 raise self._error(*breach)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
@@ -177,9 +175,6 @@ class Walk:
 
     def finish(self, training_steps: int) -> None:
         """Look at the end; the steps must hold so many training steps."""
-        breach = self._groups.end()
-        if breach is not None:
-            raise self._end_error(*breach)
         if self._done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps, self._done)
         overwritten = self._values.first_made()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.graph import Graph
 from simulator.plan import COMPUTE
-from simulator.referee.fused import Breach
+from simulator.referee.naming import Breach
 from simulator.referee.roles import Call, Roles
 
 

@@ -96,7 +96,7 @@ class Task:
     @cached_property
     def lap_bound(self) -> bounds.Bound:
         """What each lap of a plan takes at least on average that repeats, and is right whatever late reads choose."""
-        return bounds.of_laps(self.graph, self.problem.hardware, self.bound_facts[0])
+        return bounds.mean_step(self.graph, self.problem.hardware, self.bound_facts[0])
 
     def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
         """All that no plan can beat, as far as it is asked for; `in_turn`, also none whose ranks do not begin together.
@@ -105,15 +105,15 @@ class Task:
         numbers; so each is then bounded as if the others came in time.
         """
         if (may_repeat, in_turn) not in self._limits:
-            before = bounds.Before.of(self.certain, self.problem.streams)
-            order = (
-                bounds.Order.alone(before, self.times_ns, may_repeat=may_repeat)
+            precedence = bounds.Precedence.of(self.certain, self.problem.streams)
+            timing = (
+                bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
                 if in_turn
-                else self.team.orders(may_repeat=may_repeat)[self.number]
+                else self.team.timings(may_repeat=may_repeat)[self.number]
             )
-            shorter_ns = self.trier.lots.shorter_ns(self.graph, before.last, self.ranks)
+            shorter_ns = self.trier.lots.shorter_ns(self.graph, precedence.last, self.ranks)
             self._limits[may_repeat, in_turn] = bounds.Limits(
-                replace(order, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
+                replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
                 self.problem.hardware,
                 self.bound_facts[0],
                 may_repeat=may_repeat,

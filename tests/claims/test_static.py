@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from bounding import bound
 from policy_problems import DDR, machine, problem, replay
 
 import simulator as hosim
-from simulator import bounds, catalog
+from simulator import catalog
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import live_bytes
@@ -39,7 +40,7 @@ def test_a_weight_streamed_decode_is_within_three_per_cent_where_compute_is_the_
     graph = decode()
     home = {t.name: DDR for t in graph.tensors if t.kind == "weight"}
     p = problem(graph, 32 * 200 + 10 + 4 * 700, home, machine(h2d={"bandwidth": rate}, d2h={"bandwidth": rate}))
-    limit = bounds.bound(graph, p.hardware, p.durations_ns, p.homes, p.budget_bytes)
+    limit = bound(graph, p.hardware, p.durations_ns, p.homes, p.budget_bytes)
     done = replay(p, POLICIES["static"].plan(p))
     if limit.kind == "compute":
         assert done.step_ns <= 1.03 * limit.ns

@@ -275,13 +275,12 @@ def test_a_plan_that_blocks_itself_is_a_row_with_the_reason(hosim, scenario):
 
 
 def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim, scenario, tmp_path):
-    grouped = [line | ({"fused": "g"} if line.get("op") in {"fwd/1", "fwd/2"} else {}) for line in chain.graph_lines()]
-    chain.write_lines(scenario.with_name("graph.jsonl"), grouped)
-    scenario.write_text(scenario.read_text().replace("- resident", "- optimal"))
+    policies = "switches: {copies_wait_for: end}\npolicies:\n  - optimal"
+    scenario.write_text(scenario.read_text().replace("policies:\n  - resident", policies))
     done = hosim("run", scenario, "--out", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^optimal +refused +- ", done.out, re.MULTILINE)
-    why = "each op may be followed by a copy, found a fused group; use 'static', or leave the groups out"
+    why = "copies wait for the start of an op, and take no bandwidth from it, found other switches; leave them out"
     assert f"optimal is refused: {why}." in done.out
     rows = json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows"]
     assert [(row["policy"], row["status"]) for row in rows][:2] == [("optimal", "refused"), ("reactive", "ok")]

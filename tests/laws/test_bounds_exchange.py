@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from bounding import bound
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from policy_problems import DDR, HBM, machine, problem, replay
 
-from simulator.bounds import bound
 from simulator.cost import ceil_div
 from simulator.errors import CapacityError
 from simulator.graph import Graph

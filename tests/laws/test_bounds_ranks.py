@@ -29,7 +29,7 @@ def bounds_of(programs: Sequence[engine.Program], hardware, budget_bytes: int) -
     team = Team(job, hardware, times, tuple(streams_of(program) for program in first))
     return [
         Limits(order, hardware, first[number].plan.home, sharers=team.sharers(number)).step(budget_bytes)
-        for number, order in enumerate(team.orders())
+        for number, order in enumerate(team.timings())
     ]
 
 

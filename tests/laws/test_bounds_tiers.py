@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bounding import bound
 from hypothesis import event, given
 from hypothesis import strategies as st
 from policy_problems import DDR, HBM, machine, problem, replay
@@ -10,7 +11,7 @@ from replays import computes, run
 from stories import peak_bytes
 from strategies import Case, cases, rates, tighten
 
-from simulator.bounds import FREE, Bound, bound
+from simulator.bounds import Bound
 from simulator.cost import ceil_div, durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph
@@ -18,7 +19,7 @@ from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import working_set_bytes
 from simulator.metrics import summarise
-from simulator.plan import NOWHERE, Detach
+from simulator.plan import FREE, NOWHERE, Detach
 from simulator.policies import POLICIES, Problem
 
 SSD = 2

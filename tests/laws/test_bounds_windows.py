@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from bounding import bound
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from policy_problems import DDR, HBM, problem, replay
 from strategies import machines
 
-from simulator.bounds import bound
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder

@@ -12,7 +12,7 @@ from late_cases import chosen_bits, machine, on_demand, plan_of, play
 from late_strategies import graphs, machines, origins, seeds
 from replays import rows
 
-from simulator.bounds import Before, Limits, Order, of_laps
+from simulator.bounds import Limits, Precedence, Timing, mean_step
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn
 from simulator.graph import Graph
@@ -120,11 +120,11 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     took = [(s["item"], s["end_ns"] - s["start_ns"]) for s in rows(trace.spans) if s["kind"] == COMPUTE]
     for op in draws.chosen_bits:
         assert [ns for item, ns in took if item == op] == draws.durations_ns(op)
-    assert trace.spans.whole()["end_ns"].max() >= graph.steps * of_laps(graph, hardware, plan.home).ns
+    assert trace.spans.whole()["end_ns"].max() >= graph.steps * mean_step(graph, hardware, plan.home).ns
     last = draws.durations_ns(len(graph.ops) - 1)
     shorter_ns = max(0, last[-2] - last[-1]) if graph.steps > 1 else 0
     times = draws.step_durations_ns(durations_ns(graph, hardware), graph.steps - 1)
-    order = replace(Order.alone(Before.of(graph.certain), times), shorter_ns=shorter_ns)
+    order = replace(Timing.alone(Precedence.of(graph.certain), times), shorter_ns=shorter_ns)
     assert Limits(order, hardware, plan.home).step(math.inf).ns <= summarise(graph, hardware, trace)["step_ns"]
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from bounding import bound
 from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from policy_problems import ALPHAS, needed, quick_first, recorded, replay
-from strategies import DDR, HBM, allocators, fused, graphs, homes, machines
+from strategies import DDR, HBM, allocators, graphs, homes, machines
 
 from simulator import engine, metrics
-from simulator.bounds import bound
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph
@@ -46,7 +46,7 @@ class Given:
 
     def __repr__(self) -> str:
         p = self.problem
-        keys = ("name", "reads", "writes", "workspace_bytes", "duration_ns", "phase", "fused", "barrier")
+        keys = ("name", "reads", "writes", "workspace_bytes", "duration_ns", "phase", "barrier")
         ops = [tuple(getattr(op, key) for key in keys) for op in p.graph.ops]
         tensors = [(t.name, t.size_bytes, t.persistent) for t in p.graph.tensors]
         machine = p.hardware.model_dump(include={"links", "buses", "host", "tiers"}, exclude_defaults=True)
@@ -60,9 +60,8 @@ def problems(draw) -> Given:
     turns = draw(st.lists(st.integers(0, len(graph.ops)), min_size=1, max_size=3))
     phases = [("forward", "backward")[sum(i >= turn for turn in turns) % 2] for i in range(len(graph.ops))]
     ops = tuple(replace(op, phase=phase) for op, phase in zip(graph.ops, phases, strict=True))
-    ops = draw(fused(ops))
     walls = draw(st.sets(st.integers(0, len(ops) - 1), max_size=2)) if draw(st.integers(0, 3)) == 0 else set()
-    ops = tuple(replace(op, barrier=i in walls and not op.fused) for i, op in enumerate(ops))
+    ops = tuple(replace(op, barrier=i in walls) for i, op in enumerate(ops))
     graph = replace(graph, ops=ops)
     hardware = draw(machines(staged=True))
     start = draw(homes(graph, hardware))
@@ -96,7 +95,6 @@ def test_conformance(name, options, case):
         return
     event("runs")
     event("has barriers" if any(op.barrier for op in p.graph.ops) else "has none")
-    event("fuses" if any(len(group) > 1 for group in p.graph.launches) else "fuses nothing")
     assert trace.status == "ok"
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)

@@ -13,7 +13,7 @@ from policy_problems import ALPHAS, needed, quick_first, recorded, replay
 from strategies import HBM, graphs, homes, machines
 
 from simulator import engine, metrics
-from simulator.bounds import Before, Limits, Order, Team
+from simulator.bounds import Limits, Precedence, Team, Timing
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
@@ -107,14 +107,14 @@ def test_conformance(name, options, case):
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
     repeats = metrics.recomputes(p.graph, trace)
-    order = Order.alone(Before.of(p.graph, p.streams), p.durations_ns, may_repeat=repeats)
+    order = Timing.alone(Precedence.of(p.graph, p.streams), p.durations_ns, may_repeat=repeats)
     limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)
     for row in metrics.by_rank(job, p.hardware, trace):
         assert row["step_ns"] >= limit.ns
         parts = ("compute_ns", "recompute_ns", "stall_ns", "drain_ns")
         assert sum(row[part] for part in parts) == row["step_ns"]
     team = Team(job, p.hardware, (p.durations_ns,), (p.streams,))
-    facts = (team.orders(may_repeat=repeats)[0], p.hardware, start)
+    facts = (team.timings(may_repeat=repeats)[0], p.hardware, start)
     found = Limits(*facts, may_repeat=repeats, sharers=team.sharers(0)).step(p.budget_bytes)
     event(f"bound: {found.kind.split()[0]}")
     assert limit.ns <= found.ns <= metrics.summarise(job, p.hardware, trace)["step_ns"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bounding import bound
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from policy_problems import machine, problem, replay
 
 from simulator import engine, metrics
-from simulator.bounds import bound
 from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Gap, live_bytes, working_set_bytes

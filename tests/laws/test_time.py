@@ -12,11 +12,11 @@ from replays import computes, issued, makespan_ns, reactive, recorded, rows, run
 from stories import peak_bytes
 from strategies import Case, cases, with_host
 
-from simulator.bounds import FREE, Limits
+from simulator.bounds import Limits
 from simulator.cost import durations_ns, transfer_ns
 from simulator.hardware import ReactiveHost
 from simulator.metrics import Frames, summarise
-from simulator.plan import COMPUTE, Detach
+from simulator.plan import COMPUTE, FREE, Detach
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
 

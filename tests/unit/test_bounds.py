@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bounding import bound
 from stories import graph, machine
 
-from simulator.bounds import FREE, Bound, bound, infeasible, raised
+from simulator.bounds import Bound, infeasible, raised
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE
+from simulator.plan import FREE, NOWHERE
 
 HBM, DDR, SSD = 0, 1, 2
 
@@ -303,17 +304,6 @@ def test_room_is_told_to_the_byte():
     assert raised(tight, None, {"hbm": 6501, "ddr": 6502}) == f"{hbm_by_1} and {ddr_by_2}"
     both = f"{hbm_by_1} and raise the budget in hbm by 1 B to 6.50 kB (6,501 B)"
     assert raised(tight, 6500, {"hbm": 6501}) == both
-
-
-def test_what_the_ops_of_a_fused_group_use_counts_together_in_the_advice():
-    """No op alone needs more than 70 B; the two need 90 B where nothing may leave between them."""
-    g = graph("a 40, b 30, c 20", "f: -> a b, 1 ns", "g: b -> c, 1 ns")
-    fused = replace(g, ops=tuple(replace(op, fused="pair") for op in g.ops))
-    assert infeasible(fused, machine(), ids(fused, {}), 70) is None, "the machine runs them one by one"
-    alone, together = (infeasible(each, machine(), ids(each, {}), 69) for each in (g, fused))
-    assert (alone.demand_bytes, alone.rooms) == (70, ({"hbm": 70},))
-    assert (together.demand_bytes, together.rooms) == (70, ({"hbm": 90},))
-    assert together.levers[0] == "split the fused group 'pair': what it alone uses is 90 B"
 
 
 def again(g: Graph, homes: dict[str, int], budget: float) -> Bound:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bounding import bound
 from stories import graph, machine
 
-from simulator.bounds import Bound, bound
+from simulator.bounds import Bound
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.plan import NOWHERE

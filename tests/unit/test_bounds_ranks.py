@@ -7,9 +7,7 @@ from dataclasses import replace
 from rank_stories import cluster, job_of, perform, team
 
 from simulator import metrics
-from simulator.bounds import Before, Limits, Order, Team
-from simulator.bounds.before import own_streams
-from simulator.bounds.step_time import Bound
+from simulator.bounds import Bound, Limits, Precedence, Team, Timing, own_streams
 from simulator.cost import durations_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
@@ -35,7 +33,7 @@ def limits(job: Job, hardware: Hardware, homes: dict[str, int], budget: int = 10
             [homes.get(t.name, NOWHERE) for t in graph.tensors],
             sharers=found.sharers(number),
         ).step(budget)
-        for number, (graph, order) in enumerate(zip(job.graphs, found.orders(), strict=True))
+        for number, (graph, order) in enumerate(zip(job.graphs, found.timings(), strict=True))
     ]
 
 
@@ -45,7 +43,7 @@ def test_a_collective_starts_when_its_slowest_member_comes():
                   for ns in (10, 70))  # fmt: skip
     assert [found.ns for found in limits(job_of([fast, slow]), cluster(2), {})] == [95, 95]
     assert [found.kind for found in limits(job_of([fast, slow]), cluster(2), {})] == ["critical path"] * 2
-    alone = Order.alone(Before.of(fast), durations_ns(fast, cluster(2)))
+    alone = Timing.alone(Precedence.of(fast), durations_ns(fast, cluster(2)))
     assert (alone.path_ns, list(alone.heads_ns), list(alone.tails_ns)) == (35, [0, 10, 30], [25, 5, 0])
 
 
@@ -123,7 +121,7 @@ def test_ranks_that_meet_otherwise_are_told_apart():
     pairs = team("a 20", "f: -> a, 1 ns", "sum: a -> a, all_reduce some 20", groups={"some": ((0, 1), (2,), (3,))})
     found = team_of(job_of([pairs] * 4), cluster(4))
     assert found.first_alike == (0, 0, 2, 2)
-    assert found.orders()[0].path_ns == 21
+    assert found.timings()[0].path_ns == 21
     halves = team("a 20", "f: -> a, 1 ns", "sum: a -> a, all_reduce some 20", groups={"some": ((0, 1), (2, 3))})
     assert team_of(job_of([halves] * 4), cluster(4)).first_alike == (0, 0, 0, 0)
     other = replace(halves, name="other")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bounding import bound
 from stories import graph, machine
 
-from simulator.bounds import FREE, Bound, bound
+from simulator.bounds import Bound
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE
+from simulator.plan import FREE, NOWHERE
 
 HBM, DDR = 0, 1
 

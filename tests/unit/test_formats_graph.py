@@ -121,8 +121,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     builder.group("pass on", [(0, 1), (1, 2)])
     ops = draw(st.lists(named, min_size=1, max_size=6, unique=True))
     done: list[str] = []
-    groups = sorted(draw(st.lists(text, min_size=len(ops), max_size=len(ops))))
-    for name, group in zip(ops, groups, strict=True):
+    for name in ops:
         more = draw(
             st.fixed_dictionaries(
                 {},
@@ -145,15 +144,13 @@ def graphs(draw: st.DrawFn) -> Graph:
             algorithm = draw(st.sampled_from(ALGORITHMS))
             more["collective"] = Collective(CollectiveKind(does), ranks, draw(number), algorithm)
         reads, writes = draw(st.lists(st.sampled_from(names))), draw(st.lists(st.just(names[0])))
-        if group:
-            more["barrier"] = False
-        elif done and more.get("kind", "compute") == "compute" and set(reads) - set(writes) and draw(st.booleans()):
+        if done and more.get("kind", "compute") == "compute" and set(reads) - set(writes) and draw(st.booleans()):
             candidates = sorted(set(reads) - set(writes))
             each = draw(st.integers(1, len(candidates)))
             by = draw(st.sampled_from(done))
             more["late"] = builder.late(name, by, candidates, samples=draw(st.integers(1, 9)), each=each)
         done.append(name)
-        builder.op(name, reads, writes, fused=group, **more)
+        builder.op(name, reads, writes, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
     return builder.build(outputs, draw(st.integers(1, 3)) if persistent else 1)
 
@@ -220,14 +217,6 @@ BAD = {
     "a tensor written twice": (
         lines(A, '{"op":"f","writes":["alpha","alpha"]}'),
         ":3: each tensor is named once in writes, found 'alpha' 2 times; name it once; write_bytes says how much",
-    ),
-    "a barrier in a group": (
-        lines(A, '{"op":"f","fused":"g"}', '{"op":"h","fused":"g","barrier":true}'),
-        ":4: op 'h': no op of a fused group is a barrier, found one in 'g'; leave one of the two out",
-    ),
-    "a torn group": (
-        lines(A, *(f'{{"op":"{op}","fused":"{group}"}}' for op, group in ("fx", "gy", "hx"))),
-        ":5: op 'h': the ops of a fused group follow one another in program order, found 'g' between it and",
     ),
     "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
     "a cycle": (lines(A, '{"op":"e","reads":["alpha"]}', F), ":3: op 'e': what an op reads was written by an earlier"),
@@ -324,13 +313,9 @@ BAD = {
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"top_k":2')),
         ":4: the keys of this line are revealed_by, candidates, samples, each, found 'top_k'; correct or remove it",
     ),
-    "a choice in a group": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"fused":"g"')),
-        ":4: op 'm': an op with late reads is of kind compute and in no fused group, found group 'g'",
-    ),
     "a choice of many": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"kind":"collective","duration_ns":1')),
-        ":4: op 'm': an op with late reads is of kind compute and in no fused group, found kind collective",
+        ":4: op 'm': an op with late reads is of kind compute, found kind collective",
     ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),

@@ -11,7 +11,7 @@ import pytest
 from late_cases import DDR, HBM, chosen_bits, machine, moe, on_demand, plan_of, play
 from replays import rows
 
-from simulator.bounds import Before, Limits, Order
+from simulator.bounds import Limits, Precedence, Timing
 from simulator.cost import durations_ns
 from simulator.draws import Draws, Routing, Shares, drawn, popularity
 from simulator.errors import ConfigError, PlanError
@@ -60,7 +60,7 @@ def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() ->
     plan = plan_of(graph, on_demand(graph, keep=3), MACHINE)
     step_ns = summarise(graph, MACHINE, play(graph, plan, MACHINE, draws))["step_ns"]
     certain = graph.certain
-    order = replace(Order.alone(Before.of(certain), durations_ns(certain, MACHINE)), outlasting=graph.cacheable)
+    order = replace(Timing.alone(Precedence.of(certain), durations_ns(certain, MACHINE)), outlasting=graph.cacheable)
     assert Limits(order, MACHINE, plan.home).step(10**6).ns <= step_ns == 5 + 3 + 1 + 3
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bounding import bound
 from policy_problems import HBM, replay
 from rank_stories import cluster, team
 
 from simulator import engine
-from simulator.bounds import Limits, bound, infeasible
+from simulator.bounds import Limits, infeasible
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph

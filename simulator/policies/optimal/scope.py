@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from simulator.errors import ScopeError
 from simulator.hardware import asked_bytes_per_s
-from simulator.policies.fused import has_fused
 from simulator.policies.problem import Problem
 from simulator.units import human
 
@@ -15,9 +14,8 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     Raises
     ------
     ScopeError
-        If the solver is not installed; or the graph is too large, has collectives, or has fused groups (the machine
-        frees room within them, which the program does not see); or copies may slow each other down; or tensors go to
-        several tiers; or the host's own time matters.
+        If the solver is not installed; or the graph is too large or has collectives; or copies may slow each other
+        down; or tensors go to several tiers; or the host's own time matters.
     """
     try:
         import ortools.sat.python.cp_model  # noqa: F401, PLC0415 - an extra
@@ -29,8 +27,6 @@ def check_scope(problem: Problem, most_ops: int) -> None:
     if problem.graph.meets:
         found = "a collective"
         raise _error("an op takes its time, whatever other ranks do", found, "use 'static' for several ranks")
-    if has_fused(problem.graph):
-        raise _error("each op may be followed by a copy", "a fused group", "use 'static', or leave the groups out")
     if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:
         found = "other switches"
         raise _error("copies wait for the start of an op, and take no bandwidth from it", found, "leave them out")

@@ -8,8 +8,7 @@ points at which it may be issued, and the one that was chosen. For each trip awa
 of which a trip has what it needs: a tensor that is valid away is not stored again, what is not read again is not
 prefetched, and in a trip over the step boundary the Prefetch comes first. A Store is a copy out; the Detach frees the
 place in the compute tier once the copy and all earlier users have ended. Deaths are no cache operators: the writer
-places them from lifetimes alone. No window reaches across a barrier; a fused group is one op here, so that there is no
-point within it.
+places them from lifetimes alone. No window reaches across a barrier.
 """
 
 from __future__ import annotations

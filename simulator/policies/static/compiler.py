@@ -9,7 +9,6 @@ from functools import cached_property
 from simulator import garbage
 from simulator.errors import CapacityError
 from simulator.plan import Plan
-from simulator.policies.fused import contract
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, analyse
 from simulator.policies.static.explanation import Explanation, explanation
@@ -59,11 +58,6 @@ def witness(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan was found that fits.
     """
-    contracted = contract(problem)
-    return contracted.written_out(_witness(contracted.problem, options))
-
-
-def _witness(problem: Problem, options: Options) -> Plan:
     with garbage.kept():
         try:
             return _validator(problem, options)[1].first().plan
@@ -95,15 +89,14 @@ def explained(problem: Problem, options: Options) -> Explanation:
     CapacityError
         If no plan was found that fits.
     """
-    contracted = contract(problem)
-    found = compiled(contracted.problem, options)
+    found = compiled(problem, options)
     selection, spent = found.candidate.selection, found.candidate.augmented.gaps
     choices = explain(found.problem, selection, spent, found.analysis.forced)
     if options.recompute:
         choices = with_alternatives(found.problem, choices)
     if found.rewritten is not None:
         choices += remade(found.rewritten, spent, selection.ranking.score)
-    return explanation(found.problem, found.candidate, choices, contracted.written_out(found.plan))
+    return explanation(found.problem, found.candidate, choices, found.plan)
 
 
 @dataclass(frozen=True)

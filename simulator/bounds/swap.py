@@ -29,14 +29,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.bounds.forced import time_ns
-from simulator.bounds.idle import Idle
-from simulator.bounds.order import Order
+from simulator.bounds.critical_path import Timing
+from simulator.bounds.cuts import time_ns
+from simulator.bounds.idle import Demand
 from simulator.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Swap:
     """What may have to take turns in the compute tier.
 
     Attributes
@@ -51,22 +51,22 @@ class Exchange:
     sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, order: Order, hardware: Hardware, homes: Sequence[int], idle: Idle) -> Exchange:
+    def of(cls, timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand) -> Swap:
         """Find it for a graph.
 
         Parameters
         ----------
-        order, hardware, homes, idle
-            As for `simulator.bounds.step_time.combinatorial`.
+        timing, hardware, homes, demand
+            As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
         """
-        graph, here = order.before.graph, hardware.tier_names.index(hardware.compute_tier)
-        if not order.before.in_line or graph.meets or idle.may_repeat:
+        graph, here = timing.precedence.graph, hardware.tier_names.index(hardware.compute_tier)
+        if not timing.precedence.in_line or graph.meets or demand.may_repeat:
             return cls()
-        pinned_bytes, sizes, staying = 0, Counter[int](), order.staying
+        pinned_bytes, sizes, staying = 0, Counter[int](), timing.staying
         for t, tensor in enumerate(graph.tensors):
             if tensor.persistent and homes[t] == here:
                 pinned_bytes += tensor.size_bytes
-            elif tensor.persistent and tensor.size_bytes and t not in staying and _is_kept(idle, t):
+            elif tensor.persistent and tensor.size_bytes and t not in staying and _is_kept(demand, t):
                 sizes[tensor.size_bytes] += 1
         return cls(pinned_bytes, tuple(sorted(sizes.items(), reverse=True)))
 
@@ -90,8 +90,8 @@ class Exchange:
         return longest_ns
 
 
-def _is_kept(idle: Idle, tensor: int) -> bool:
+def _is_kept(demand: Demand, tensor: int) -> bool:
     """Whether a tensor is read in each step, and its value is never overwritten unread."""
-    ops, found = idle.before.graph.ops, idle.lifetimes
+    ops, found = demand.precedence.graph.ops, demand.lifetimes
     read_first = found.uses[tensor][:1]
     return bool(read_first) and all(tensor in ops[op].reads for op in (*read_first, *found.writes[tensor]))

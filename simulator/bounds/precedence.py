@@ -9,15 +9,11 @@ stream 0, may be early or late, as far as these permit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from simulator.graph import Graph
-
-Others = dict[int, tuple[int, ...]]
-"""Op -> ops of other streams after whose end it starts, where there are any."""
 
 
 def own_streams(graph: Graph) -> tuple[int, ...]:
@@ -27,7 +23,7 @@ def own_streams(graph: Graph) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Before:
+class Precedence:
     """What happens before what in one rank.
 
     Attributes
@@ -40,7 +36,7 @@ class Before:
     streams: tuple[int, ...]
 
     @classmethod
-    def of(cls, graph: Graph, streams: Sequence[int] | None = None) -> Before:
+    def of(cls, graph: Graph, streams: Sequence[int] | None = None) -> Precedence:
         """Take the given streams, or else those of `own_streams`."""
         return cls(graph, own_streams(graph) if streams is None else tuple(streams))
 
@@ -60,31 +56,19 @@ class Before:
         return frozenset(self.graph.inputs)
 
     @cached_property
-    def lines(self) -> list[list[int]]:
-        """By stream, its ops."""
-        found: list[list[int]] = [[] for _ in range(1 + max(self.streams, default=0))]
-        for op, stream in enumerate(self.streams):
-            found[stream].append(op)
-        return found
-
-    @cached_property
-    def previous(self) -> list[int]:
-        """By op, the one before it on its stream in the same step; -1 if there is none."""
-        found = [-1] * len(self.streams)
-        for line in self.lines:
-            for earlier, later in pairwise(line):
-                found[later] = earlier
-        return found
+    def outputs(self) -> frozenset[int]:
+        """What is needed until a step ends, beside what is persistent."""
+        return frozenset(self.graph.outputs)
 
     @property
-    def within(self) -> Others:
-        """What an op comes after in the same step."""
-        return self._others[0]
+    def within(self) -> Sequence[Sequence[int]]:
+        """By op, those of the same step after whose end it starts."""
+        return self._earlier[0]
 
     @property
-    def across(self) -> Others:
-        """What an op comes after in the step before, beside all that is earlier on its stream."""
-        return self._others[1]
+    def across(self) -> Mapping[int, Sequence[int]]:
+        """Op -> those of the step before after whose end it starts, where that does not follow from the others."""
+        return self._earlier[1]
 
     @cached_property
     def opened(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -115,12 +99,9 @@ class Before:
         """By op, the last of the line that has surely ended when it starts, in the same step; -1 if none has."""
         if self.in_line:
             return list(range(-1, len(self.streams) - 1))
-        found = [-1] * len(self.streams)
-        for op, stream in enumerate(self.streams):
-            previous = self.previous[op]
-            found[op] = previous if not stream else found[previous] if previous >= 0 else -1
-            if op in self.within:
-                found[op] = max(found[op], *(found[p] if self.streams[p] else p for p in self.within[op]))
+        found: list[int] = []
+        for earlier in self.within:
+            found.append(max((found[p] if self.streams[p] else p for p in earlier), default=-1))
         return found
 
     @cached_property
@@ -132,9 +113,8 @@ class Before:
         found = [ops] * ops
         for op in reversed(range(ops)):
             first = found[op] if self.streams[op] else op
-            for p in (self.previous[op], *self.within.get(op, ())):
-                if p >= 0:
-                    found[p] = min(found[p], first)
+            for p in self.within[op]:
+                found[p] = min(found[p], first)
         return found
 
     def first_behind(self, op: int) -> int:
@@ -154,42 +134,41 @@ class Before:
         return not self.streams[op] or self.follows[op] < len(self.streams)
 
     @cached_property
-    def _others(self) -> tuple[Others, Others]:
-        """Go through the ops of a step, and remember of what streams share who wrote it last, and who used it since."""
-        ops, streams, is_shared = self.graph.ops, self.streams, self._is_shared
-        writer: dict[int, int] = {}
-        users: dict[int, list[int]] = {}
-        within: Others = {}
+    def _earlier(self) -> tuple[list[list[int]], dict[int, list[int]]]:
+        """Go through the ops of a step; remember who ran last on a stream, and wrote and used what streams share."""
+        streams, is_shared = self.streams, self._is_shared
+        previous, opening = dict[int, int](), dict[int, int]()
+        writer, users = dict[int, int](), dict[int, list[int]]()
+        within: list[list[int]] = []
         first: list[tuple[int, int, bool]] = []
-        for op, what in enumerate(ops):
+        for op, (what, stream) in enumerate(zip(self.graph.ops, streams, strict=True)):
             reads = [t for t in what.reads if is_shared[t]]
             writes = [t for t in what.writes if is_shared[t]]
-            if not reads and not writes:
-                continue
             earlier = [writer[t] for t in reads if t in writer]
             for t in writes:
                 earlier += users.get(t, ())
-            self._note(within, op, earlier)
+            within.append([previous[stream]] if stream in previous else [])
+            within[op] += self._on_others(op, earlier)
             first += [(op, t, False) for t in reads if t not in writer]
             first += [(op, t, True) for t in writes if t not in writer]
             for t in reads:
                 known = users.setdefault(t, [])
-                if known and streams[known[-1]] == streams[op]:
+                if known and streams[known[-1]] == stream:
                     known.pop()
                 known.append(op)
             for t in writes:
                 writer[t], users[t] = op, [op]
-        across: Others = {}
+            opening.setdefault(stream, op)
+            previous[stream] = op
+        across = {op: [previous[stream]] for stream, op in opening.items()}
         for op, t, is_write in first:
-            self._note(across, op, users[t] if is_write else [writer[t]] if t in writer else [])
+            earlier = users[t] if is_write else [writer[t]] if t in writer else []
+            across.setdefault(op, []).extend(self._on_others(op, earlier))
         return within, across
 
-    def _note(self, known: Others, op: int, earlier: Iterable[int]) -> None:
-        """Add to what an op comes after, of the streams that it is not on."""
-        mine = self.streams[op]
-        others = {p for p in earlier if self.streams[p] != mine}
-        if others:
-            known[op] = tuple(sorted(others.union(known.get(op, ()))))
+    def _on_others(self, op: int, earlier: Iterable[int]) -> list[int]:
+        """Those of them, each once, that are on other streams than the op."""
+        return sorted({p for p in earlier if self.streams[p] != self.streams[op]})
 
     @cached_property
     def _is_shared(self) -> bytearray:

@@ -1,10 +1,10 @@
 """The longest path through a step: when an op starts at the earliest, and how much comes after it at least.
 
 *Happens before.* An op starts after the end of the one before it on its stream, and of those that write what it reads
-or use what it writes (`before`). A collective starts when all its members have come to it, and takes at least its time
-alone: so for each member all that comes before its own part comes before the whole, and the whole before what comes
-after it. Each op takes at least its time alone. So whatever a plan decides, no op starts sooner after another than the
-longest path between them.
+or use what it writes (`precedence`). A collective starts when all its members have come to it, and takes at least its
+time alone: so for each member all that comes before its own part comes before the whole, and the whole before what
+comes after it. Each op takes at least its time alone. So whatever a plan decides, no op starts sooner after another
+than the longest path between them.
 
 *The window of a step.* Let ``E_s`` be the end of the last op of the *line* (stream 0) in step ``s``. In a run of
 several steps the step time is ``E_n - E_(n-1)`` of the slowest rank. The window of a rank begins with that op of the
@@ -24,7 +24,8 @@ at least the path. The same holds of a path through an op and of what else that 
 If ops run again, the last to end in the line may be one that runs again. Then what is left of the step before leads to
 nothing: only what comes later in the line surely comes after ``E_(n-1)``. Everything else stands for the first runs.
 
-The web of ops is gone through in an order in which each comes after all that it follows, once for each kind of rank.
+The network of ops is gone through in an order in which each comes after all that it follows, once for each kind of
+rank.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain
 
-from simulator.bounds.before import Before, Others
+from simulator.bounds.precedence import Precedence
 
 UNKNOWN = -(1 << 60)
 """In place of a time of which nothing is known; so is any that is not much larger."""
@@ -44,12 +45,12 @@ Part = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Order:
+class Timing:
     """What no plan changes about when the ops of a graph run.
 
     Attributes
     ----------
-    before
+    precedence
         What happens before what.
     durations_ns
         Time of each op alone [ns].
@@ -65,7 +66,7 @@ class Order:
         Tensors of which copies may outlast a step, because late reads may choose them, if the graph does not say so.
     """
 
-    before: Before
+    precedence: Precedence
     durations_ns: Sequence[int]
     heads_ns: Sequence[int]
     tails_ns: Sequence[int]
@@ -76,34 +77,34 @@ class Order:
     @property
     def staying(self) -> frozenset[int]:
         """Tensors of which a copy may be there from the step before."""
-        graph = self.before.graph
+        graph = self.precedence.graph
         return self.outlasting | graph.cacheable if graph.steps > 1 else frozenset()
 
     @property
     def last_ns(self) -> int:
         """Time of the last op of the line [ns]."""
-        return self.durations_ns[self.before.last] if self.before.last >= 0 else 0
+        return self.durations_ns[self.precedence.last] if self.precedence.last >= 0 else 0
 
     @classmethod
-    def alone(cls, before: Before, durations_ns: Sequence[int], *, may_repeat: bool = False) -> Order:
-        """Find the order of one rank whose collectives never wait for others.
+    def alone(cls, precedence: Precedence, durations_ns: Sequence[int], *, may_repeat: bool = False) -> Timing:
+        """Find that of one rank whose collectives never wait for others.
 
         Parameters
         ----------
-        before, durations_ns
+        precedence, durations_ns
             What happens before what; time of each op alone [ns].
         may_repeat
             Whether ops may run again.
         """
-        if before.in_line:
+        if precedence.in_line:
             ends = list(accumulate(durations_ns))
             total = ends[-1] if ends else 0
             heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
-            return cls(before, durations_ns, heads, [total - end for end in ends], total)
-        return Web([(before, durations_ns)], {}, may_repeat=may_repeat).orders()[0]
+            return cls(precedence, durations_ns, heads, [total - end for end in ends], total)
+        return Network([(precedence, durations_ns)], {}, may_repeat=may_repeat).timings()[0]
 
 
-class Web:
+class Network:
     """The ops of all kinds of ranks that meet, in the measured step and the one before.
 
     Parameters
@@ -119,110 +120,80 @@ class Web:
 
     def __init__(
         self,
-        kinds: Sequence[tuple[Before, Sequence[int]]],
+        kinds: Sequence[tuple[Precedence, Sequence[int]]],
         meetings: Mapping[Part, Sequence[Part]],
         *,
         may_repeat: bool = False,
     ) -> None:
         self._kinds, self._may_repeat = kinds, may_repeat
-        self._first: list[int] = []
-        count = 0
-        for before, durations_ns in kinds:
-            self._first.append(count)
-            count += len(durations_ns) * (1 + (before.graph.steps > 1))
-        self._node = list(range(count))
+        ops = [len(durations_ns) * (1 + (precedence.graph.steps > 1)) for precedence, durations_ns in kinds]
+        self._first = list(accumulate(ops, initial=0))
+        self._node = list(range(self._first[-1]))
         for part, parts in meetings.items():
             for earlier in (True, False):
                 self._node[self._at(*part, earlier=earlier)] = min(self._at(*p, earlier=earlier) for p in parts)
-        self._previous = [-1] * count
-        self._others: dict[int, list[int]] = {}
+        self._after: list[list[int]] = [[] for _ in self._node]
         self._opened_by: dict[int, list[int]] = {}
-        self._took_ns = [0] * count
+        self._took_ns = [0] * len(self._node)
         for kind in range(len(kinds)):
             self._tie(kind)
         is_sorted = all(at == node for at, node in enumerate(self._node))
-        self._sorted: Sequence[int] = range(count) if is_sorted else self._in_order()
+        self._sorted: Sequence[int] = range(len(self._node)) if is_sorted else self._in_order()
 
     def _at(self, kind: int, op: int, *, earlier: bool = False) -> int:
         """Number of an op in the measured step, or in the one before if there is one."""
-        before, durations_ns = self._kinds[kind]
-        is_second = before.graph.steps > 1 and not earlier
+        precedence, durations_ns = self._kinds[kind]
+        is_second = precedence.graph.steps > 1 and not earlier
         return self._first[kind] + op + len(durations_ns) * is_second
 
     def _tie(self, kind: int) -> None:
-        """Tie the ops of a kind of rank to what they come after."""
-        before, durations_ns = self._kinds[kind]
-        first, ops = self._first[kind], len(durations_ns)
-        for base in range(first, self._at(kind, 0) + 1, max(1, ops)):
-            self._took_ns[base : base + ops] = durations_ns
-            for line in before.lines:
-                for earlier, later in pairwise(line):
-                    self._put(base + later, base + earlier)
-            self._put_others(base, base, before.within, before.opened[0])
-        if before.graph.steps > 1:
-            for line in before.lines:
-                if line:
-                    self._put(first + ops + line[0], first + line[-1])
-            self._put_others(first + ops, first, before.across, before.opened[1])
+        """Tie the ops of a kind of rank to what they come after, in the same step and in the one before."""
+        precedence, durations_ns = self._kinds[kind]
+        first, second = self._at(kind, 0, earlier=True), self._at(kind, 0)
+        for base in sorted({first, second}):
+            self._took_ns[base : base + len(durations_ns)] = durations_ns
+            self._put(base, base, dict(enumerate(precedence.within)), precedence.opened[0])
+        if second > first:
+            self._put(second, first, precedence.across, precedence.opened[1])
 
-    def _put(self, later: int, earlier: int) -> None:
-        """Let one op come after another one, mostly the one before it on its stream."""
-        node = self._node[later]
-        if node == later and self._previous[node] < 0:
-            self._previous[node] = self._node[earlier]
-        else:
-            self._others.setdefault(node, []).append(self._node[earlier])
-
-    def _put_others(self, base: int, earlier: int, others: Others, opened: Mapping[int, int]) -> None:
-        """The same for ops of different streams, from the base of the one to that of the other."""
+    def _put(self, base: int, earlier: int, after: Mapping[int, Sequence[int]], opened: Mapping[int, int]) -> None:
+        """Let ops that count from one base come after the end, or the start, of ops that count from another."""
         node = self._node
-        for op, before in others.items():
-            self._others.setdefault(node[base + op], []).extend([node[earlier + p] for p in before])
+        for op, others in after.items():
+            self._after[node[base + op]] += [node[earlier + p] for p in others]
         for op, p in opened.items():
-            at = node[base + op]
-            self._opened_by.setdefault(at, []).append(earlier + p)
+            self._opened_by.setdefault(node[base + op], []).append(node[earlier + p])
 
     def _in_order(self) -> list[int]:
         """All nodes, each after those that it comes after; what waits for itself, and all behind it, is left out."""
-        missing = [int(p >= 0) for p in self._previous]
-        following: dict[int, list[int]] = {}
-        for later in (self._others, self._opened_by):
-            for node, firsts in later.items():
-                missing[node] += len(firsts)
-                for p in firsts:
-                    following.setdefault(p, []).append(node)
-        behind = [-1] * len(missing)
-        for node, p in enumerate(self._previous):
-            if p >= 0 and behind[p] >= 0:
-                following.setdefault(p, []).append(node)
-            elif p >= 0:
-                behind[p] = node
-        found = []
-        ready = [node for node, count in enumerate(missing) if not count]
-        while ready:
-            node = ready.pop()
-            found.append(node)
-            for later in (behind[node], *following.get(node, ())):
-                if later >= 0:
-                    missing[later] -= 1
-                    if not missing[later]:
-                        ready.append(later)
-        return found
+        missing = [0] * len(self._after)
+        following: list[list[int]] = [[] for _ in self._after]
+        for node, earlier in chain(enumerate(self._after), self._opened_by.items()):
+            missing[node] += len(earlier)
+            for p in earlier:
+                following[p].append(node)
+        in_order = [node for node, count in enumerate(missing) if not count]
+        for node in in_order:  # it grows meanwhile
+            for later in following[node]:
+                missing[later] -= 1
+                if not missing[later]:
+                    in_order.append(later)
+        return in_order
 
-    def orders(self) -> list[Order]:
-        """The order of each kind of rank."""
-        return [self._order(kind) for kind in range(len(self._kinds))]
+    def timings(self) -> list[Timing]:
+        """When the ops of each kind of rank may run."""
+        return [self._timing(kind) for kind in range(len(self._kinds))]
 
-    def _order(self, kind: int) -> Order:
-        before, durations_ns = self._kinds[kind]
-        ends, tails = self._window(kind) if before.graph.steps > 1 else self._whole
+    def _timing(self, kind: int) -> Timing:
+        precedence, durations_ns = self._kinds[kind]
+        ends, tails = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
         heads = [ends[at] - self._took_ns[at] for at in nodes]
-        if before.graph.steps == 1:
+        if precedence.graph.steps == 1:
             path = max(ends, default=0)
         else:
-            path = max(0, ends[nodes[before.last]]) if before.last >= 0 else 0
-        return Order(before, durations_ns, heads, [tails[at] for at in nodes], path)
+            path = max(0, ends[nodes[precedence.last]]) if precedence.last >= 0 else 0
+        return Timing(precedence, durations_ns, heads, [tails[at] for at in nodes], path)
 
     @cached_property
     def _whole(self) -> tuple[list[int], list[int]]:
@@ -231,25 +202,23 @@ class Web:
 
     def _window(self, kind: int) -> tuple[list[int], list[int]]:
         """The longest paths from the start and to the end of the window of a kind of rank."""
-        before, durations_ns = self._kinds[kind]
+        precedence, durations_ns = self._kinds[kind]
         ends, tails = ([UNKNOWN] * len(self._node) for _ in range(2))
-        if before.last < 0:
+        if precedence.last < 0:
             return ends, tails
         if self._may_repeat:
-            first = self._at(kind, before.streams.index(0))
-            ends[self._node[first]] = durations_ns[before.streams.index(0)]
+            first = self._at(kind, precedence.streams.index(0))
+            ends[self._node[first]] = durations_ns[precedence.streams.index(0)]
         else:
-            ends[self._node[self._at(kind, before.last, earlier=True)]] = 0
-        tails[self._node[self._at(kind, before.last)]] = 0
+            ends[self._node[self._at(kind, precedence.last, earlier=True)]] = 0
+        tails[self._node[self._at(kind, precedence.last)]] = 0
         return self._ends(ends), self._tails(tails)
 
     def _ends(self, ends: list[int]) -> list[int]:
         """By node, the longest path to its end; what is given is where paths start."""
-        took_ns, previous, others, opened_by = self._took_ns, self._previous, self._others, self._opened_by
+        took_ns, after, opened_by = self._took_ns, self._after, self._opened_by
         for at in self._sorted:
-            since = ends[previous[at]] if previous[at] >= 0 else UNKNOWN
-            if at in others:
-                since = max(since, *[ends[p] for p in others[at]])
+            since = max([ends[p] for p in after[at]], default=UNKNOWN)
             if at in opened_by:
                 since = max(since, *[ends[p] - took_ns[p] for p in opened_by[at]])
             ends[at] = max(ends[at], since + took_ns[at])
@@ -257,12 +226,10 @@ class Web:
 
     def _tails(self, tails: list[int]) -> list[int]:
         """By node, the longest path from its end; what is given is where paths end."""
-        took_ns, previous, others, opened_by = self._took_ns, self._previous, self._others, self._opened_by
+        took_ns, after, opened_by = self._took_ns, self._after, self._opened_by
         for at in reversed(self._sorted):
             whole = tails[at] + took_ns[at]
-            if previous[at] >= 0 and whole > tails[previous[at]]:
-                tails[previous[at]] = whole
-            for p in others.get(at, ()):
+            for p in after[at]:
                 tails[p] = max(tails[p], whole)
             for p in opened_by.get(at, ()):
                 tails[p] = max(tails[p], whole - took_ns[p])

@@ -1,4 +1,4 @@
-"""What any plan needs of each tier, whatever it decides.
+"""What any plan needs of each tier, whatever it decides, and when it is full.
 
 No plan can give an op less room than what it uses, its workspace, and what stays in the compute tier because that is
 its home; begin a step with more at home in a tier than fits there; or hold, in all tiers that a tensor can get to
@@ -8,15 +8,18 @@ together, less than the values that are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.bounds.idle import Idle, idle_stretches, reached
+from simulator.bounds.cuts import reached
+from simulator.bounds.idle import Demand, Ints
+from simulator.bounds.precedence import Precedence
+from simulator.errors import full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.lifetime import Lifetimes
 
 _LARGEST = 5
 
@@ -58,8 +61,8 @@ class Fit:
 
     Attributes
     ----------
-    idle
-        Values that are needed and not used, by op.
+    demand
+        What must be held while each op runs.
     here
         The compute tier (id).
     below
@@ -81,7 +84,7 @@ class Fit:
     ) -> None:
         self.graph, self.hardware, self.homes, self.budget_bytes = graph, hardware, homes, budget_bytes
         self.may_repeat = may_repeat
-        self.idle = Idle(graph, hardware, homes, may_repeat=may_repeat)
+        self.demand = Demand(Precedence.of(graph), hardware, homes, may_repeat=may_repeat)
         names = hardware.tier_names
         self.here = names.index(hardware.compute_tier)
         self.at_home: list[list[int]] = [[] for _ in names]
@@ -114,11 +117,11 @@ class Fit:
             found.append(Need(self.here, int(needed[op]), self.budget_bytes, op, counts_idle))
         return found
 
-    def by_op(self, *, counts_idle: bool) -> NDArray[np.int64]:
+    def by_op(self, *, counts_idle: bool) -> Ints:
         """What the compute tier must hold at each op; or all that is needed there, less what other tiers may hold."""
         others = counts_idle and self.elsewhere_bytes != math.inf
-        idle = self.idle.all - int(self.elsewhere_bytes) if others else self.idle.stays
-        found: NDArray[np.int64] = self.idle.work + idle
+        idle = self.demand.idle - int(self.elsewhere_bytes) if others else self.demand.stays
+        found: Ints = self.demand.work + idle
         return found
 
     def short(self) -> list[Need]:
@@ -139,7 +142,39 @@ class Fit:
 
     def _idle_at(self, op: int, *, everything: bool) -> set[int]:
         """Tensors that are needed later; or of these, only those that stay in the compute tier."""
-        stays = {t for t in self.at_home[self.here] if self.graph.tensors[t].persistent}
-        stretches = idle_stretches(self.graph, self.idle.lifetimes, self.idle.before, stays)
-        needed = {s.tensor for s in stretches if s.first <= op <= s.last}
+        stretches = self.demand.stretches
+        needed = set(stretches.tensor[(stretches.first <= op) & (op <= stretches.last)].tolist())
         return needed if everything else needed.intersection(self.at_home[self.here])
+
+
+def full(
+    graph: Graph,
+    found: Lifetimes,
+    needed: Ints | Sequence[int],
+    capacity_bytes: int | float,
+    worst: int,
+    came: Mapping[int, int],
+) -> str:
+    """Say from which op on there is no room, and what came last of all that stays; with one op, what stays longest.
+
+    Parameters
+    ----------
+    graph, found
+        What runs, and its lifetimes.
+    needed, capacity_bytes
+        What a tier must hold at each op, and what there is room for [B]; somewhere it is too much.
+    worst
+        The op at which most is needed; 0 if that is where the step begins.
+    came
+        For each tensor that stays until then, the op that it comes with; 0 for what is there from the start.
+
+    Returns
+    -------
+    str
+        As a phrase (see `full_from`); empty if that is there already where most is needed, and nothing came until then.
+    """
+    first = int((np.asarray(needed) > capacity_bytes).argmax())
+    until = ((op, found.dies[tensor], tensor) for tensor, op in came.items() if 0 < op <= first)
+    *_, last = max(until, default=(None,))
+    at, most = (f"op {graph.ops[op].name!r}" for op in (first, worst))
+    return full_from(at, most, "" if last is None else graph.tensors[last].name)

@@ -28,10 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.bounds.carriers import rate_of
-from simulator.bounds.forced import NS_PER_S
-from simulator.bounds.idle import Idle, shortest
-from simulator.bounds.order import Order
+from simulator.bounds.critical_path import Timing
+from simulator.bounds.cuts import ns_per_byte, rate_of
+from simulator.bounds.idle import Demand, tightest
 from simulator.hardware import Hardware
 
 MOST_OPS = 32
@@ -62,43 +61,42 @@ class _At(NamedTuple):
     took: NDArray[np.float64]
 
 
-class Again:
+class Rematerialisation:
     """What is known of plans that run ops again, whatever the budget.
 
     Parameters
     ----------
-    order, hardware, idle
-        As for `simulator.bounds.step_time.combinatorial`.
+    timing, hardware, demand
+        As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
     """
 
-    def __init__(self, order: Order, hardware: Hardware, idle: Idle) -> None:
-        before, spells = order.before, idle.spells
-        graph, ring = before.graph, idle.rings[0]
-        self._order, self._spells = order, spells
-        self._in_line = np.array(before.streams, np.int64) == 0
-        self._took = np.where(self._in_line, order.durations_ns, 0).astype(float)
+    def __init__(self, timing: Timing, hardware: Hardware, demand: Demand) -> None:
+        graph, cut = timing.precedence.graph, demand.cuts[0]
+        self._timing, self._moving = timing, demand.moving
+        self._in_line = np.array(timing.precedence.streams, np.int64) == 0
+        self._took = np.where(self._in_line, timing.durations_ns, 0).astype(float)
         self._behind = np.cumsum(self._took[::-1])[::-1] - self._took
         self._repeatable = np.array([op.repeatable for op in graph.ops], bool)
-        self._held = idle.work + idle.stays
-        self._needed = self._held + spells.over(len(graph.ops))
+        self._held = demand.work + demand.stays
+        self._needed = self._held + self._moving.over(len(graph.ops))
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
-        self._in_ns, self._out_ns = (_ns(rate_of(names, hardware, sizes)) for names in (ring.into, ring.out_of))
+        self._in_ns, self._out_ns = (ns_per_byte(rate_of(names, hardware, sizes)) for names in (cut.into, cut.out_of))
 
     def longest(self, budget_bytes: int | float) -> tuple[int, int]:
         """Find the op at which a budget [B] costs most, and what the step takes at least because of it [ns]."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        found = [(self._least_ns(int(k), budget_bytes), int(k)) for k in shortest(short, self._needed, MOST_OPS)]
+        found = [(self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS)]
         return max(found, default=(0, -1))
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:
-        order, at = self._order, self._at(k, budget_bytes)
+        timing, at = self._timing, self._at(k, budget_bytes)
 
         def step_ns(again_ns: NDArray[np.float64]) -> NDArray[np.float64]:
             made = np.interp(again_ns, at.took, at.made)
             out_ns, in_ns = np.maximum(at.out - made, 0) * self._out_ns, np.maximum(at.into - made, 0) * self._in_ns
-            copied_ns = np.where(in_ns > 0, in_ns + order.last_ns, 0)
-            behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, order.tails_ns[k]), copied_ns)
-            found: NDArray[np.float64] = np.maximum(out_ns, order.heads_ns[k]) + order.durations_ns[k] + behind_ns
+            copied_ns = np.where(in_ns > 0, in_ns + timing.last_ns, 0)
+            behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, timing.tails_ns[k]), copied_ns)
+            found: NDArray[np.float64] = np.maximum(out_ns, timing.heads_ns[k]) + timing.durations_ns[k] + behind_ns
             return found
 
         times = at.took
@@ -108,8 +106,8 @@ class Again:
         return int(step_ns(times).min() * (1 - _ERROR)) - 2
 
     def _at(self, k: int, budget_bytes: int | float) -> _At:
-        spells, ops = self._spells, len(self._took)
-        here = spells.where((spells.first <= k) & (k <= spells.last))
+        ops = len(self._took)
+        here = self._moving.where((self._moving.first <= k) & (k <= self._moving.last))
         beyond = float(self._held[k] - budget_bytes)
         is_made = here.made >= 0
         made = np.bincount(here.maker[is_made], here.size[is_made], ops)
@@ -122,8 +120,3 @@ class Again:
             np.cumsum([made[at_once].sum(), *made[again]]),
             np.cumsum([0.0, *self._took[again]]),
         )
-
-
-def _ns(rate: int | float) -> float:
-    """Time of a byte [ns]."""
-    return NS_PER_S / rate if rate else 0.0

@@ -1,11 +1,12 @@
-"""Ranks that are alike, and how the order of ops goes from rank to rank.
+"""Ranks that are alike, and how what happens before what goes from rank to rank.
 
 Ranks are *alike* if they run the same graph, have as many of each kind beside them on their node, and meet as many of
 each kind in each of their groups, spread over nodes in the same way. These kinds are found by refinement: ranks start
 as alike if their graphs are the same, and are told apart until nothing tells those of a kind apart any more. So what is
-true of one of a kind is true of each of them (`order`). They also run the same plan, as a policy decides once for each
-graph, and share bandwidth max-min: so they do the same at the same times, as long as they begin together and no shared
-tier can run out of room, which is given in turn. Ranks that never meet may begin in turn, which lasts (see the design).
+true of one of a kind is true of each of them (`critical_path`). They also run the same plan, as a policy decides once
+for each graph, and share bandwidth max-min: so they do the same at the same times, as long as they begin together and
+no shared tier can run out of room, which is given in turn. Ranks that never meet may begin in turn, which lasts (see
+the design).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.bounds.before import Before
-from simulator.bounds.order import Order, Part, Web
+from simulator.bounds.critical_path import Network, Part, Timing
+from simulator.bounds.precedence import Precedence
 from simulator.cost import durations_ns
 from simulator.graph import PAIRED, CollectiveKind, Graph, Job
 from simulator.hardware import Hardware
@@ -97,7 +98,7 @@ class Team:
                     known.setdefault(rank, members)
         return found
 
-    def orders(self, *, may_repeat: bool = False) -> tuple[Order, ...]:
+    def timings(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
         """For each graph, what holds of all ranks that run it; the path is the longest of them.
 
         Parameters
@@ -105,27 +106,29 @@ class Team:
         may_repeat
             Whether ops may run again.
         """
-        known = self._orders.get(may_repeat)
+        known = self._timings.get(may_repeat)
         if known is None:
-            known = self._orders[may_repeat] = self._ordered(may_repeat=may_repeat)
+            known = self._timings[may_repeat] = self._timed(may_repeat=may_repeat)
         return known
 
     @cached_property
-    def _orders(self) -> dict[bool, tuple[Order, ...]]:
+    def _timings(self) -> dict[bool, tuple[Timing, ...]]:
         return {}
 
     @cached_property
-    def _befores(self) -> list[Before]:
-        return [Before(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
+    def _precedences(self) -> list[Precedence]:
+        return [Precedence(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
 
-    def _ordered(self, *, may_repeat: bool) -> tuple[Order, ...]:
+    def _timed(self, *, may_repeat: bool) -> tuple[Timing, ...]:
         graph_of = self.job.graph_of
         leads = sorted(set(self.first_alike))
-        kinds = [(self._befores[graph_of[lead]], self._times_ns(lead)) for lead in leads]
-        found: dict[int, Order] = {}
-        for lead, order in zip(leads, Web(kinds, self._meetings(leads), may_repeat=may_repeat).orders(), strict=True):
+        kinds = [(self._precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
+        found: dict[int, Timing] = {}
+        for lead, timing in zip(
+            leads, Network(kinds, self._meetings(leads), may_repeat=may_repeat).timings(), strict=True
+        ):
             other = found.get(graph_of[lead])
-            found[graph_of[lead]] = order if other is None else _either(other, order)
+            found[graph_of[lead]] = timing if other is None else _either(other, timing)
         return tuple(found[graph] for graph in range(len(self.job.graphs)))
 
     def _times_ns(self, rank: int) -> Sequence[int]:
@@ -187,11 +190,11 @@ def _calls_of(graph: Graph) -> dict[Call, list[int]]:
     return found
 
 
-def _either(one: Order, other: Order) -> Order:
+def _either(one: Timing, other: Timing) -> Timing:
     """What holds of the ranks of both; the path is the longer one."""
     heads, tails = (
         [min(pair) for pair in zip(*both, strict=True)]
         for both in ((one.heads_ns, other.heads_ns), (one.tails_ns, other.tails_ns))
     )
     durations = [min(pair) for pair in zip(one.durations_ns, other.durations_ns, strict=True)]
-    return Order(one.before, durations, heads, tails, max(one.path_ns, other.path_ns))
+    return Timing(one.precedence, durations, heads, tails, max(one.path_ns, other.path_ns))

@@ -1,0 +1,220 @@
+"""What a full tier forces further away, and what carries it: the compute tier and the tiers around it, cut by cut.
+
+The tiers *within* cut 0 are the compute tier alone. Within cut ``r`` are those within cut ``r - 1`` and all that a wire
+leads to from there: what gets out of them passes a link that leaves them, and what comes back one that enters them. Cut
+0 has the room of the budget, each further one what its other tiers have room for as well. All that `step_time` says of
+the budget and of the links of the compute tier holds of every cut, with its room and its links.
+
+*Out.* A value that is needed later is valid somewhere while op ``k`` runs. Those that the tiers within have no room
+for, beside what ``k`` uses, have no place there. If such a value was within earlier in the step, a copy has carried it
+over a link out, and had ended when ``k`` started: until it ends, its source keeps its place. It was within if an op of
+the step made it in the compute tier or, in a run of one step, if its home is within. What has its home further out was
+valid there from the start: it does not count.
+
+*Back.* What has no place within at the end of ``k``, and is read by a later op that the last op of the line waits for,
+enters over a link after ``k`` has ended, as a copy takes its place when it starts; and it has entered before the last
+op starts. This holds wherever the value was when the step began; what has its home outside is left out all the same,
+because it may count as forced in from there.
+
+*What is pinned.* Only what has its home in the compute tier stays there. Any other home may be given up until the step
+ends, so that a value counts against the room of a cut only while it is needed for certain: until its last reader.
+
+*Several cuts.* Who moves between the compute tier and the outside of a cut passes the links of both. Bytes over
+different links add up: so of the links of a bus, each counts for the innermost cut that it crosses; or else all of them
+for the one cut for which they carry most.
+
+*Ranks.* Of a tier that ranks share, each counts as if it had all the room. So this holds of each rank, whatever the
+others keep there, and is weaker the more they keep. Alike ranks on one bus count together only where all tiers that
+ranks share are ample: these then force nothing further.
+
+*Bottlenecks.* A copy takes no less than its time alone, so that a link is no faster than its channels are with the
+tensors that they carry quickest. Over links that share the channels of a copy queue, or a bus, both ways take their
+time in turn. A copy over a staged link passes the wires on its way, and holds no room between: that of its chunks is
+kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.cost import ceil_div, transfer_ns
+from simulator.hardware import Hardware
+
+NS_PER_S = 10**9
+
+
+def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
+    """Time that so many bytes need at a bandwidth at least [ns]."""
+    if bandwidth_bytes_per_s in {0, math.inf}:
+        return 0  # where no link leads, `infeasible` knows more
+    return ceil_div(size_bytes * NS_PER_S, int(bandwidth_bytes_per_s))
+
+
+def ns_per_byte(bandwidth_bytes_per_s: int | float) -> float:
+    """Time of a byte, in floating point [ns]."""
+    return NS_PER_S / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Around the compute tier and all tiers within so many links of it.
+
+    Attributes
+    ----------
+    tiers
+        Those within (ids).
+    name
+        Their names.
+    room_bytes
+        What those beside the compute tier have room for [B].
+    into, out_of
+        Names of the links that enter and that leave.
+    """
+
+    tiers: frozenset[int]
+    name: str
+    room_bytes: int | float
+    into: tuple[str, ...]
+    out_of: tuple[str, ...]
+
+    @classmethod
+    def around(cls, hardware: Hardware, tiers: frozenset[str]) -> Cut:
+        """Find the cut around some tiers, by their names."""
+        names, links = hardware.tier_names, hardware.links.items()
+        within = [name for name in names if name in tiers]
+        return cls(
+            tiers=frozenset(names.index(name) for name in within),
+            name=" and ".join(within),
+            room_bytes=sum(hardware.tiers[name].usable_bytes for name in within if name != hardware.compute_tier),
+            into=tuple(name for name, link in links if link.target in tiers and link.source not in tiers),
+            out_of=tuple(name for name, link in links if link.source in tiers and link.target not in tiers),
+        )
+
+
+def cuts_of(hardware: Hardware, most_bytes: int) -> tuple[Cut, ...]:
+    """Find the cuts that may be short of room, that around the compute tier first.
+
+    Parameters
+    ----------
+    hardware
+        The machine.
+    most_bytes
+        What may ask for room at once at most [B].
+    """
+    tiers = frozenset({hardware.compute_tier})
+    found = [Cut.around(hardware, tiers)]
+    while True:
+        wider = tiers.union(link.target for link in hardware.links.values() if link.source in tiers and not link.via)
+        cut = Cut.around(hardware, wider)
+        if wider == tiers or cut.room_bytes >= most_bytes or not (cut.into or cut.out_of):
+            return tuple(found)
+        found.append(cut)
+        tiers = wider
+
+
+def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:
+    """Tiers (ids) that can be reached from `start` along the edges, itself included."""
+    reached, last = {start}, 0
+    while len(reached) > last:
+        last = len(reached)
+        reached.update(target for source, target in edges if source in reached)
+    return reached
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What copies over a cut have to pass: its links one way, or what both ways share.
+
+    Attributes
+    ----------
+    name
+        What it is, for people: ``link h2d``.
+    cut
+        Number of the cut.
+    into, out_of
+        Bandwidths of what comes in, and of what leaves [B/s]; 0 for what does not pass.
+    channels
+        How many copies it serves at the same time.
+    times
+        How many ranks do the same there at the same time.
+    """
+
+    name: str
+    cut: int
+    into: int | float
+    out_of: int | float
+    channels: int = 1
+    times: int = 1
+
+    def ns(self, in_bytes: int, out_bytes: int) -> int:
+        """Time that it needs for what comes in and goes out at least [ns]."""
+        if self.into == self.out_of:
+            return ceil_div(time_ns(self.times * (in_bytes + out_bytes), self.into), self.channels)
+        alone = time_ns(self.times * in_bytes, self.into), time_ns(self.times * out_bytes, self.out_of)
+        return ceil_div(sum(alone), self.channels)
+
+    def about(self, rate: int | float) -> float:
+        """Time of a byte at one of its bandwidths, in floating point [ns]."""
+        return self.times * NS_PER_S / rate / self.channels if rate else 0.0
+
+
+def bottlenecks(
+    cuts: Sequence[Cut], hardware: Hardware, sizes: Sequence[int], sharers: Mapping[str, int]
+) -> list[Bottleneck]:
+    """Find what the copies over each cut pass.
+
+    Parameters
+    ----------
+    cuts
+        Those that may be short of room.
+    hardware
+        The machine.
+    sizes
+        Of the tensors that may have to be copied [B].
+    sharers
+        For each bus, how many ranks do there at the same time what this one does.
+    """
+    found = []
+    for number, cut in enumerate(cuts):
+        into, out_of = (rate_of(names, hardware, sizes) for names in (cut.into, cut.out_of))
+        found.append(Bottleneck(_named("into", hardware.wires(cut.into), cut), number, into, 0))
+        found.append(Bottleneck(_named("out of", hardware.wires(cut.out_of), cut), number, 0, out_of))
+        both = {*cut.into, *cut.out_of}
+        for name, queue in hardware.copy_queues.items():
+            if len(cut.into) == len(cut.out_of) == 1 and both <= set(queue):
+                found.append(Bottleneck(f"queue {name}", number, into, out_of, hardware.links[cut.into[0]].channels))
+        for name, bus in hardware.buses.items():
+            passing, rate = hardware.passing(bus.links).keys(), bus.bandwidth_bytes_per_s
+            into, out_of = (rate if names and passing >= set(names) else 0 for names in (cut.into, cut.out_of))
+            if into or out_of:
+                found.append(Bottleneck(f"bus {name}", number, into, out_of, times=sharers.get(name, 1)))
+    return found
+
+
+def _named(way: str, names: Sequence[str], cut: Cut) -> str:
+    return f"link {names[0]}" if len(names) == 1 else f"links {way} {cut.name}"
+
+
+def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ()) -> int | float:
+    """What these links carry together at most [B/s].
+
+    Parameters
+    ----------
+    names, hardware
+        The links, of which machine.
+    sizes
+        Of the tensors that are copied, if they are known [B].
+    """
+    return sum(_fastest(name, hardware, sizes) for name in hardware.wires(names))
+
+
+def _fastest(name: str, hardware: Hardware, sizes: Sequence[int]) -> int | float:
+    link = hardware.links[name]
+    alone = [(size, transfer_ns(size, link)) for size in sizes]
+    is_alone = len(hardware.passing((name,))) == 1  # otherwise it also carries what is staged
+    if not alone or not is_alone or not all(ns for _, ns in alone):
+        return link.bandwidth_bytes_per_s
+    best = max(ceil_div(size * NS_PER_S, ns) for size, ns in alone)
+    return min(link.bandwidth_bytes_per_s, link.channels * best)
