@@ -22,7 +22,8 @@ class Accesses:
         Which tensor, which step.
     start, end
         When (positions of the clock); a detach is an instant, a sync takes no part in the order. The detach of a tensor
-        of 0 B leaves no row: it acts as early as the order lets it, and its own time is `NONE`.
+        of 0 B leaves no row: it acts as early as the order lets it, its start is `NONE`, and its end is until when an
+        output has to stay, or `NONE`.
     exclusive
         Whether it waits for all earlier ones: a compute that writes, or a detach.
     """
@@ -34,15 +35,16 @@ class Accesses:
     exclusive: np.ndarray
 
 
-def accesses(facts: Facts, held: Held) -> Accesses:
-    """Collect the accesses of all tensors, syncs included."""
+def accesses(facts: Facts, held: Held, stays: Ints) -> Accesses:
+    """Collect the accesses of all tensors, syncs included; by detach, until when its tensor stays."""
     by_compute, which = facts.compute_uses()
     copies, syncs = facts.steps(COPY), facts.steps(SYNC)
     detaches, freed = facts.steps(DETACH), held.detached
     issue = np.concatenate((by_compute, copies, syncs, detaches))
     tensor = np.concatenate((facts.uses.tensor[which], facts.a[copies], facts.a[syncs], facts.a[detaches]))
     start, end = facts.start[issue], facts.end[issue]
-    start[len(issue) - len(detaches) :] = end[len(issue) - len(detaches) :] = freed
+    start[len(issue) - len(detaches) :] = freed
+    end[len(issue) - len(detaches) :] = np.where(freed == NONE, stays, freed)
     exclusive = np.zeros(len(issue), bool)
     exclusive[: len(by_compute)] = facts.uses.writes[which]
     exclusive[len(issue) - len(detaches) :] = True
@@ -62,7 +64,7 @@ def check_order(facts: Facts, found: Accesses) -> Ints:
     ended = np.where(is_sync, NONE, found.end)
     earlier, exclusive = facts.earlier, np.where(found.exclusive, ended, NONE)
     after_all = facts.running_max(found.tensor, ended, earlier.ended_ns)
-    exclusive = np.where(found.exclusive & (ended == NONE), after_all, exclusive)
+    exclusive = np.where(found.exclusive & (found.start == NONE), np.maximum(after_all, exclusive), exclusive)
     after_exclusive = facts.running_max(found.tensor, exclusive, earlier.exclusive_ns)
     allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
     facts.check_steps(

@@ -39,8 +39,8 @@ class Host:
         Computes that it has issued, and when the last of these came to their start, no more than its queue is deep.
     last_start_ns, last_end_ns
         Start (for a collective, when it had come) and end of the computes issued last.
-    synced_ns, line_ns
-        When the latest of what it synced had ended, and when the latest compute had come to its start.
+    ended_ns, synced_ns, line_ns
+        When all computes, and the latest of what it synced, had ended; when the latest compute had come to its start.
     """
 
     paid_ns: int = 0
@@ -49,6 +49,7 @@ class Host:
     started_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     last_start_ns: int = NONE
     last_end_ns: int = NONE
+    ended_ns: int = NONE
     synced_ns: int = NONE
     line_ns: int = NONE
 
@@ -111,4 +112,4 @@ class Earlier:
         yield from (self.ended_ns, self.exclusive_ns, self.valid_ns, self.taken_ns)
         yield from (self.copies[2], self.copies[3], self.host.started_ns)
         yield np.array([*self.track_ns.values(), self.host.last_start_ns, self.host.last_end_ns], np.int64)
-        yield np.array([self.host.synced_ns, self.host.line_ns, 0], np.int64)
+        yield np.array([self.host.ended_ns, self.host.synced_ns, self.host.line_ns, 0], np.int64)

@@ -319,6 +319,7 @@ class Facts:
         self.earlier.runs += np.bincount(self.a[computes], minlength=len(self.earlier.runs))
         if len(computes):
             host.last_start_ns, host.last_end_ns = int(self.arrived_ns[computes[-1]]), int(self.end_ns[computes[-1]])
+            host.ended_ns = max(host.ended_ns, int(self.end_ns[computes].max()))
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""

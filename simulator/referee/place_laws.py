@@ -266,19 +266,29 @@ def check_ends_as_it_began(facts: Facts, held: Held) -> None:
         raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
 
 
-def check_outputs(facts: Facts, held: Held) -> None:
-    """Check that the only valid copy of an output stays until the last compute issued before its detach has ended."""
+def check_outputs(facts: Facts, held: Held) -> Ints:
+    """Check that the only valid copy of an output stays until the computes issued before its detach have ended.
+
+    Returns
+    -------
+    by detach
+        Until when it keeps its tensor there at least (position of the clock, or `NONE`).
+    """
     issued = {at: i for i, at in enumerate(held.detaches.tolist())}
     parting = np.array([issued[at] for at in _parting(facts) if at in issued], np.int64)
     detaches, gone = held.detaches[parting], held.detached[parting]
-    last = facts.last_computes(facts.end, ended=True)[detaches]
+    known = facts.at(np.array([facts.earlier.host.ended_ns]))
+    last = np.maximum.accumulate(np.append(known, np.where(facts.kind == COMPUTE, facts.end, NONE)))[detaches]
     facts.check_steps(
         detaches,
         (gone >= last) | (gone == NONE),
-        "an output stays until the last compute issued before its last detach has ended",
+        "an output stays until the computes issued before its last detach have ended",
         ("detached at ns", facts.times(gone)),
-        ("that compute ends at ns", facts.times(last)),
+        ("they end at ns", facts.times(last)),
     )
+    stays = np.full(len(held.detaches), NONE, np.int64)
+    stays[parting] = last
+    return stays
 
 
 def _parting(facts: Facts) -> list[int]:

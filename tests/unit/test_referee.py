@@ -348,7 +348,7 @@ def test_a_reactive_plan_is_judged_by_its_record():
         judge(rows, reactive)
 
 
-def test_an_output_stays_until_the_last_op_before_its_detach_has_ended():
+def test_an_output_stays_until_the_ops_before_its_detach_have_ended():
     g = replace(graph("a 4", "f: -> a, 10 ns", "g: ->, 5 ns"), outputs=(0,))
     plan = plan_of("compute f; compute g; detach a hbm", g, {})
 
@@ -357,7 +357,7 @@ def test_an_output_stays_until_the_last_op_before_its_detach_has_ended():
         return Rows(spans, [], [[0, 0, HBM, 0, 4], [freed, 0, HBM, 0, -4]])
 
     judge(rows(15), plan, g=g)
-    with pytest.raises(InvariantError, match=r"an output stays until the last compute .* detached at ns 10"):
+    with pytest.raises(InvariantError, match=r"an output stays until the computes .* detached at ns 10"):
         judge(rows(10), plan, g=g)
 
 
