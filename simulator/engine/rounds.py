@@ -43,8 +43,7 @@ class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds.
 
     Most of what the engine does per event is Python calls, so the clock saves some: `now` is an attribute, not a
-    property, `run` steps without a call per event, `at` takes an event that is used again and again, and a detach that
-    nobody waits for needs no event.
+    property, `run` steps without a call per event, and `at` takes an event that is used again and again.
 
     Attributes
     ----------
@@ -52,75 +51,28 @@ class Clock(simpy.Environment):
         The time [ns].
     events
         What is scheduled, as a heap: time, priority, a running number, event.
-    detaches
-        Those that act at a later time whatever happens until then, in order of time.
     """
 
-    __slots__ = ("detaches", "events", "now")
+    __slots__ = ("events", "now")
     now: int
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
         self.events: list[tuple[int, int, int, Happening]] = self._queue  # type: ignore[assignment]
-        self.detaches: deque[DetachStep] = deque()
 
     def at(self, time_ns: int, event: Happening) -> None:
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
-    def detach_at(self, time_ns: int, detach: DetachStep) -> None:
-        """Let a detach act at this time."""
-        if self.detaches and time_ns < self.detaches[-1].issued_ns:
-            self.at(time_ns, detach)
-        else:
-            self.detaches.append(detach)
-
-    def leap(self, time_ns: int) -> bool:
-        """Move on to a time, unless something happens until then; whether it was reached."""
-        events, detaches = self.events, self.detaches
-        if events and events[0][0] <= time_ns:
-            return False
-        if detaches and detaches[0].issued_ns <= time_ns and not self.pass_detaches(time_ns):
-            return False
-        self._now = self.now = time_ns
-        return True
-
-    def pass_detaches(self, time_ns: int) -> bool:
-        """Let detaches act, each at its time, up to this one; unless someone waits for one: whether they did."""
-        detaches = self.detaches
-        for detach in detaches:
-            if detach.issued_ns > time_ns:
-                break
-            if detach.is_awaited():
-                return False
-        while detaches and detaches[0].issued_ns <= time_ns:
-            detach = detaches.popleft()
-            self.now = detach.issued_ns
-            detach.places.free(detach.tensor, detach.tier)
-        return True
-
     def run(self, until: None = None) -> None:  # type: ignore[override]
         """Let event after event happen until none is left; an event keeps its callbacks, to be used again."""
-        events, detaches = self.events, self.detaches
-        while events or detaches:
-            if detaches and not (events and events[0][0] < detaches[0].issued_ns):
-                self._detach(detaches[0].issued_ns)
-                continue
+        events = self.events
+        while events:
             self.now, _, _, event = heappop(events)
             self._now = self.now
             for callback in event.callbacks:
                 callback(event)
-
-    def _detach(self, time_ns: int) -> None:
-        """Let the detaches of the next instant act; in a round, if there is more to do."""
-        events, detaches = self.events, self.detaches
-        if not (events and events[0][0] == time_ns) and self.pass_detaches(time_ns):
-            return
-        self._now = self.now = time_ns
-        while len(detaches) > 1 and detaches[1].issued_ns == time_ns:
-            detaches.popleft().join()
-        detaches.popleft().join_round()
 
 
 def recurring(clock: Clock, callback: Callable[[simpy.Event], None]) -> simpy.Event:

@@ -177,7 +177,7 @@ class CopyStep:
 class DetachStep:
     """A detach; once issued, it acts when all earlier steps that name the tensor have ended.
 
-    As an event it is its time of issue, if it could act before that (see `Clock.detach_at`).
+    As an event it is its time of issue, if it could act before that.
 
     Attributes
     ----------
@@ -231,7 +231,7 @@ class DetachStep:
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, self._key, self)
         elif self.issued_ns > places.rounds.clock.now:
-            places.rounds.clock.detach_at(self.issued_ns, self)
+            places.rounds.clock.at(self.issued_ns, self)
         else:
             self.join()
 
@@ -243,11 +243,6 @@ class DetachStep:
         """Act in the present round, and close it: the time of issue has come."""
         self.join()
         self.places.rounds.close()
-
-    def is_awaited(self) -> bool:
-        """Whether someone waits for it, or may: for moves of the tensor, or for room."""
-        places = self.places
-        return places.is_awaited(self.tensor) or places.tiers[self.tier].is_awaited
 
 
 DetachStep.callbacks = (DetachStep.join_round,)

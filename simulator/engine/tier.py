@@ -74,11 +74,6 @@ class TierInstance:
         self.used += size
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether someone waits for room."""
-        return bool(self._computes or self._copies)
-
-    @property
     def in_pieces(self) -> str:
         """What else stands in the way of whoever waits for room, for people."""
         return ""
