@@ -5,20 +5,19 @@ it takes its time, all places move at once at its end, and whoever waited tries 
 in that time are for it. A collective that has been come to is not waited for (its peers may be late), and may begin:
 what it sends lies in memory that is registered for that, and stays where it is.
 
-Streams and links that such a tier may stop are of classes of their own; those of other ranks know nothing of it.
+It is the gate of the streams and links that it stops; those of other ranks have none.
 """
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import simpy
 
 from simulator.engine.addressed import AddressedTier, Plain
 from simulator.engine.fixed import FixedTier, check_span
-from simulator.engine.ledger import COMPACTION, Reason, Waiting, walk
-from simulator.engine.link import Channel, LinkQueue
+from simulator.engine.link import LinkQueue
 from simulator.engine.pools import Pools
 from simulator.engine.rounds import Rounds, Wanted, recurring
 from simulator.engine.spaces import BestFit, Space
@@ -123,8 +122,12 @@ class Compactor:
         self._done = recurring(rounds.clock, self._finish)
 
     def stop(self, streams: Sequence[Stream], links: Sequence[LinkQueue]) -> None:
-        """Say what it stops: all that works in the tier."""
+        """Be the gate of all that works in the tier."""
         self._streams, self._links = streams, links
+        for stream in streams:
+            stream.gate = self
+        for link in links:
+            link.gate = self
 
     def ask(self, wanted: Wanted) -> None:
         """Begin: these places fit, and find no hole."""
@@ -190,71 +193,3 @@ def pages(tier: AddressedTier, allocator: Allocator) -> int:
     moves = allocator.compaction is not None and allocator.compaction.pages == "moved"
     size = space.movable_bytes if moves else sum(size for _, size in space.places.values())
     return -(-size // page)
-
-
-class StoppedStream(Stream):
-    """A stream of a rank whose compute tier may be compacted."""
-
-    __slots__ = ("_compactor",)
-
-    def __init__(self, compactor: Compactor, *about: Any) -> None:
-        self._compactor = compactor
-        super().__init__(*about)
-        self.waiting = StoppedWaiting(self, about[-1], compactor)
-
-    def try_start(self) -> None:
-        """Start the first compute unless the tier is compacted."""
-        if not self._compactor.is_open:
-            super().try_start()
-        elif self.running is None:
-            self._rounds.restless.append(self)
-
-    def _run_undisturbed(self) -> None:
-        if not self._compactor.is_open:
-            super()._run_undisturbed()
-
-
-class StoppedLink(LinkQueue):
-    """A link from or to a tier that may be compacted."""
-
-    __slots__ = ("_compactor",)
-
-    def __init__(self, compactor: Compactor, *about: Any, **more: Any) -> None:
-        self._compactor = compactor
-        super().__init__(*about, **more)
-
-    def try_start(self) -> None:
-        """Start the first transfer unless the tier is compacted."""
-        if not self._compactor.is_open:
-            super().try_start()
-
-    def end(self, channel: Channel) -> None:
-        """The transfer is over."""
-        super().end(channel)
-        if self._compactor.is_open:
-            self._compactor.look_again()
-
-
-class StoppedWaiting(Waiting):
-    """The present wait of a stream that compaction stops."""
-
-    __slots__ = ("_compactor",)
-
-    def __init__(self, stream: Stream, rows: bytearray, compactor: Compactor) -> None:
-        super().__init__(stream, rows)
-        self._compactor = compactor
-
-    def look(self) -> None:
-        """As for any stream, but while the tier is compacted all that has been issued waits for that."""
-        stream = self._stream
-        if self._compactor.is_open and self._is_stopped():
-            reason: Reason | None = (COMPACTION, -1, stream.columns.compute_tier, -1)
-        else:
-            reason = walk(stream)
-        if reason != self._reason:
-            self._split(reason)
-
-    def _is_stopped(self) -> bool:
-        """Whether the stream's head is issued, or the host waits for the device."""
-        stream, host = self._stream, self._stream.host
-        return stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished

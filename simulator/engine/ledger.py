@@ -89,6 +89,8 @@ class Waiting:
 
 def walk(stream: Stream) -> Reason | None:
     """Walk to the root cause of the stream's wait; None if it has nothing left to run."""
+    if stream.is_stopped and _is_ready(stream):
+        return COMPACTION, -1, stream.columns.compute_tier, -1
     if not stream.queue or not stream.is_issued:
         return _walk_host(stream)
     if stream.behind is not None:
@@ -99,6 +101,11 @@ def walk(stream: Stream) -> Reason | None:
         return (CAPACITY, -1, stream.columns.compute_tier, -1) if ahead is None else _walk_stream(stream, ahead)
     cause, on, blocker = _walk_tensor(stream, tensor, stream.queue[0][0])
     return cause, tensor, on, blocker
+
+
+def _is_ready(stream: Stream) -> bool:
+    """Whether the stream's head is issued, or the host waits for the device."""
+    return stream.is_issued if stream.queue else stream.host.awaited >= 0 and not stream.host.finished
 
 
 def ahead_in_line(stream: Stream) -> Stream | None:

@@ -16,7 +16,7 @@ import simpy
 
 from simulator.cost import FULL_RATE, Stretch, lead_ns, rate_cap, stretched, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for, wait_for_start
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Wanted
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Wanted
 from simulator.engine.rows import place, span_row
 from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
@@ -127,6 +127,8 @@ class LinkQueue:
         Transfers that have not started; channels in use.
     shared
         How transfers share bandwidth; None if nobody can slow them down.
+    gate
+        What may stop it, if anything.
     stretch
         How many times as long as the machine says each takes; None: as it says.
     watchers
@@ -152,6 +154,7 @@ class LinkQueue:
         "clock",
         "considered",
         "free",
+        "gate",
         "number",
         "places",
         "queue",
@@ -173,6 +176,7 @@ class LinkQueue:
         self.free = list(range(link.channels))
         self.running: list[Channel] = []
         self.shared: Shared | None = None
+        self.gate: Gate | None = None
         self.stretch: Stretch | None = None
         self.considered = False
         self.watchers: list[Stream] = []
@@ -252,7 +256,7 @@ class LinkQueue:
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""
-        if not self.queue or not self.free:
+        if not self.queue or not self.free or (self.gate is not None and self.gate.is_open):
             return
         key, step, lap, issued_ns = head = self.queue[0]
         now, tensor = self.clock.now, step.tensor
@@ -314,6 +318,8 @@ class LinkQueue:
         places.end_move(tensor)
         if self.watchers:
             self._wake_watchers()
+        if self.gate is not None and self.gate.is_open:
+            self.gate.look_again()
 
     def finish(self, event: simpy.Event) -> None:
         """End the transfer of the channel that this event is, and close the round: the next one may start."""

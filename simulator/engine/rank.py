@@ -11,7 +11,6 @@ from simulator.cost import Stretch
 from simulator.engine.addressed import AddressedTier
 from simulator.engine.blocked import Explainer
 from simulator.engine.book import Book, Routes
-from simulator.engine.compaction import Compactor, StoppedLink, StoppedStream
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
@@ -106,14 +105,13 @@ class Rank:
         self.columns = columns = machine.columns(program)
         recorder = machine.recorder
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
-        self._compactor = _compactor(self._tiers[columns.compute_tier])
-        self.streams = [self._stream(i, recorder) for i in range(columns.streams)]
+        about = (self.places, columns, recorder.spans, recorder.waits)
+        self.streams = [Stream(i, *about) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
-        if self._compactor is not None:
-            here = columns.compute_tier
-            links = [link for link in self._links if here in (link.source, link.target)]
-            self._compactor.stop(self.streams, links)
+        tier = self._tiers[here := columns.compute_tier]
+        if isinstance(tier, AddressedTier) and tier.compactor is not None:
+            tier.compactor.stop(self.streams, [link for link in self._links if here in (link.source, link.target)])
         routes = self._routes()
         if plan.fixed is not None:
             book = Book(self.places, columns, routes)
@@ -138,20 +136,12 @@ class Rank:
             else len(program.graph.ops) * program.graph.steps
         )
 
-    def _stream(self, number: int, recorder: Recorder) -> Stream:
-        about = (number, self.places, self.columns, recorder.spans, recorder.waits)
-        return Stream(*about) if self._compactor is None else StoppedStream(self._compactor, *about)
-
     def _link(self, number: int, name: str) -> LinkQueue:
         machine, link = self.machine, self.machine.hardware.links[name]
         wait_for_end = machine.switches.copies_wait_for == "end"
         names = machine.hardware.tier_names
         ends = (names.index(link.source), names.index(link.target))
-        about = (number, link, ends, self.places, machine.recorder.spans)
-        if self._compactor is None or self.columns.compute_tier not in ends:
-            queue = LinkQueue(*about, wait_for_end=wait_for_end)
-        else:
-            queue = StoppedLink(self._compactor, *about, wait_for_end=wait_for_end)
+        queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
         queue.stretch = machine.switches.stretch
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
@@ -237,11 +227,6 @@ class Rank:
         told = Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
         own, peers = ([f"rank {self.number}: {sentence}" for sentence in part] for part in told)
         return (own, peers) if self.machine.has_ranks else told
-
-
-def _compactor(tier: TierInstance) -> Compactor | None:
-    """What compacts the tier, if anything may."""
-    return tier.compactor if isinstance(tier, AddressedTier) else None
 
 
 def _collective_streams(program: Program, collectives: Collection[int]) -> list[int]:

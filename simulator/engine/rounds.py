@@ -95,6 +95,15 @@ class Head(Protocol):
         """Try the first step in the present round."""
 
 
+class Gate(Protocol):
+    """What keeps heads from starting anything while it is open: a compaction."""
+
+    is_open: bool
+
+    def look_again(self) -> None:
+        """See in the present round whether all that it waits for has ended."""
+
+
 class Taker(Head, Protocol):
     """A head that takes room."""
 

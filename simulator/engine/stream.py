@@ -12,7 +12,7 @@ import simpy
 from simulator.engine.ledger import Waiting
 from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wait_for_start
 from simulator.engine.program import Columns
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock, Wanted
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock, Gate, Wanted
 from simulator.engine.rows import place, span_row
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE
@@ -74,6 +74,8 @@ class Stream:
         When the head was last tried in vain: what `lacks` said, and the stream of the compute that must end first.
     watchers
         Streams whose wait depends on what this one does.
+    kernels, gate
+        Who knows how long a kernel takes once it has started, if that depends; what may stop it, if anything.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class Stream:
         "columns",
         "considered",
         "ended",
+        "gate",
         "host",
         "kernels",
         "lacking",
@@ -118,6 +121,7 @@ class Stream:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
         self.host: Host
         self.kernels: Kernels | None = None
+        self.gate: Gate | None = None
         self.queue: deque[Queued] = deque()
         self.started = self.ended = self.per_lap = 0
         self.running: Queued | None = None
@@ -155,6 +159,11 @@ class Stream:
         return self.queue[0][3] <= self._clock.now
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether nothing may start, whatever it needs."""
+        return self.gate is not None and self.gate.is_open
+
+    @property
     def meeting(self) -> Meeting | None:
         """The meeting that the running op has come to; None if it is no collective."""
         return None if self.kernels is None or self.running is None else self.kernels.meeting(self.running[1])
@@ -184,7 +193,7 @@ class Stream:
             if ended in at_end:
                 for waiter in at_end.pop(ended):
                     waiter.look_again()
-            if queue and queue[0][2].is_free and self.kernels is None and not rounds.has_work():
+            if queue and queue[0][2].is_free and self.kernels is None and not (self.is_stopped or rounds.has_work()):
                 self._run_undisturbed()
             if queue:
                 rounds.close_with(self, queue[0][0])
@@ -266,6 +275,9 @@ class Stream:
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
+            return
+        if self.is_stopped:
+            self._rounds.restless.append(self)
             return
         key, op, step, issued_ns, _ = head = self.queue[0]
         now = self._clock.now
