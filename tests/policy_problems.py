@@ -43,11 +43,8 @@ OPTIONS = [
     ("recompute", {"time_weight": 1.0}),
     ("recompute", {"time_weight": 0.0, "most": 50.0}),
     ("static", {}),
-    ("static", {"alpha": 0.0}),
-    ("static", {"alpha": 5.0}),
     ("static", {"recompute": True}),
 ]
-ALPHAS = [("static", {"alpha": 0.0}), ("static", {"alpha": 5.0})]
 
 
 def quick_first(*slow: tuple[str, dict[str, Any]]) -> list[Any]:

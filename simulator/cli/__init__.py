@@ -124,6 +124,8 @@ def _explained(error: Exception) -> str:
     """
     if isinstance(error, MemoryError):
         return f"memory: there is room for what runs, found no more; {_LESS}"
+    if isinstance(error, SystemError):  # code in C that found no room for its own error
+        return f"memory: there is room for what runs, found {error}; {_LESS}"
     if isinstance(error, OSError):
         what = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
         what = f"{error.filename}: " if error.filename else what

@@ -78,8 +78,12 @@ class Shared:
         else:
             self._join(channel)
 
-    def _join_late(self, event: simpy.Event) -> None:
-        self._join(event)  # type: ignore[arg-type]
+    def _join_late(self, channel: Channel) -> None:
+        """The latency is over; what has no work left ends now, as every transfer does whose time is over."""
+        if not self._works[self._queue.places.size_bytes[channel.transfer[1].tensor]]:
+            self._queue.finish(channel)
+            return
+        self._join(channel)
         self._queue.places.rounds.close()
 
     def _join(self, channel: Channel) -> None:

@@ -10,7 +10,7 @@ from bounding import bound
 from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from policy_problems import ALPHAS, needed, quick_first, recorded, replay
+from policy_problems import OPTIONS, needed, quick_first, recorded, replay
 from strategies import DDR, HBM, allocators, graphs, homes, machines
 
 from simulator import engine, metrics
@@ -80,7 +80,7 @@ def problems(draw) -> Given:
     return Given(make(graph, hardware, home, budget), ample)
 
 
-@pytest.mark.parametrize(("name", "options"), quick_first(*ALPHAS))
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
 @given(case=problems())
 def test_conformance(name, options, case):
     p = case.problem
@@ -144,7 +144,7 @@ def test_resident_needs_the_peak_of_what_is_live(graph, hardware, away):
     assert caught.value.report.gap_bytes == 1
 
 
-@pytest.mark.parametrize(("name", "options"), quick_first(*ALPHAS, LONGEST))
+@pytest.mark.parametrize(("name", "options"), quick_first(LONGEST))
 @given(allocator=st.sampled_from(["best_fit", "caching", "fixed"]), case=problems(), found=allocators)
 @settings(max_examples=examples(20))
 def test_every_policy_under_every_allocator(name, options, allocator, case, found):

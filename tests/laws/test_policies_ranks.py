@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from policy_problems import ALPHAS, needed, quick_first, recorded, replay
+from policy_problems import OPTIONS, needed, recorded, replay
 from strategies import HBM, graphs, homes, machines
 
 from simulator import engine, metrics
@@ -87,7 +87,7 @@ def problems(draw) -> Given:
     return Given(problem)
 
 
-@pytest.mark.parametrize(("name", "options"), quick_first(*ALPHAS))
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
 @settings(max_examples=examples(30))
 @given(case=problems())
 def test_conformance(name, options, case):

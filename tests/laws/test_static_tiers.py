@@ -94,7 +94,7 @@ def test_the_anomalies_without_local_search_are_bounded():
         steps = steps_ns(member(number)[1])
         worst.append(max(later / earlier - 1 for i, earlier in enumerate(steps) for later in steps[i:]))
     assert max(worst) <= 0.123
-    assert sum(one > 0 for one in worst) <= 3
+    assert sum(one > 0 for one in worst) <= 4
 
 
 @pytest.mark.usefixtures("no_improvement")

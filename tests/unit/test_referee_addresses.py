@@ -46,12 +46,22 @@ def test_the_story_keeps_the_laws():
     assert (told("best_fit"), told("fixed")) == (1, 0)
 
 
+TRY_START = LinkQueue.try_start
+
+
+def _past_the_gate(self):
+    """A link starts a transfer while the tier is compacted."""
+    gate, self.gate = self.gate, None
+    TRY_START(self)
+    self.gate = gate
+
+
 BROKEN = [
     (Holes, "take", lambda self, size, least_rest=1: (0, size), "no two live places overlap"),
     (Holes, "take", lambda self, size, least_rest=1: (90, size), "each place lies in its tier"),
     (BestFit, "reserved_bytes", property(lambda self: 101), "no more is reserved than there is"),
     (compaction, "pages", lambda tier, figures: 9, "counts the pages in use"),
-    (compaction.StoppedLink, "try_start", LinkQueue.try_start, "nothing (starts|runs) that works in a tier"),
+    (LinkQueue, "try_start", _past_the_gate, "nothing (starts|runs) that works in a tier"),
 ]
 
 
