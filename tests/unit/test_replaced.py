@@ -118,7 +118,7 @@ def test_an_interrupt_waits_while_the_folder_takes_its_place(tmp_path, monkeypat
     def interrupted(path, target):
         rename(path, target)
         if path.name != "new":
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread: another would take it whenever it is its turn
 
     monkeypatch.setattr(Path, "rename", interrupted)
     monkeypatch.setattr(interrupts, "complete", [])
