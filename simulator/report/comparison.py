@@ -87,7 +87,7 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     """
     panels = [_steps(rows), *(_peaks(rows, tier) for tier in _used(rows))]
     memories = len(panels) - 1
-    picture = Picture(_AROUND_IN + _ROW_IN * len(rows), "constrained")
+    picture = Picture(_AROUND_IN + _ROW_IN * len(rows))
     share = max(_STEP_SHARE, 0.7 if memories == 1 else 0)
     ratios = [share, *([(1 - share) / memories] * memories)]
     axes = picture.subplots(1, len(panels), sharey=True, width_ratios=ratios, squeeze=False)[0]

@@ -36,7 +36,6 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
     """
     lines = max(1, -(-len(panels) // _BESIDE))
     picture = Picture(_HEAD_IN + _PANEL_IN * lines)
-    picture.set_layout_engine("constrained")
     picture.suptitle(title, x=0.01, ha="left", **(TEXT | {"fontsize": 11}))
     places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))

@@ -10,7 +10,7 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
@@ -18,6 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -51,6 +52,19 @@ def styled() -> Iterator[None]:
         yield
 
 
+class _Layout(ConstrainedLayoutEngine):
+    """Matplotlib's constrained layout, its places rounded.
+
+    The last digit its solver gives depends on where objects lie in memory, and the name of a clip path in an SVG on it.
+    """
+
+    def execute(self, fig: Figure) -> None:
+        super().execute(fig)
+        for ax in fig.axes:
+            ax.set_position([round(edge, 9) for edge in ax.get_position(original=True).bounds])
+            ax.set_in_layout(True)
+
+
 class Picture(Figure):
     """A matplotlib figure that a notebook shows.
 
@@ -58,12 +72,10 @@ class Picture(Figure):
     ----------
     height_in
         Its height [in].
-    layout
-        Who places axes, titles and legends: matplotlib, or nobody.
     """
 
-    def __init__(self, height_in: float, layout: Literal["constrained"] | None = None) -> None:
-        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout=layout)
+    def __init__(self, height_in: float) -> None:
+        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         FigureCanvasAgg(self)
 
     def title(self, text: str, handles: Sequence[Artist] = (), beside: int = 12) -> None:
@@ -117,7 +129,7 @@ def stacked(heights_in: Sequence[float], apart: int = 0, legend_lines: int = 0) 
     """
     ends = {apart - 1, len(heights_in) - 1} & set(range(len(heights_in)))
     height = sum(heights_in) + 0.1 * len(heights_in) + _AXIS_IN * len(ends)
-    picture = Picture(_HEAD_IN + max(height, _LINE_IN * legend_lines), "constrained")
+    picture = Picture(_HEAD_IN + max(height, _LINE_IN * legend_lines))
     axes = list(picture.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)[:, 0])
     for number, ax in enumerate(axes):
         plain(ax)

@@ -26,7 +26,7 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
     title
         What is drawn.
     """
-    picture = Picture(_HEIGHT_IN, "constrained")
+    picture = Picture(_HEIGHT_IN)
     first, after, queue = picture.subplots(1, 3)
     named = {
         policy: {"color": colours.GROUPS[number % len(colours.GROUPS)], "linewidth": width}
