@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from simulator.claims.sensitivity import sensitivity
+    from simulator.claims.validation import Validation, validate
     from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
     from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, Op, OpKind, Tensor, TensorKind
     from simulator.graph_builder import GraphBuilder
@@ -33,17 +35,17 @@ if TYPE_CHECKING:
     from simulator.run.largest import largest
     from simulator.run.robustness import robustness
     from simulator.run.scaling import scaling
-    from simulator.run.sensitivity import sensitivity
-    from simulator.run.serving import Serving, serve
     from simulator.run.swept import Sweep
-    from simulator.run.validate import Validation, validate
     from simulator.scenario import Scenario
+    from simulator.serving import Serving, serve
     from simulator.trace import Trace
     from simulator.workload import Workload
 else:
     ModuleType = type(sys)
 
 _HOMES = {
+    "simulator.claims.sensitivity": ("sensitivity",),
+    "simulator.claims.validation": ("Validation", "validate"),
     "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
     "simulator.graph": (
         "Collective",
@@ -65,11 +67,9 @@ _HOMES = {
     "simulator.run.largest": ("largest",),
     "simulator.run.robustness": ("robustness",),
     "simulator.run.scaling": ("scaling",),
-    "simulator.run.sensitivity": ("sensitivity",),
-    "simulator.run.serving": ("Serving", "serve"),
     "simulator.run.swept": ("Sweep",),
-    "simulator.run.validate": ("Validation", "validate"),
     "simulator.scenario": ("Scenario",),
+    "simulator.serving": ("Serving", "serve"),
     "simulator.trace": ("Trace",),
     "simulator.workload": ("Workload",),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.run.serving.outlast import Replayed
-from simulator.run.serving.rooms import Rooms
-from simulator.run.serving.story import Story, serve_row
+from simulator.serving.outlast import Replayed
+from simulator.serving.rooms import Rooms
+from simulator.serving.story import Story, serve_row
 from simulator.workload import Request, Requests
 
 BOX = """\

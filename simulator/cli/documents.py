@@ -78,8 +78,8 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
 
     A plan without its scenario is checked as far as its own lines tell.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.cli.check import describe
     from simulator.errors import HosimError, quotable
-    from simulator.run.check import describe
 
     failed = 0
     for file in files:

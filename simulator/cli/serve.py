@@ -40,7 +40,7 @@ def serve(scenario: str, out: Path | None, changes: tuple[str, ...], policies: t
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
     from simulator.report.progress import Shown
-    from simulator.run.serving import serve as serve_scenario
+    from simulator.serving import serve as serve_scenario
 
     if out is not None:
         from simulator.report.files import check_target

@@ -174,7 +174,7 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **option
     over a few values first; where a figure turns from holding to failing, the place is searched by
     halving. Nothing is fitted again.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.sensitivity import sensitivity as sweep
+    from simulator.claims.sensitivity import sensitivity as sweep
 
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
@@ -210,7 +210,7 @@ def validate(
     The exit code is 1 if one is BROKEN.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
-    from simulator.run.validate import validate as sweep
+    from simulator.claims.validation import validate as sweep
 
     if junit is not None:
         from simulator.report.files import check_file

@@ -18,8 +18,8 @@ from mutations import broken, changed, fields, lines, packed
 
 from simulator import formats
 from simulator.catalog.text import compose
+from simulator.cli.check import describe
 from simulator.errors import HosimError
-from simulator.run.check import describe
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MESSAGE = 2000

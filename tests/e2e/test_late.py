@@ -9,8 +9,8 @@ import documents
 import pytest
 
 import simulator as hosim
+from simulator.cli.check import describe
 from simulator.errors import ConfigError
-from simulator.run.check import describe
 from simulator.run.results import Result
 from simulator.run.robustness import robustness
 

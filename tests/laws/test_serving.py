@@ -12,7 +12,7 @@ from serving_cases import BOX, DRAWN, told, write
 import simulator as hosim
 from simulator import catalog
 from simulator.builders import Iteration
-from simulator.run.serving.replays import Replays
+from simulator.serving.replays import Replays
 from simulator.workload import Request
 
 

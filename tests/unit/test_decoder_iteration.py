@@ -8,7 +8,7 @@ from serving_cases import write
 from simulator import catalog
 from simulator.builders import Iteration, build, iteration
 from simulator.cost import durations_ns
-from simulator.run.serving.replays import Replays
+from simulator.serving.replays import Replays
 from simulator.workload import Workload
 
 DENSE = {"kind": "dense", "width": 128}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.report.claims_view import Fitted, Judged, claims_view, sentences
+from simulator.claims.verdict_table import Fitted, Judged, claims_view, sentences
 from simulator.report.expectations import signed, verdicts
 from simulator.scenario import Expectation
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from simulator import catalog, formats, inputs
+from simulator.cli.check import describe
 from simulator.errors import ConfigError
 from simulator.report import summaries
-from simulator.run.check import describe
 
 HEADER = b'{"schema":"hosim-graph/1"}\n'
 

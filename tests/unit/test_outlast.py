@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_cases import Told, told
 
-from simulator.run.serving.outlast import Replayed, Stored
-from simulator.run.serving.tiers import Tiers
+from simulator.serving.outlast import Replayed, Stored
+from simulator.serving.tiers import Tiers
 from simulator.workload import Request
 
 DOWN = ("hbm", "ddr")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import simulator as hosim
 from simulator.report import comparison, drawing
-from simulator.report.serving_figure import serving_picture
+from simulator.serving.latency_figure import serving_picture
 
 
 def _row(figure):

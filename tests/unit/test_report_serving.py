@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.report.serving import sentences, table
-from simulator.report.serving_figure import serving_picture
+from simulator.serving.latencies import sentences, table
+from simulator.serving.latency_figure import serving_picture
 from simulator.trace import CAUSES
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.formats import read_requests
-from simulator.run.serving.arrivals import drawn
-from simulator.run.serving.counts import quantile
+from simulator.serving.arrivals import drawn
+from simulator.serving.counts import quantile
 from simulator.workload import Requests
 
 ASKED = {

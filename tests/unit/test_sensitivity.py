@@ -3,8 +3,8 @@
 import pytest
 
 from simulator.catalog import Axis, at, multiplied, read_hardware, resolve
+from simulator.claims.sensitivity import dependences, sensitivity_view
 from simulator.report.curves import curves
-from simulator.report.sensitivity_view import dependences, sensitivity_view
 from simulator.scenario import Unstated
 from simulator.units import FieldError, parse
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
-from simulator.report import serving as report
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run.one import Progress, silent
-from simulator.run.serving.arrivals import arriving
-from simulator.run.serving.counts import iterations_of, of_all, requests_of, summary
-from simulator.run.serving.replays import MOST_REPLAYED, Replays, rows_of
-from simulator.run.serving.rooms import rooms
-from simulator.run.serving.scheduler import Served
-from simulator.run.serving.story import Story, serve_row
 from simulator.scenario import Scenario
+from simulator.serving import latencies
+from simulator.serving.arrivals import arriving
+from simulator.serving.counts import iterations_of, of_all, requests_of, summary
+from simulator.serving.replays import MOST_REPLAYED, Replays, rows_of
+from simulator.serving.rooms import rooms
+from simulator.serving.scheduler import Served
+from simulator.serving.story import Story, serve_row
 from simulator.units import nearest
 from simulator.workload import Arriving, Request, Requests
 
@@ -39,7 +39,7 @@ class Serving:
     loaded
         The scenario, its machine and its workload.
     rows
-        One per policy; see `simulator.run.serving.counts.summary`.
+        One per policy; see `simulator.serving.counts.summary`.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
@@ -67,7 +67,7 @@ class Serving:
     @cached_property
     def sentences(self) -> list[str]:
         """What a person would say."""
-        return report.sentences(self.rows)
+        return latencies.sentences(self.rows)
 
     @cached_property
     def expectations(self) -> list[Verdict]:
@@ -78,13 +78,13 @@ class Serving:
 
     def figure(self) -> Picture:
         """Draw who has the first token after how long, what a further one takes, and how many wait."""
-        from simulator.report.serving_figure import serving_picture  # noqa: PLC0415 - drawing takes time to import
+        from simulator.serving.latency_figure import serving_picture  # noqa: PLC0415 - drawing takes time to import
 
         about = {story.policy: (requests_of(story), iterations_of(story)) for story in self._stories}
         return serving_picture(about, self.loaded.scenario.title or self.loaded.scenario.name)
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, (report.table(self.rows), "\n".join(self.sentences))))
+        return "\n\n".join(filter(None, (latencies.table(self.rows), "\n".join(self.sentences))))
 
     def write(self, out: str | Path) -> None:
         """Write the rows, the requests, the iterations, the picture and the documents into a folder.

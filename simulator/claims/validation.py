@@ -8,16 +8,16 @@ from pathlib import Path
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
+from simulator.claims.verdict_table import Fitted, Judged, claims_view
 from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report import junit
-from simulator.report.claims_view import Fitted, Judged, claims_view
 from simulator.report.expectations import Summaries, Verdict, untested, verdicts
 from simulator.run import prepare, run_case
-from simulator.run.serving import serve
 from simulator.run.sweep import Point, Progress, Rows, Study, sweep
 from simulator.run.swept import Sweep
 from simulator.scenario import Expectation, PolicyChoice
+from simulator.serving import serve
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from simulator.graph import Graph
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
 from simulator.run.homes import home_ids
-from simulator.run.serving.scheduler import longest
+from simulator.serving.scheduler import longest
 from simulator.units import human
 from simulator.workload import DecoderModel, Request, Requests
 

@@ -22,7 +22,7 @@ def serving_picture(about: Mapping[str, tuple[Rows, Rows]], title: str) -> Pictu
     Parameters
     ----------
     about
-        Policy -> its requests and its iterations; see `simulator.run.serving.counts`.
+        Policy -> its requests and its iterations; see `simulator.serving.counts`.
     title
         What is drawn.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simulator.run.serving.pace import Pace, outpaced
-from simulator.run.serving.scheduler import Served
-from simulator.run.serving.story import Story
+from simulator.serving.pace import Pace, outpaced
+from simulator.serving.scheduler import Served
+from simulator.serving.story import Story
 from simulator.trace import CAUSES
 from simulator.workload import Arriving, Requests
 
@@ -70,7 +70,7 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         ``offered_per_s``, ``served_per_s``
             Requests that came, by the time in which they came; and that left, by the busy time.
         ``outpaced_come_per_s``, ``outpaced_admitted_per_s``, ``outpaced_growth``
-            If requests come faster than they are served (`simulator.run.serving.pace`): of the second half of
+            If requests come faster than they are served (`simulator.serving.pace`): of the second half of
             the arrivals, how many came, and how many were admitted, in a second, and how much longer who comes a second
             later waits [s]; else None.
     """

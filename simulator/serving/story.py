@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.run.serving.outlast import Replayed, Way
-from simulator.run.serving.replays import Replays
-from simulator.run.serving.rooms import Rooms
-from simulator.run.serving.scheduler import Scheduler, Served, Work
-from simulator.run.serving.tiers import Tiers
+from simulator.serving.outlast import Replayed, Way
+from simulator.serving.replays import Replays
+from simulator.serving.rooms import Rooms
+from simulator.serving.scheduler import Scheduler, Served, Work
+from simulator.serving.tiers import Tiers
 from simulator.workload import Request, Requests
 
 

@@ -14,9 +14,9 @@ from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
 from simulator.run.scaling import points_of
-from simulator.run.serving import read_served
 from simulator.run.task import Task
 from simulator.scenario import Scenario
+from simulator.serving import read_served
 from simulator.units import counted, human
 from simulator.workload import Workload
 

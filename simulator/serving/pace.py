@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.run.serving.story import Story
+from simulator.serving.story import Story
 
 
 class Pace(NamedTuple):

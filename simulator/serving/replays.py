@@ -4,7 +4,7 @@ Numbers of tokens vary from iteration to iteration. So that many are alike, toke
 blocks, and what is attended to (tokens cached, pairs) to five binary digits, less than 1/16 more. What is copied is not
 rounded.
 
-What is copied before the steps of the plan is in `simulator.run.serving.ahead`.
+What is copied before the steps of the plan is in `simulator.serving.ahead`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from simulator.plan import COPY, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare_job
 from simulator.run.row import checked
-from simulator.run.serving.ahead import ending, with_loads, with_stores
-from simulator.run.serving.outlast import Replayed, Stored
+from simulator.serving.ahead import ending, with_loads, with_stores
+from simulator.serving.outlast import Replayed, Stored
 from simulator.trace import CAUSES, Trace
 from simulator.units import counted
 from simulator.workload import DecoderModel

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.builders import Iteration
-from simulator.run.serving.tiers import Block, Tiers
+from simulator.serving.tiers import Block, Tiers
 from simulator.workload import Request
 
 

@@ -1,7 +1,7 @@
 """What an iteration copies before the steps of its plan, whatever the row's policy thinks of it.
 
 *Stores*: copies of blocks to other tiers, whose source and target are the cache's rule. They run beside the iteration;
-see `simulator.run.serving.outlast` for when it ends.
+see `simulator.serving.outlast` for when it ends.
 
 *Loads*, if they are more than an engine may queue (`Requests.queued_blocks`): the thread that launches ops submits the
 copies of what was found below, and once so many are under way it cannot go on. So all are issued at once, and the host

@@ -20,7 +20,7 @@ def table(rows: Rows) -> str:
     Parameters
     ----------
     rows
-        See `simulator.run.serving.counts.summary`.
+        See `simulator.serving.counts.summary`.
     """
     name = Column.texts("policy", (row["policy"] for row in rows))
     latency = {f"{key}_p{p}_ns": f"{short} p{p}" for short, key in (("first token", "ttft"), ("next", "tpot"))
@@ -72,7 +72,7 @@ def sentences(rows: Rows) -> list[str]:
     Parameters
     ----------
     rows
-        See `simulator.run.serving.counts.summary`.
+        See `simulator.serving.counts.summary`.
     """
     found = [_unanswered(rows[0])] if rows[0]["unanswered"] else []
     for row in rows:
