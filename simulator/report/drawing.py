@@ -61,7 +61,8 @@ class _Layout(ConstrainedLayoutEngine):
     def execute(self, fig: Figure) -> None:
         super().execute(fig)
         for ax in fig.axes:
-            ax.set_position([round(edge, 9) for edge in ax.get_position(original=True).bounds])
+            left, bottom, width, height = (round(edge, 9) for edge in ax.get_position(original=True).bounds)
+            ax.set_position((left, bottom, width, height))
             ax.set_in_layout(True)
 
 
