@@ -233,7 +233,7 @@ def layout(workload: str, as_json: bool) -> None:
     (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
     A size is that of the tensor which ranks reduce, gather or send; what it takes is the machine's business.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.layout import layout as spread
+    from simulator.run.jobs import layout as spread
 
     found = spread(workload)
     click.echo(found.json() if as_json else found.text())

@@ -123,7 +123,7 @@ def graph(workload: str, out: Path) -> None:
     WORKLOAD is a name in the catalogue or a .yaml file. Change the file as you like; a scenario runs it with
     workload: graphs/llama3_8b/workload.yaml. Of several ranks that run different graphs each is a file.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.graphs import write_graphs
+    from simulator.run.jobs import write_graphs
 
     for line in write_graphs(workload, out):
         click.echo(line)

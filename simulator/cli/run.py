@@ -84,7 +84,7 @@ def _run(case: Case, policies: Sequence[str] | None, out: Path | None) -> Result
         with Shown() as progress:
             return run_case(case, policies, progress)
 
-    from simulator.run.output import writing
+    from simulator.run.results import writing
 
     with writing(out) as output:
         with Shown() as progress:

@@ -14,8 +14,8 @@ from simulator.graph import Job
 from simulator.report.rows import fastest_ns, is_ok
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.largest import searched
-from simulator.run.one import Progress, row_of, silent
 from simulator.run.results import Result, Results
+from simulator.run.row import Progress, row_of, silent
 from simulator.run.swept import Sweep
 from simulator.scenario import Keep, Scenario
 

@@ -11,8 +11,8 @@ from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
 from simulator.run.case import Case, Policy, prepare_job
+from simulator.run.decide import decided
 from simulator.run.execute import execute
-from simulator.run.rehearsal import decided
 from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6

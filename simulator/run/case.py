@@ -19,15 +19,12 @@ from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
 from simulator.report.files import folder_names
-from simulator.run.execute import Trier
-from simulator.run.following import check_keeps
-from simulator.run.homes import home_ids, with_lasting_outputs
+from simulator.run.decide import decided, rehearsed
 from simulator.run.lots import Lots
-from simulator.run.rehearsal import decided, rehearsed
-from simulator.run.shares import sharers, shares, turns
+from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import Task
-from simulator.run.tries import Tries
-from simulator.scenario import PolicyChoice, label_of
+from simulator.run.trial import Trier, Tries
+from simulator.scenario import PolicyChoice, Scenario, label_of
 from simulator.units import FieldError, nearest
 
 Policy = Callable[[Problem], Plan]
@@ -229,6 +226,19 @@ def _check_expectations(loaded: Loaded) -> None:
                 raise ConfigError(where, must, repr(column), nearest(column, known))
 
 
+def _check_keeps(scenario: Scenario, job: Job, where: str) -> None:
+    """Check that the run of a scenario that keeps no trace can be followed."""
+    if scenario.trace == "kept":
+        return
+    if job.ranks > 1 or job.graphs[0].meets:
+        found = f"{job.ranks:,} ranks" if job.ranks > 1 else "collectives"
+    else:
+        found = next((f"allocator: {one.allocator}" for one in scenario.policies if one.allocator != "ideal"), "")
+    if found:
+        must = "a run keeps its trace if ranks may meet, or if places have addresses"
+        raise ConfigError(where, must, found, "write trace: kept")
+
+
 def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
@@ -261,7 +271,7 @@ def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
     """
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
-    check_keeps(loaded.scenario, job, loaded.place("trace"))
+    _check_keeps(loaded.scenario, job, loaded.place("trace"))
     homes = home_ids(loaded, job.graphs)
     job = replace(job, graphs=tuple(with_lasting_outputs(loaded, *one) for one in zip(job.graphs, homes, strict=True)))
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]

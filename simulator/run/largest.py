@@ -14,7 +14,7 @@ from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.report.largest_view import largest_view
 from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.execute import execute
-from simulator.run.one import plans_of, row_of, silent
+from simulator.run.row import plans_of, row_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, sweep
 from simulator.run.swept import Sweep
 from simulator.scenario import Largest, Scenario

@@ -19,10 +19,9 @@ from simulator.report.files import folder_names
 from simulator.report.rows import percent
 from simulator.report.sentences import crowded
 from simulator.run.case import Case, Policy, prepare
-from simulator.run.one import Progress, enough, plans_of, silent, tried
-from simulator.run.rehearsal import decided
+from simulator.run.decide import decided
 from simulator.run.results import Result
-from simulator.run.row import notes, replayed
+from simulator.run.row import Progress, enough, notes, plans_of, replayed, silent, tried
 from simulator.scenario import PolicyChoice
 from simulator.units import human, nearest
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator import metrics
+from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan, Steps
-from simulator.report import expectations, junit, stalls, summaries
+from simulator.processes import aside
+from simulator.report import expectations, files, junit, stalls, summaries
+from simulator.report.files import plan_names
 from simulator.report.rows import Row
 from simulator.report.scaling_view import pointer
 from simulator.report.sentences import sentences
 from simulator.run.case import Case
 from simulator.run.hints import hints
-from simulator.run.origins import provenance
+from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.swept import Sweep
 from simulator.trace import Trace
 from simulator.units import nearest
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
+    from simulator.report.html import Pages
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,9 +253,72 @@ class Results(Mapping[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        from simulator.run.output import writing  # noqa: PLC0415 - draws pictures, which takes time to import
-
         with writing(Path(out)) as output:
             for row in self.values():
                 output.add(row)
             output.finish(self)
+
+
+_FORGOTTEN = "No trace was kept (trace: none), so that there are no pictures, tables, plans and traces of the rows."
+"""What the report then says."""
+
+
+class Output:
+    """The folder of a run that is being filled: each row when it is there, and at the end what is about all.
+
+    Parameters
+    ----------
+    folder, pages
+        An existing folder, and the pages in it.
+    """
+
+    def __init__(self, folder: Path, pages: Pages) -> None:
+        self._folder, self._pages = folder, pages
+
+    def add(self, row: Result) -> None:
+        """Begin to write the next row."""
+        self._pages.add(row)
+
+    def finish(self, results: Results) -> None:
+        """Write what is about all rows, which were added before.
+
+        Parameters
+        ----------
+        results
+            All of them, in the same order.
+        """
+        from simulator.report.html import Story  # noqa: PLC0415 - as in `writing`
+
+        case, folder = results.case, self._folder
+        files.write_texts(folder, as_run(case.loaded, results, is_changed=case.is_changed))
+        for name, path in files_named(case.loaded).items():
+            (folder / name).write_bytes(path.read_bytes())
+        scenario, verdicts = case.loaded.scenario, [asdict(v) for v in results.expectations]
+        claim = scenario.claim.model_dump() if scenario.claim else None
+        forgotten = (_FORGOTTEN,) if scenario.trace == "none" else ()
+        told = ((*results.sentences, *forgotten), results.provenance, tuple(verdicts), claim)
+        self._pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
+        files.write_summary(folder, [row.summary for row in results.values()], results.more)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[Output]:
+    """Give the output folder of a run, which is complete when the block ends, and absent if it fails.
+
+    Parameters
+    ----------
+    out
+        The folder, which is replaced as a whole.
+    """
+    from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
+
+    with files.replaced(out) as folder, aside() as calls:
+        yield Output(folder, Pages(folder, calls, _write_tables))
+
+
+def _write_tables(row: Result, folder: Path) -> None:
+    names = plan_names(row.job.labels)
+    for name, graph, plan in zip(names, row.job.graphs, row.recordings, strict=True):
+        formats.plan_jsonl.write(plan, graph, folder / name)
+    for table in ("spans", "waits", "memory", *(["ranks"] if row.job.ranks > 1 else [])):
+        row.tables.write(table, folder / f"{table}.csv")

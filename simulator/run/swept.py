@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.catalog import Loaded
 from simulator.report.summaries import dumped
 from simulator.report.view import View
-from simulator.run.origins import provenance
+from simulator.run.provenance import provenance
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.plan import NOWHERE
 from simulator.policies.problem import Problem
-from simulator.run.execute import Trier
+from simulator.run.trial import Trier
 
 
 @dataclass(frozen=True, eq=False)

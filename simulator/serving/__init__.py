@@ -12,7 +12,7 @@ from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run.one import Progress, silent
+from simulator.run.row import Progress, silent
 from simulator.scenario import Scenario
 from simulator.serving import latencies
 from simulator.serving.arrivals import arriving
@@ -94,7 +94,7 @@ class Serving:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.run.folder import filled  # noqa: PLC0415
+        from simulator.run.provenance import filled  # noqa: PLC0415
 
         told, seed = [asdict(verdict) for verdict in self.expectations], self.loaded.scenario.seed
         more = {"sentences": self.sentences, "expectations": told, "seed": seed}

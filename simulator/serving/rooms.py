@@ -12,7 +12,7 @@ from simulator.errors import ConfigError
 from simulator.graph import Graph
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
-from simulator.run.homes import home_ids
+from simulator.run.placement import home_ids
 from simulator.serving.scheduler import longest
 from simulator.units import human
 from simulator.workload import DecoderModel, Request, Requests

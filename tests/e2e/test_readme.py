@@ -12,7 +12,7 @@ from simulator.builders.decoder.weights import count
 from simulator.catalog import read_workload
 from simulator.cli import main
 from simulator.report import text
-from simulator.run.layout import layout
+from simulator.run.jobs import layout
 from simulator.run.plan import plan
 from simulator.run.scaling import scaling
 

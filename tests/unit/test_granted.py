@@ -9,7 +9,7 @@ from policy_problems import problem, train
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.policies import POLICIES
-from simulator.run.granted import granted
+from simulator.run.decide import granted
 
 WHOLE = 25_600
 PART = WHOLE // 256

@@ -11,8 +11,8 @@ import pytest
 import simulator as hosim
 from simulator import engine
 from simulator.run import read
-from simulator.run.one import plans_of, silent
-from simulator.run.rehearsal import REHEARSED
+from simulator.run.decide import REHEARSED
+from simulator.run.row import plans_of, silent
 
 STEPS = 3 * REHEARSED
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0"

@@ -7,7 +7,7 @@ from rank_stories import cluster, team
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.policies import FREE
-from simulator.run.shares import shares
+from simulator.run.placement import shares
 
 HBM, DDR = 0, 1
 SMALL, LARGE = (team(f"w {size} persistent, a 40", "f: w -> a, 5 ns", groups={}) for size in (10, 50))

@@ -14,7 +14,7 @@ from simulator.errors import CapacityError, InvariantError, PlanError
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan, Steps
-from simulator.run.shares import shares
+from simulator.run.placement import shares
 from simulator.stored import repeated
 
 TEXT = "copy w ddr hbm; compute f; detach w hbm"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import simulator as hosim
 from simulator import engine
 from simulator.plan import Plan, Steps
-from simulator.run.tries import Tries
+from simulator.run.trial import Tries
 
 SCENARIO = "tiny_train_910c"
 HERE, ELSEWHERE = object(), object()

@@ -1,15 +1,22 @@
-"""Where every number of a run comes from."""
+"""Where every number of a run comes from: documents as they were run, digests, and reasons."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import simulator
+from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
+from simulator.report import files
+from simulator.report.files import folder_names
+from simulator.report.rows import Row
+from simulator.scenario import DrawsOrigin, PolicyChoice
 
 _PROSE = {"schema_", "name", "title", "sources", "assumed", "fitted"}
 """What a document says for people."""
@@ -104,3 +111,87 @@ def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
 
 def _figure(document: Document, path: str, why: str | Fit) -> dict[str, str]:
     return {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
+
+
+@contextmanager
+def filled(
+    out: str | Path, loaded: Loaded, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
+) -> Iterator[Path]:
+    """Give a folder to fill, and write beside what it is filled with the documents and the summary.
+
+    Parameters
+    ----------
+    out
+        The folder; filled beside its place and renamed. An earlier run's is replaced.
+    loaded, rows
+        The documents that were resolved, and the rows of the summary.
+    more
+        Further entries of ``summary.json``; where everything comes from is added.
+    """
+    with files.replaced(Path(out)) as folder:
+        yield folder
+        files.write_texts(folder, loaded.documents())
+        files.write_summary(folder, rows, {**more, "provenance": provenance(loaded)})
+
+
+_DRAWS = "draws.csv"
+"""Name of the file from which draws were read."""
+
+
+def files_named(loaded: Loaded) -> dict[str, Path]:
+    """Files that the documents of `as_run` name, by the names they have there.
+
+    Parameters
+    ----------
+    loaded
+        The documents as they were read.
+    """
+    paths = loaded.paths
+    named = {_graph_name(paths["graph"]): paths["graph"]} if "graph" in paths else {}
+    return named | ({_DRAWS: paths["draws"]} if "draws" in paths else {})
+
+
+def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict[str, str]:
+    """Write the three documents as they were run; with the plans beside them they give the same rows again.
+
+    Parameters
+    ----------
+    loaded, rows
+        What was run, and what came of it.
+    is_changed
+        Whether the machine was changed, so that what the scenario expects does not hold for it.
+
+    Returns
+    -------
+    dict
+        Texts by the names of files.
+    """
+    written, folders = {choice.row: choice for choice in loaded.scenario.policies}, folder_names(list(rows))
+    choices = []
+    for label, row in rows.items():
+        choice = written.get(label)
+        if (choice is None or choice.is_file) and row.trace is not None:
+            name = "plan.jsonl" if len(row.plans) == 1 else "plan-*.jsonl"
+            choice = PolicyChoice(policy=f"{folders[label]}/{name}", label=label)
+        if choice is not None:
+            choices.append(choice)
+    changes: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml"}
+    if "draws" in loaded.paths:
+        changes["draws"] = DrawsOrigin(file=_DRAWS)
+    if choices:
+        kept = {choice.row for choice in choices}
+        expected = () if is_changed else loaded.scenario.expect
+        expect = tuple(one for one in expected if {one.row, one.faster_than or one.row} <= kept)
+        changes |= {"policies": tuple(choices), "expect": expect}
+    workload = loaded.workload
+    if "graph" in loaded.paths:
+        workload = workload.model_copy(update={"graph": _graph_name(loaded.paths["graph"])})
+    return {
+        "scenario.yaml": catalog.dump(loaded.scenario.model_copy(update=changes)),
+        "hardware.yaml": catalog.dump(loaded.hardware),
+        "workload.yaml": catalog.dump(workload),
+    }
+
+
+def _graph_name(path: Path) -> str:
+    return f"graph.json{path.name.rpartition('.json')[2]}"

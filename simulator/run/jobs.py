@@ -1,14 +1,18 @@
-"""The story of `hosim graph`: the operator graph of a workload as a file, to look at, change and run again."""
+"""The stories of `hosim graph` and `hosim layout`: the job of a workload as files, and what each of its ranks holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from json import dumps
 from pathlib import Path
 
 from simulator import catalog, formats
-from simulator.builders import build_job
+from simulator.builders import build_job, layouts
 from simulator.formats import graph_jsonl
-from simulator.report import files
+from simulator.graph import Job
+from simulator.layout import Weight
+from simulator.report import files, layout_text
 from simulator.report.files import folder_names
 from simulator.units import counted
 from simulator.workload import Workload
@@ -56,3 +60,49 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
 def _of_file(workload: Workload, steps: int) -> Workload:
     fields = {"name": workload.name, "title": workload.title, "graph": "graph.jsonl", "steps": steps}
     return Workload.model_validate({**fields, "assumed": {"steps": "as in the workload that the graph was made from"}})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A workload over its ranks.
+
+    Attributes
+    ----------
+    workload
+        What runs.
+    job
+        Its graphs, and which rank runs which.
+    weights
+        How its weights are cut, where the builder says so.
+    """
+
+    workload: Workload
+    job: Job
+    weights: dict[str, Weight]
+
+    def text(self) -> str:
+        """Tell it in tables."""
+        return layout_text.told(self.job, self.workload, self.weights)
+
+    def json(self) -> str:
+        """The same as JSON, sizes in bytes."""
+        return dumps(layout_text.data(self.job, self.weights, self.workload.dtypes.element_bytes), indent=2)
+
+
+def layout(workload: str | Path) -> Spread:
+    """Spread a workload over its ranks.
+
+    Parameters
+    ----------
+    workload
+        A name in the catalogue, or a path that ends in ``.yaml``.
+
+    Raises
+    ------
+    ConfigError
+        If the document is wrong, or the model cannot be spread like that.
+    """
+    entry = catalog.load(workload, "workload")
+    found = entry.document
+    job = build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+    return Spread(found, job, layouts(found))
