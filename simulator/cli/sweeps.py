@@ -109,7 +109,6 @@ def _levels(context: click.Context, parameter: click.Parameter, text: str | None
 
 _PERTURBED = (
     ("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%"),
-    ("--copy-jitter", "each op and each copy takes its time times a random factor of this spread", "none"),
     ("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%"),
     ("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us"),
     ("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%"),
@@ -146,10 +145,8 @@ def robust(scenario: str, headroom: list[float] | None, **options: Any) -> None:
 
     The plan is made once, for nominal conditions, and replayed unchanged; for a longer sequence it is
     carried over by the names of ops and tensors. Jitter factors are log-normal with mean 1: one for
-    each op, and one for each link and draw; the level is their coefficient of variation. --copy-jitter
-    draws one for each copy instead of each link: over hundreds of copies that averages out, which
-    flatters every plan, so that it is not tried unless asked for. What blocks or no longer fits is an
-    outcome in the table.
+    each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
+    no longer fits is an outcome in the table.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.robustness import robustness
 

@@ -18,10 +18,8 @@ from simulator.cost.phases import phase_ns as phase_ns
 from simulator.cost.phases import phase_work as phase_work
 from simulator.cost.phases import stages as stages
 from simulator.cost.service import FULL_RATE as FULL_RATE
-from simulator.cost.service import Stretch as Stretch
 from simulator.cost.service import ceil_div as ceil_div
 from simulator.cost.service import lead_ns as lead_ns
 from simulator.cost.service import rate_cap as rate_cap
-from simulator.cost.service import stretched as stretched
 from simulator.cost.service import transfer_ns as transfer_ns
 from simulator.cost.service import work as work

@@ -9,7 +9,6 @@ two changes no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from simulator.hardware import Link, stage_rates
 
@@ -58,16 +57,7 @@ def rate_cap(size_bytes: int, link: Link) -> int:
     return max(1, math.floor(share * FULL_RATE))
 
 
-Stretch = Callable[[int], int]
-"""By issue number of a copy: how many times as long it takes as the machine says, in 2^-32."""
-
-
-def stretched(amount: int, factor: int) -> int:
-    """A time or a work times a factor in 2^-32, rounded up."""
-    return ceil_div(amount * factor, FULL_RATE)
-
-
-def transfer_ns(size_bytes: int, link: Link, factor: int = FULL_RATE) -> int:
+def transfer_ns(size_bytes: int, link: Link) -> int:
     """Time of a transfer that has its way for itself: what passes before its bytes flow, and size over bandwidth [ns].
 
     Parameters
@@ -76,11 +66,9 @@ def transfer_ns(size_bytes: int, link: Link, factor: int = FULL_RATE) -> int:
         Size of the transfer [B].
     link
         The link it takes.
-    factor
-        How many times as long it takes, in 2^-32.
     """
-    own_work = stretched(work(size_bytes, link.bandwidth_bytes_per_s), factor)
-    return stretched(lead_ns(size_bytes, link), factor) + ceil_div(own_work, rate_cap(size_bytes, link))
+    own_work = work(size_bytes, link.bandwidth_bytes_per_s)
+    return lead_ns(size_bytes, link) + ceil_div(own_work, rate_cap(size_bytes, link))
 
 
 def lead_ns(size_bytes: int, link: Link) -> int:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from simulator.cost import FULL_RATE, Stretch, lead_ns, rate_cap, stretched, transfer_ns, work
+from simulator.cost import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.places import Places, are_running, wait_for, wait_for_start
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Wanted
+from simulator.engine.rounds import Alarm, Gate, Wanted
 from simulator.engine.rows import place, span_row
 from simulator.engine.sharing import Network, Path
 from simulator.hardware import Link
@@ -74,7 +74,7 @@ class Shared:
         """Begin now; the channel's `end` is called when it is over."""
         queue = self._queue
         if lead := self._leads_ns[queue.places.size_bytes[channel.transfer[1].tensor]]:
-            queue.clock.at(queue.clock.now + stretched(lead, queue.factor(channel.transfer)), channel)
+            queue.clock.at(queue.clock.now + lead, channel)
         else:
             self._join(channel)
 
@@ -89,8 +89,7 @@ class Shared:
     def _join(self, channel: Channel) -> None:
         key, step = channel.transfer[:2]
         size = self._queue.places.size_bytes[step.tensor]
-        own_work = stretched(self._works[size], self._queue.factor(channel.transfer))
-        self._network.join(self._path, self._caps[size], own_work, key, channel)
+        self._network.join(self._path, self._caps[size], self._works[size], key, channel)
 
 
 class _BySize(dict[int, int]):
@@ -165,7 +164,6 @@ class LinkQueue:
         "running",
         "shared",
         "source",
-        "stretch",
         "target",
         "watchers",
     )
@@ -181,7 +179,6 @@ class LinkQueue:
         self.running: list[Channel] = []
         self.shared: Shared | None = None
         self.gate: Gate | None = None
-        self.stretch: Stretch | None = None
         self.considered = False
         self.watchers: list[Stream] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
@@ -282,18 +279,11 @@ class LinkQueue:
         if self.watchers:
             self._wake_watchers()
         if self.shared is None:
-            self.clock.at(now + (step.alone_ns if self.stretch is None else self._stretched_ns(head)), channel)
+            self.clock.at(now + step.alone_ns, channel)
         else:
             self.shared.begin(channel)
         if self.free:
             self.look_again()
-
-    def factor(self, transfer: Transfer) -> int:
-        """How many times as long as the machine says a transfer takes, in fixed point."""
-        return FULL_RATE if self.stretch is None else self.stretch(transfer[0] & ISSUE_MASK)
-
-    def _stretched_ns(self, transfer: Transfer) -> int:
-        return transfer_ns(self._size_bytes[transfer[1].tensor], self._link, self.factor(transfer))
 
     def _wait_for_tensor(self, head: Transfer) -> None:
         key, step, lap, _ = head

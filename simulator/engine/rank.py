@@ -7,7 +7,6 @@ from collections.abc import Collection
 from itertools import compress, count
 from typing import Protocol
 
-from simulator.cost import Stretch
 from simulator.engine.addressed import AddressedTier
 from simulator.engine.blocked import Explainer
 from simulator.engine.book import Book, Routes
@@ -28,26 +27,11 @@ from simulator.errors import CapacityError, Shortfall
 from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
+from simulator.scenario import Switches
 
 Use = tuple[Resource, int]
 """A resource, and for how many flows of the machine a flow counts there."""
 Uses = tuple[Use, ...]
-
-
-class SwitchesLike(Protocol):
-    """Readings of the machine that are a choice (see `simulator.scenario.Switches`)."""
-
-    @property
-    def copies_wait_for(self) -> str:
-        """``start`` or ``end`` of the last compute issued before a copy."""
-
-    @property
-    def hbm_contention(self) -> bool:
-        """Whether kernels, copies and collectives share the bandwidth of the compute tier."""
-
-    @property
-    def stretch(self) -> Stretch | None:
-        """How many times as long as the machine says each copy takes; None: as it says."""
 
 
 class Machine(Protocol):
@@ -57,7 +41,7 @@ class Machine(Protocol):
     rounds: Rounds
     network: Network
     recorder: Recorder
-    switches: SwitchesLike
+    switches: Switches
     has_ranks: bool
 
     def tier(self, number: int, rank: int, program: Program) -> TierInstance:
@@ -65,9 +49,6 @@ class Machine(Protocol):
 
     def resources(self, link: str, rank: int) -> Uses:
         """What else the flows on a link of this rank go through."""
-
-    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
-        """Whether another rank has stored this tensor here for the rank, too."""
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
@@ -142,7 +123,6 @@ class Rank:
         names = machine.hardware.tier_names
         ends = (names.index(link.source), names.index(link.target))
         queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
-        queue.stretch = machine.switches.stretch
         others = machine.resources(name, self.number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue
@@ -198,8 +178,7 @@ class Rank:
             if home < 0:
                 continue
             tier, size = self._tiers[home], self.places.size_bytes[tensor]
-            if not self.machine.is_stored(self.number, home, tensor):
-                tier.settle(tensor, size)
+            tier.settle(tensor, size)
             self.places.valid[home][tensor] = True
             self.places.hold(tensor, home)
             if tier.used > tier.capacity:

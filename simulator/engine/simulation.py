@@ -14,7 +14,7 @@ from simulator.engine import folding
 from simulator.engine.compaction import addressed
 from simulator.engine.meeting import Communicator
 from simulator.engine.program import Columns, Program
-from simulator.engine.rank import Machine, Rank, SwitchesLike, Use, Uses
+from simulator.engine.rank import Machine, Rank, Use, Uses
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
@@ -23,17 +23,11 @@ from simulator.errors import ConfigError, InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
-from simulator.stored import repeated
+from simulator.scenario import Switches
 from simulator.trace import RATES, Trace, packer
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
-
-
-class _Defaults:
-    copies_wait_for = "start"
-    hbm_contention = False
-    stretch = None
 
 
 def run(
@@ -41,7 +35,7 @@ def run(
     hardware: Hardware,
     *,
     budget_bytes: int | float | None = None,
-    switches: SwitchesLike | None = None,
+    switches: Switches | None = None,
     progress: Progress | None = None,
     fold: Literal["auto", "never", "always"] = "never",
 ) -> Trace:
@@ -78,8 +72,7 @@ def run(
         If ranks must be folded and cannot be.
     """
     stands_in = _stands_in(programs, hardware, fold)
-    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), stands_in)
-    simulation.store_once(programs)
+    simulation = Simulation(hardware, budget_bytes, switches or Switches(), stands_in)
     with garbage.kept():
         for rank, program in enumerate(programs):
             if stands_in[rank] == rank:
@@ -93,7 +86,7 @@ def follow(
     forward: Forward,
     *,
     budget_bytes: int | float | None = None,
-    switches: SwitchesLike | None = None,
+    switches: Switches | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Replay the program of one rank, and hand on what happens instead of keeping it.
@@ -110,7 +103,7 @@ def follow(
     Trace
         How the run ended; its tables are empty.
     """
-    simulation = Simulation(hardware, budget_bytes, switches or _Defaults(), (0,), forward)
+    simulation = Simulation(hardware, budget_bytes, switches or Switches(), (0,), forward)
     with garbage.kept():
         simulation.add(0, program)
         return simulation.run(progress)
@@ -144,7 +137,7 @@ class Simulation(Machine):
         self,
         hardware: Hardware,
         budget_bytes: int | float | None,
-        switches: SwitchesLike,
+        switches: Switches,
         stands_in: tuple[int, ...],
         forward: Forward | None = None,
     ) -> None:
@@ -163,33 +156,12 @@ class Simulation(Machine):
         self._instances: dict[tuple[str, str, int], Any] = {}
         self._ranks: list[Rank] = []
         self._starts_ns: set[int] = set()
-        self._stored: set[tuple[int, int, int]] = set()
-        self._stored_once: Counter[tuple[int, int, int]] = Counter()
         self._progress: Progress | None = None
 
     def add(self, number: int, program: Program) -> None:
         """Add a rank that is simulated."""
         self._ranks.append(Rank(self, number, program))
         self._starts_ns.add(program.starts_ns)
-
-    def store_once(self, programs: Sequence[Program]) -> None:
-        """Find what is stored once for several ranks; of those that are folded, the one simulated has it for all."""
-        on_node = self.hardware.topology.devices_per_node
-        scopes = [tier.scope for tier in self.hardware.tiers.values()]
-        folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
-        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
-            by = self._stands_in[rank]
-            if rank == by:
-                self._stored.update((rank, tier, tensor) for tensor in tensors)
-            if scopes[tier] != "node" or rank // on_node == by // on_node:
-                folded[by, tier, tensors] += 1
-        for (by, tier, tensors), ranks in folded.items():
-            for tensor in tensors:
-                self._stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
-
-    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
-        """Whether another rank has stored this tensor here for the rank, too."""
-        return (rank, tier, tensor) in self._stored
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
@@ -330,8 +302,7 @@ class Simulation(Machine):
         blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
         trace = self.recorder.trace(tuple(blocked), self._stands_in)
         until_ns = _until_ns(trace) if len(self._starts_ns) > 1 else None
-        once = tuple((*place, size) for place, size in self._stored_once.items())
-        return replace(trace, until_ns=until_ns, stored_once=once)
+        return replace(trace, until_ns=until_ns)
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""

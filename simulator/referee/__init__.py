@@ -6,10 +6,10 @@ the laws. They speak to whoever described the job (`ConfigError`), made the plan
 (`InvariantError`).
 """
 
+from simulator.referee.agreement import check_job
 from simulator.referee.findings import Findings
-from simulator.referee.job import check_job
-from simulator.referee.plan import check_plan
 from simulator.referee.rendezvous import check_order
-from simulator.referee.trace import Drawn, Watch, check_trace
+from simulator.referee.walk import check_plan
+from simulator.referee.watch import Drawn, Watch, check_trace
 
 __all__ = ["Drawn", "Findings", "Watch", "check_job", "check_order", "check_plan", "check_trace"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.earlier import Ints
+from simulator.referee.columns import Ints
 from simulator.referee.facts import Facts
 from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Block, Trace

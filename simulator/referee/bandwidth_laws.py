@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from simulator.cost import FULL_RATE, Stretch, phases
+from simulator.cost import phases
 from simulator.errors import InvariantError
 from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.earlier import Ints
+from simulator.referee.columns import Ints, Moved
 from simulator.referee.facts import Facts
-from simulator.referee.meetings import Meetings
+from simulator.referee.meeting_laws import Meetings
 from simulator.referee.place_laws import sharers
-
-if TYPE_CHECKING:
-    from simulator.referee.time_laws import Switches
+from simulator.scenario import Switches
 
 _NS_PER_S = 10**9
-
-
-class Moved(NamedTuple):
-    """What went over the links, or the ports, of one name: whose, how much, from when to when."""
-
-    rank: Ints
-    size_bytes: Ints
-    start_ns: Ints
-    end_ns: Ints
 
 
 _NOTHING = Moved(*(np.empty(0, np.int64) for _ in Moved._fields))
 
 
-def check_bandwidth(
-    ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], switches: Switches | None = None
-) -> None:
+def check_bandwidth(ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], switches: Switches) -> None:
     """Check each link, each port, and each instance of a bus, in each stretch in which it is busy without a pause.
 
     So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth.
@@ -52,7 +38,7 @@ def check_bandwidth(
     stands_in
         For each rank the one that was simulated in its place.
     switches
-        How the machine is read. A copy that takes so many times as long as it says counts as so many more bytes.
+        How the machine is read.
 
     Notes
     -----
@@ -60,8 +46,8 @@ def check_bandwidth(
     without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
     spans.
     """
-    hardware, stretch = ranks[0].hardware, None if switches is None else switches.stretch
-    moved = {**_copied(hardware, ranks, stretch), **(_sent(hardware, met) if met is not None else {})}
+    hardware = ranks[0].hardware
+    moved = {**_copied(hardware, ranks), **(_sent(hardware, met) if met is not None else {})}
     for name in dict.fromkeys((*moved, *hardware.links)):
         link, found = hardware.links.get(name), _passing(hardware, (name,), moved)
         rate: int | float
@@ -76,7 +62,7 @@ def check_bandwidth(
         instance, counts = sharers(hardware, stands_in, bus.scope)
         whole = whole._replace(size_bytes=whole.size_bytes * counts[whole.rank])
         _check_instances(ranks, f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s, instance[whole.rank], whole)
-    if switches is not None and switches.hbm_contention:
+    if switches.hbm_contention:
         _check_memory(ranks, moved, stands_in)
 
 
@@ -119,29 +105,13 @@ def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved
     return Moved(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
 
 
-def factors_of(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
-    """How many times as long as the machine says each copy takes, in fixed point."""
-    if stretch is None:
-        return np.full(len(copies), FULL_RATE)
-    return np.array([stretch(facts.first + issue) for issue in copies.tolist()], np.int64)
-
-
-def _sizes(facts: Facts, copies: Ints, stretch: Stretch | None) -> Ints:
-    """What copies count for [B], rounded down."""
-    sizes = facts.sizes[facts.a[copies]]
-    if stretch is None:
-        return sizes
-    pairs = zip(sizes.tolist(), factors_of(facts, copies, stretch).tolist(), strict=True)
-    return np.array([size * factor // FULL_RATE for size, factor in pairs], np.int64)
-
-
-def _copied(hardware: Hardware, ranks: Sequence[Facts], stretch: Stretch | None) -> dict[str, Moved]:
+def _copied(hardware: Hardware, ranks: Sequence[Facts]) -> dict[str, Moved]:
     """What each link carried."""
     parts = []
     for facts in ranks:
         copies = facts.ran(COPY)
         times = (facts.start_ns[copies], facts.end_ns[copies])
-        size = _sizes(facts, copies, stretch)
+        size = facts.sizes[facts.a[copies]]
         parts.append((facts.track[copies], np.full(len(copies), facts.rank), size, *times))
     track, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
     found = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.plan import COPY, DETACH, SYNC
-from simulator.referee.earlier import NONE, Ints
+from simulator.referee.columns import NONE, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 

@@ -9,22 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.plan import NOWHERE, Plan
-
-if TYPE_CHECKING:
-    from simulator.referee.bandwidth_laws import Moved
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-NONE = -1
-"""No row, no step, no time."""
+from simulator.referee.columns import NONE, Ints, Moved
 
 
 @dataclass(eq=False)

@@ -14,9 +14,10 @@ import numpy as np
 
 from simulator.errors import InvariantError
 from simulator.plan import COMPUTE
-from simulator.referee.earlier import NONE, Bools, Earlier, Ints
-from simulator.referee.naming import describe
-from simulator.referee.program import Columns, Program
+from simulator.referee.breach import describe
+from simulator.referee.columns import NONE, Bools, Ints
+from simulator.referee.earlier import Earlier
+from simulator.referee.op_columns import Columns, Program
 from simulator.trace import CAUSES, Block, Table, Trace
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.plan import COMPUTE, COPY, DETACH
-from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 from simulator.units import human

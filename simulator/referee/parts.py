@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC
-from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Part
-from simulator.referee.program import Columns, Program
+from simulator.referee.op_columns import Columns, Program
 from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block
 
 LEAST_STEPS = 1 << 16

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from simulator.cost import Stretch, transfer_ns
+from simulator.cost import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
-from simulator.referee.bandwidth_laws import factors_of
-from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Facts, Intervals
+from simulator.scenario import Switches
 from simulator.trace import CAUSES
-
-
-class Switches(Protocol):
-    """Readings of the machine that are a choice (see `simulator.scenario.Switches`)."""
-
-    @property
-    def copies_wait_for(self) -> str:
-        """``start`` or ``end`` of the last compute issued before a copy."""
-
-    @property
-    def hbm_contention(self) -> bool:
-        """Whether kernels, copies and collectives share the bandwidth of the compute tier."""
-
-    @property
-    def stretch(self) -> Stretch | None:
-        """How many times as long as the machine says each copy takes; None: as it says."""
 
 
 def check_issued(facts: Facts) -> None:
@@ -129,7 +111,7 @@ def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: 
     return np.asarray(before[np.argsort(order)])
 
 
-def check_program_point(facts: Facts, switches: Switches | None) -> Ints:
+def check_program_point(facts: Facts, switches: Switches) -> Ints:
     """Check that a copy starts after the last compute issued before it started (or ended).
 
     Returns
@@ -137,7 +119,7 @@ def check_program_point(facts: Facts, switches: Switches | None) -> Ints:
     by issue
         When that was (position of the clock, or `NONE`); `NONE` for other steps.
     """
-    ended = switches is not None and switches.copies_wait_for == "end"
+    ended = switches.copies_wait_for == "end"
     moments = facts.last_computes(facts.end if ended else facts.arrived, ended=ended)
     points = np.where(facts.kind == COPY, moments, NONE)
     copies = facts.ran(COPY)
@@ -289,24 +271,22 @@ def _keep_copies(facts: Facts) -> None:
     facts.earlier.copies = found[:, found[3] > since]
 
 
-def check_durations(facts: Facts, switches: Switches | None) -> None:
+def check_durations(facts: Facts, switches: Switches) -> None:
     """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
     computes = facts.ran(COMPUTE)
     computes = computes[~facts.program.meets[facts.a[computes]]]
     alone = facts.alone_ns(computes)
     took = facts.end_ns[computes] - facts.start_ns[computes]
-    contended = switches is not None and switches.hbm_contention
+    contended = switches.hbm_contention
     right = took >= alone if contended else took == alone
     law = f"a compute takes {'at least ' if contended else ''}its own time"
     facts.check_steps(computes, right, law, ("takes ns", took), ("alone ns", alone))
     copies = facts.ran(COPY)
     size, took = facts.sizes[facts.a[copies]], facts.end_ns[copies] - facts.start_ns[copies]
     alone = np.zeros(len(copies), np.int64)
-    factors = factors_of(facts, copies, None if switches is None else switches.stretch)
     for number, link in enumerate(facts.hardware.links.values()):
         mine = np.flatnonzero(facts.track[copies] == number)
-        pairs = list(zip(size[mine].tolist(), factors[mine].tolist(), strict=True))
-        times = {pair: transfer_ns(pair[0], link, pair[1]) for pair in dict.fromkeys(pairs)}
-        alone[mine] = [times[pair] for pair in pairs]
+        sizes, which = np.unique(size[mine], return_inverse=True)
+        alone[mine] = np.array([transfer_ns(one, link) for one in sizes.tolist()], np.int64)[which]
     law = "a transfer takes at least its time alone"
     facts.check_steps(copies, took >= alone, law, ("takes ns", took), ("alone ns", alone))

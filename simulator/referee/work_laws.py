@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.plan import COMPUTE, COPY, SYNC
-from simulator.referee.earlier import NONE, Bools, Ints
+from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held, Room, broken
 

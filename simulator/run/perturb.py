@@ -1,9 +1,7 @@
 """Jitter: the run that was planned for, with other times; and its plan on another graph.
 
 Every op takes its time times a factor of its own; every link's time is multiplied by a factor, one for each link and
-draw, because what slows a link down (other traffic, a clock) lasts longer than a step. Of *copy jitter* every copy
-takes its time times a factor of its own instead: drawn by its issue number, so that it depends on nothing else that
-happens.
+draw, because what slows a link down (other traffic, a clock) lasts longer than a step.
 
 Factors are log-normal with mean 1 and the level as their coefficient of variation ``c``: ``exp(s z - s^2 / 2)`` with
 ``s^2 = ln(1 + c^2)`` and ``z`` normal. Times are whole nanoseconds, at least 1 where they were not 0. A draw has the
@@ -20,22 +18,17 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr
 
-from simulator.cost import FULL_RATE, Stretch, durations_ns
+from simulator.cost import durations_ns
 from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
 from simulator.run.case import Case
-from simulator.scenario import Switches
-
-_BLOCK = 4096
-"""Factors of copies are drawn so many at a time."""
 
 
-def jittered(case: Case, level: float, draw: int, seed: int, *, of_copies: bool = False) -> Case:
-    """Give the ops of a case, and its links or its copies, other times.
+def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
+    """Give the ops of a case, and its links, other times.
 
     Parameters
     ----------
@@ -43,8 +36,6 @@ def jittered(case: Case, level: float, draw: int, seed: int, *, of_copies: bool 
         As it was planned for; of one rank.
     level, draw, seed
         Coefficient of variation, number of the draw, and what draws begin with.
-    of_copies
-        Whether each copy has a factor of its own, and not each link.
     """
     graph, hardware, (task,) = case.graph, case.hardware, case.tasks
     normal = np.random.default_rng((seed, draw)).standard_normal(len(graph.ops) + len(hardware.links))
@@ -53,15 +44,9 @@ def jittered(case: Case, level: float, draw: int, seed: int, *, of_copies: bool 
         replace(op, duration_ns=max(1, round(ns * factor)) if ns else 0)
         for op, ns, factor in zip(graph.ops, case.problem.durations_ns, factors, strict=False)
     )
-    graph, switches = replace(graph, ops=ops), task.problem.switches
-    if of_copies:
-        switches = JitteryCopies(switches, seed, draw, level)
-    else:
-        hardware = _stretched(hardware, factors[len(ops) :])
+    graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
     times = durations_ns(graph, hardware)
-    problem = replace(
-        task.problem, graph=graph, hardware=hardware, durations_ns=times, rehearsal=None, switches=switches
-    )
+    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times, rehearsal=None)
     return replace(case, tasks=(replace(task, problem=problem),))
 
 
@@ -70,38 +55,6 @@ def _factors(normal: NDArray[np.float64], level: float) -> NDArray[np.float64]:
     sigma = math.sqrt(math.log1p(level**2))
     found: NDArray[np.float64] = np.exp(sigma * normal - sigma**2 / 2)
     return found
-
-
-class JitteryCopies(Switches):
-    """The switches of a machine on which each copy takes its time times a factor of its own.
-
-    Parameters
-    ----------
-    switches
-        Those of the nominal machine.
-    seed, draw, level
-        What the factors are drawn by, beside the issue number of a copy; and their coefficient of variation.
-    """
-
-    _seed: tuple[int, int] = PrivateAttr()
-    _level: float = PrivateAttr()
-    _drawn: dict[int, list[int]] = PrivateAttr(default_factory=dict)
-
-    def __init__(self, switches: Switches, seed: int, draw: int, level: float) -> None:
-        super().__init__(**switches.model_dump())
-        self._seed, self._level = (seed, draw), level
-
-    @property
-    def stretch(self) -> Stretch:
-        """By issue number of a copy: its factor, in 2^-32."""
-        return self._factor
-
-    def _factor(self, issue: int) -> int:
-        block, at = divmod(issue, _BLOCK)
-        if block not in self._drawn:
-            normal = np.random.default_rng((*self._seed, 1 + block)).standard_normal(_BLOCK)
-            self._drawn[block] = [max(1, round(f * FULL_RATE)) for f in _factors(normal, self._level).tolist()]
-        return self._drawn[block][at]
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:

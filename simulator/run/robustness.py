@@ -4,7 +4,7 @@ The *tested* policy plans once, for the machine and the workload as their docume
 unchanged under each condition. The *other* one is a runtime that sees what happens. Both run under the same draws.
 What blocks or no longer fits is an outcome, counted as slower than anything that runs.
 
-``jitter``, ``copy jitter``
+``jitter``
     Other times of ops, and of links or copies: see `simulator.run.perturb`.
 ``slower links``
     Every link has its bandwidth times ``1 - level``, and its latency over it.
@@ -36,7 +36,7 @@ from simulator.run.sweep import Point, Progress, Rows, Study, sweep
 from simulator.run.swept import Sweep
 from simulator.scenario import Scenario
 
-JITTER, COPIES, LINKS = "jitter", "copy jitter", "slower links"
+JITTER, LINKS = "jitter", "slower links"
 
 
 class Kind(NamedTuple):
@@ -51,7 +51,6 @@ class Kind(NamedTuple):
 
 KINDS = {
     JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1e-9, 1.0, "above 0 % and at most 100 %"),
-    COPIES: Kind("copy_jitter", (), 1e-9, 1.0, "above 0 % and at most 100 %"),
     LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 1e-9, 0.99, "above 0 % and at most 99 %"),
     INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1, 1e9, "from 1 ns to 1 s, such as 100ns,5us"),
     SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 1e-9, 99.0, "above 0 % and at most 9,900 %"),
@@ -69,7 +68,7 @@ class Conditions(TypedDict, total=False):
     ----------
     set
         Changes to the nominal machine, as in `simulator.run`.
-    jitter, copy_jitter, slower_links, longer
+    jitter, slower_links, longer
         Levels, as shares (0.05 is 5 %); an empty list leaves the kind out.
     inspect
         Times of a look at the state [ns].
@@ -81,7 +80,6 @@ class Conditions(TypedDict, total=False):
 
     set: Mapping[str, Any]
     jitter: Sequence[float]
-    copy_jitter: Sequence[float]
     slower_links: Sequence[float]
     inspect: Sequence[float]
     longer: Sequence[float]
@@ -231,7 +229,7 @@ def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     for name, level in levels:
         varied = _varied(nominal.loaded, name, level)
         axes = (*varied, Axis("draw", (), f"levels of {name}"))
-        points = [(*varied.values(), draw) for draw in range(draws if name in (JITTER, COPIES) else 1)]
+        points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
         yield Study(nominal.loaded, partial(_replayed, nominal, name, level, seed), axes, points, about=about)
 
@@ -267,8 +265,8 @@ def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
 
 def _replayed(nominal: _Nominal, kind: str, level: float, seed: int, loaded: Loaded, point: Point) -> Rows:
     """Replay both policies under a condition."""
-    if kind in (JITTER, COPIES):
-        case = jittered(nominal.case, level, point[-1], seed, of_copies=kind == COPIES)
+    if kind == JITTER:
+        case = jittered(nominal.case, level, point[-1], seed)
     else:
         case = nominal.case if kind == NOMINAL else prepare(loaded).of(nominal.labels[0])
     return [{"policy": label, "step_ns": None, **_outcome(nominal, label, kind, case)} for label in nominal.labels]

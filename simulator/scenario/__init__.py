@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -165,11 +165,6 @@ class Switches(Part):
     copies_wait_for: Literal["start", "end"] = "start"
     hbm_contention: StrictBool = False
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
-
-    @property
-    def stretch(self) -> Callable[[int], int] | None:
-        """By issue number of a copy, in 2^-32: how many times as long as the machine says; None: as it says."""
-        return None
 
 
 class Largest(Part):

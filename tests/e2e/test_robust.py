@@ -79,15 +79,6 @@ def test_what_a_look_costs_is_swept(hosim, scenario):
     assert "static stays ahead of reactive up to 5.00 us an inspection" in done.out
 
 
-def test_copy_jitter_is_tried_where_asked_for(scenario):
-    few = {"jitter": [], "slower_links": [], "copy_jitter": [0.3], "draws": 3}
-    one, two = (hosim_api.robustness(scenario, workers=workers, **few) for workers in (1, 2))
-    assert one.rows == two.rows
-    drawn = one.table[one.table["perturbation"] == "copy jitter"]
-    assert len(drawn) == 6
-    assert drawn.groupby("policy")["step_ns"].nunique().min() > 1
-
-
 def test_a_plan_that_no_longer_fits_is_an_outcome(hosim):
     done = hosim("robust", "tiny_train_910c", "--jitter", "none", "--slower-links", "none", "--longer", "50%",
                  "--workers", 1)  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 import tasks
 
 from simulator import catalog
-from simulator.cost import FULL_RATE
 from simulator.errors import ConfigError, PlanError
 from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
@@ -45,19 +44,6 @@ def test_jitter_gives_each_op_and_each_link_a_factor_of_mean_1_and_the_level_as_
         assert np.mean(times) == pytest.approx(1, abs=0.1)
         assert 0.1 < np.std(times) < 0.3
     assert all(type(ns) is int and ns > 0 for ns in draws[0].problem.durations_ns)
-
-
-def test_copy_jitter_gives_each_copy_a_factor_and_leaves_links_alone(case):
-    found = jittered(case, 0.2, 1, 7, of_copies=True)
-    assert found.hardware == case.hardware
-    assert found.problem.durations_ns == jittered(case, 0.2, 1, 7).problem.durations_ns
-    drawn = np.array([found.problem.switches.stretch(issue) for issue in range(20_000)]) / FULL_RATE
-    assert drawn.mean() == pytest.approx(1, abs=0.01)
-    assert drawn.std() == pytest.approx(0.2, abs=0.01)
-    again = jittered(case, 0.2, 1, 7, of_copies=True).problem.switches
-    assert [again.stretch(issue) / FULL_RATE for issue in (19_999, 5, 0)] == drawn[[19_999, 5, 0]].tolist()
-    other = jittered(case, 0.2, 2, 7, of_copies=True).problem.switches
-    assert other.stretch(0) / FULL_RATE != drawn[0]
 
 
 def test_what_a_search_has_replayed_is_not_told_of_another_machine():

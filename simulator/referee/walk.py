@@ -7,8 +7,8 @@ and nowhere else, nothing else held. A plan that repeats is walked once, because
 what late reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
-program order gives it (`values`): run again after something was overwritten, it would make something else. The
-collectives of a group of ranks are issued in program order (`turns`), and no copy in crosses a barrier (`barriers`).
+program order gives it: run again after something was overwritten, it would make something else. The
+collectives of a group of ranks are issued in program order, and no copy in crosses a barrier (`issue_order`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from simulator.errors import PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
-from simulator.referee.barriers import Barriers
-from simulator.referee.naming import describe
-from simulator.referee.turns import Turns
-from simulator.referee.values import INITIAL, Values
+from simulator.referee.breach import describe
+from simulator.referee.issue_order import INITIAL, Barriers, Turns, Values
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -136,7 +134,6 @@ class Walk:
         self._graph, self._plan, self._pinned, self._draws = graph, plan, frozenset(pinned), draws
         self._tiers = len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
-        self._scopes = [hardware.tiers[name].scope for name in plan.tiers]
         numbers = {name: i for i, name in enumerate(plan.tiers)}
         self._linked = {(numbers[k.source], numbers[k.target]) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
@@ -271,9 +268,6 @@ class Walk:
             here = self._plan.tiers[tier]
             found = f"that it detaches {self._name(tensor)}, whose home the scenario sets to {here}"
             raise self._error(f"what has its home in {here} stays there", found, "leave its home free, or keep it")
-        if self._plan.home[tensor] == tier and self._stays_for_others(tensor, tier):
-            must = f"what several ranks read in {self._plan.tiers[tier]} stays there (shared: node or supernode)"
-            raise self._error(must, f"that it detaches {self._name(tensor)}", "keep it, or do not share the tensor")
         self._put(place, ABSENT)
         self._detached[place] = self._here[0]
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
@@ -286,10 +280,6 @@ class Walk:
         ahead = (op.name for o, op in enumerate(self._graph.ops) if tensor in op.writes and o not in self._ran)
         maker = next(ahead, None)
         return "drop this detach" if maker is None else f"compute {maker!r}, which makes it, before it, or drop it"
-
-    def _stays_for_others(self, tensor: int, tier: int) -> bool:
-        what = self._graph.tensors[tensor]
-        return what.shared is not None and what.persistent and self._scopes[tier] != "device"
 
     def _sync(self, tensor: int, _: int, __: int) -> None:
         self._check_range("a tensor id", tensor, len(self._graph.tensors))

@@ -19,18 +19,17 @@ from simulator.referee import (
     data_laws,
     meeting_laws,
     place_laws,
-    stored_once,
     time_laws,
     work_laws,
 )
 from simulator.referee.earlier import Earlier
 from simulator.referee.facts import Facts, Part, RankRows
 from simulator.referee.findings import Findings, Look
-from simulator.referee.meetings import meetings
+from simulator.referee.meeting_laws import meetings
+from simulator.referee.op_columns import Program
 from simulator.referee.parts import LEAST_STEPS, Parts
-from simulator.referee.plan import Walk
-from simulator.referee.program import Program
-from simulator.scenario import AllocatorKind
+from simulator.referee.walk import Walk
+from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import CAUSES, Block, Trace
 
 _ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "peer"))
@@ -51,7 +50,7 @@ def check_trace(
     plans: Sequence[Plan | Drawn],
     trace: Trace,
     budget_bytes: int | float | None = None,
-    switches: time_laws.Switches | None = None,
+    switches: Switches | None = None,
 ) -> Findings:
     """Check a trace against the laws, from its rows alone.
 
@@ -80,15 +79,14 @@ def check_trace(
     PlanError
         If a reactive plan issued a step that breaks a rule.
     """
+    switches = switches or Switches()
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
     decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
     _check_status(decided, trace)
     _check_folded(job, hardware, decided, trace)
-    once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
-    stored_once.check(hardware, trace, once)
-    room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
+    room = place_laws.Room(hardware, trace.stands_in, budget_bytes)
     room.take(trace.residencies.whole())
     rows, ranks, lines = RankRows(trace), list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}
@@ -126,14 +124,12 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
             raise InvariantError("trace", must, f"rank {found} for rank {rank}", "report this: it is a bug of hosim")
 
 
-def _check_together(
-    job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: time_laws.Switches | None
-) -> None:
+def _check_together(job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: Switches) -> None:
     """Check what ranks do together: meet, and share bandwidth."""
     complete = trace.status == "ok"
     met = meetings(job, trace.stands_in, ranks)
     if met is not None:
-        contended = switches is not None and switches.hbm_contention
+        contended = switches.hbm_contention
         meeting_laws.check_meetings(hardware, met, complete=complete, contended=contended)
         if complete:
             meeting_laws.check_peers(met, ranks, trace.stands_in)
@@ -159,7 +155,7 @@ class RankWatch:
         Readings of the machine.
     """
 
-    def __init__(self, program: Program, drawn: Drawn, rank: int, switches: time_laws.Switches | None) -> None:
+    def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
         self.program, self._rank, self._switches = program, rank, switches
         graph, plan = program.graph, program.plan
         self._earlier, self._look = Earlier(graph, plan), Look()
@@ -208,9 +204,7 @@ class RankWatch:
             raise self._refused
 
 
-def _check_part(
-    facts: Facts, switches: time_laws.Switches | None, *, has_addresses: bool
-) -> tuple[place_laws.Held, work_laws.Requests]:
+def _check_part(facts: Facts, switches: Switches, *, has_addresses: bool) -> tuple[place_laws.Held, work_laws.Requests]:
     time_laws.check_issued(facts)
     track = time_laws.check_tracks(facts)
     point = time_laws.check_program_point(facts, switches)
@@ -255,15 +249,14 @@ class Watch:
         hardware: Hardware,
         drawn: Drawn,
         budget_bytes: int | float,
-        switches: time_laws.Switches | None = None,
+        switches: Switches | None = None,
         *,
         least_steps: int = LEAST_STEPS,
     ) -> None:
         program = Program(graph, hardware, drawn.plan).with_draws(drawn.draws)
-        self._switches, self._parts = switches, Parts(program, least_steps)
-        self._one = RankWatch(program, drawn, 0, switches)
-        once: dict[str, dict[int, int]] = {tier: {} for tier in hardware.tiers}
-        self._room = place_laws.Room(hardware, (0,), budget_bytes, once)
+        self._switches, self._parts = switches or Switches(), Parts(program, least_steps)
+        self._one = RankWatch(program, drawn, 0, self._switches)
+        self._room = place_laws.Room(hardware, (0,), budget_bytes)
         self._lines = work_laws.Lines(self._room)
 
     def take(self, happened: Mapping[str, Block]) -> None:
