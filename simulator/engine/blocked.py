@@ -5,9 +5,9 @@ from __future__ import annotations
 from simulator.engine.host import Host
 from simulator.engine.ledger import ahead_in_line
 from simulator.engine.link import LinkQueue, Transfer
-from simulator.engine.places import Places, behind
-from simulator.engine.rounds import ISSUE_MASK
+from simulator.engine.places import Places
 from simulator.engine.stream import Queued, Stream
+from simulator.engine.waits import ISSUE_MASK, behind
 from simulator.graph import Graph
 from simulator.units import human
 

@@ -27,20 +27,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from simulator.engine.link import LinkQueue
-from simulator.engine.places import NEVER, Computes, Places
+from simulator.engine.late import Decider, LateReads, LateStep
+from simulator.engine.link import CopyStep, LinkQueue
+from simulator.engine.places import Places
 from simulator.engine.program import Columns
 from simulator.engine.refusals import no_link, unknown_stream
-from simulator.engine.rounds import ISSUE_MASK
-from simulator.engine.steps import ComputeStep, CopyStep, DetachStep, LateStep, Step, SyncStep, free_compute
+from simulator.engine.steps import ComputeStep, DetachStep, SyncStep, free_compute
+from simulator.engine.waits import ISSUE_MASK, NEVER, Computes, Issuer, Step
 from simulator.plan import Code
-
-if TYPE_CHECKING:
-    from simulator.engine.host import Host
-    from simulator.engine.issued import Issued
-    from simulator.engine.late import LateReads
 
 Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
@@ -123,10 +119,10 @@ class Book:
         self._gate, self._at = 0, -1
         self._held = list(columns.starts_here)
         self._last_taker = (0, NEVER)
-        self.host: Host | None = None
+        self.host: Issuer | None = None
         self.note: Callable[[Code], None] = deque[Code](maxlen=0).append
         self.late: LateReads | None = None
-        self.decider: Issued | None = None
+        self.decider: Decider | None = None
         self.lap_length = ISSUE_MASK
         compute = self._compute if self._alone else self._compute_beside
         self._free = free_compute()
@@ -144,7 +140,7 @@ class Book:
         """Number of the step at hand."""
         return self._at if self.host is None else self.host.key & ISSUE_MASK
 
-    def issue(self, codes: Iterable[Code], host: Host) -> Step | None:
+    def issue(self, codes: Iterable[Code], host: Issuer) -> Step | None:
         """Count and issue steps until one has to wait; that one, or None if there are no more.
 
         A compute that only reads what earlier ones have seen to joins those in the queue at once; they share a step.
@@ -306,14 +302,14 @@ class Book:
 
     def _sync(self, code: Code) -> SyncStep:
         step = SyncStep()
-        step.tensor = tensor = code[1]
-        step.moves, step.users = self._moves[tensor], self._latest(self._last_use, tensor)
+        step.places, tensor = self._places, code[1]
+        step.tensor, step.moves, step.users = tensor, self._moves[tensor], self._latest(self._last_use, tensor)
         return step
 
     def _detach(self, code: Code) -> DetachStep:
         _, tensor, tier, _ = code
         step, moves = DetachStep(), self._moves[tensor]
-        step.tensor, step.tier, step.moves = tensor, tier, moves
+        step.tensor, step.tier, step.places, step.moves = tensor, tier, self._places, moves
         parts = tensor in self._outputs and self._parts_with_output(tensor)
         step.users = self._issued() if parts else self._latest(self._last_use, tensor)
         self._moves[tensor] = self._fence[tensor] = moves + 1

@@ -10,28 +10,25 @@ It is the gate of the streams and links that it stops; those of other ranks have
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
 
 import simpy
 
-from simulator.engine.addressed import AddressedTier, Plain
-from simulator.engine.fixed import FixedTier, check_span
+from simulator.engine.addressed import AddressedTier, FixedTier, Plain, check_span
 from simulator.engine.link import LinkQueue
 from simulator.engine.pools import Pools
-from simulator.engine.rounds import Rounds, Wanted, recurring
+from simulator.engine.program import Program
+from simulator.engine.recorder import Recorder
+from simulator.engine.rounds import Rounds, recurring
 from simulator.engine.spaces import BestFit, Space
 from simulator.engine.stream import Stream
+from simulator.engine.tier import TierInstance
+from simulator.engine.waits import Wanted
 from simulator.errors import ScopeError
 from simulator.hardware.allocator import Allocator
 from simulator.offsets import offsets
 from simulator.trace import COMPACTIONS, packer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simulator.engine.program import Program
-    from simulator.engine.recorder import Recorder
 
 _row = packer(COMPACTIONS)
 
@@ -73,6 +70,17 @@ def _fixed(plain: Plain, rank: int, program: Program, recorder: Recorder) -> Add
     return FixedTier(plain, rank, layout, recorder)
 
 
+def guard(tier: TierInstance, streams: Sequence[Stream], links: Sequence[LinkQueue]) -> None:
+    """Make the compaction of a tier, if it has any, the gate of all that works there."""
+    compactor = tier.compactor if isinstance(tier, AddressedTier) else None
+    if isinstance(compactor, Compactor):
+        compactor.streams, compactor.links = streams, links
+        for stream in streams:
+            stream.gate = compactor
+        for link in links:
+            link.gate = compactor
+
+
 class Compactor:
     """Compacts one tier instance.
 
@@ -87,6 +95,8 @@ class Compactor:
 
     Attributes
     ----------
+    streams, links
+        Those that work in the tier (see `guard`).
     is_open
         Whether one is asked for, or under way.
     considered
@@ -98,36 +108,28 @@ class Compactor:
         "_done",
         "_figures",
         "_is_remap",
-        "_links",
         "_pages",
         "_rank",
         "_rounds",
         "_rows",
         "_start_ns",
-        "_streams",
         "_tier",
         "_wanted",
         "considered",
         "is_open",
+        "links",
+        "streams",
     )
 
     def __init__(self, tier: AddressedTier, allocator: Allocator, rounds: Rounds, recorder: Recorder) -> None:
         self._tier, self._figures, self._rounds, self._rows = tier, allocator, rounds, recorder.compactions
-        self._streams: Sequence[Stream] = ()
-        self._links: Sequence[LinkQueue] = ()
+        self.streams: Sequence[Stream] = ()
+        self.links: Sequence[LinkQueue] = ()
         self.considered = self.is_open = self._is_remap = False
         self._wanted: Wanted = []
         self._rank, self._asked_ns, self._pages = tier.rank, 0, 0
         self._start_ns = -1
         self._done = recurring(rounds.clock, self._finish)
-
-    def stop(self, streams: Sequence[Stream], links: Sequence[LinkQueue]) -> None:
-        """Be the gate of all that works in the tier."""
-        self._streams, self._links = streams, links
-        for stream in streams:
-            stream.gate = self
-        for link in links:
-            link.gate = self
 
     def ask(self, wanted: Wanted) -> None:
         """Begin: these places fit, and find no hole."""
@@ -135,10 +137,10 @@ class Compactor:
             return
         self.is_open, self._wanted = True, wanted
         self._asked_ns, self._start_ns = self._rounds.clock.now, -1
-        for stream in self._streams:
+        for stream in self.streams:
             if _computes(stream):
                 stream.wait_for_end(stream.ended + 1, self)
-        self._rounds.restless += self._streams
+        self._rounds.restless += self.streams
         self.look_again()
 
     def look_again(self) -> None:
@@ -147,9 +149,9 @@ class Compactor:
 
     def try_start(self) -> None:
         """Start once nothing runs any more."""
-        if not self.is_open or self._start_ns >= 0 or any(map(_computes, self._streams)):
+        if not self.is_open or self._start_ns >= 0 or any(map(_computes, self.streams)):
             return
-        if any(link.running for link in self._links):
+        if any(link.running for link in self.links):
             return
         now = self._start_ns = self._rounds.clock.now
         cost, compaction = 0, self._figures.compaction
@@ -173,12 +175,12 @@ class Compactor:
         self._rows += _row(self._rank, tier.number, *times, self._pages, int(self._is_remap))
         self.is_open = False
         tier.go_on()
-        for stream in self._streams:
+        for stream in self.streams:
             if stream.queue:
                 stream.look_again()
-        for link in self._links:
+        for link in self.links:
             link.look_again()
-        self._rounds.restless += self._streams
+        self._rounds.restless += self.streams
         self._rounds.close()
 
 

@@ -1,26 +1,28 @@
-"""One rank's host: it issues steps in order, pays for each, and waits only at a sync."""
+"""One rank's host: it issues steps in order, pays for each, and waits only at a sync.
+
+The backbone of a plan that is decided at run time only in part is counted once, and issued lap after lap. A runtime
+decides about tensors of its own, which the backbone neither moves nor writes. Their steps are counted as they are
+issued, as if there were no laps, and so are those reads of the backbone that are late. All else that the backbone asks
+for is larger by the same amount in each lap (see `simulator.engine.book`), whatever is decided in between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, cast
+from itertools import chain, islice, repeat
+from typing import cast
 
 import simpy
 
 from simulator.cost import ceil_div
-from simulator.engine.backbone import Backbone, Counted, spelled_out
 from simulator.engine.book import Book
-from simulator.engine.rounds import RANK_SHIFT, recurring
-from simulator.engine.steps import Step
+from simulator.engine.issued import Issued
+from simulator.engine.places import Places
+from simulator.engine.rounds import recurring
+from simulator.engine.waits import RANK_SHIFT, Accountable, Step
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, SYNC, Plan, Steps
-
-if TYPE_CHECKING:
-    from simulator.engine.issued import Issued
-    from simulator.engine.rank import Rank
-    from simulator.engine.stream import Stream
+from simulator.plan import COMPUTE, PART, SYNC, Code, Plan, Steps
 
 _STEPS_PER_CHECKPOINT = 1024
 """Steps between checkpoints, or a few more."""
@@ -36,12 +38,16 @@ class Host:
 
     Parameters
     ----------
-    rank
-        Whose places, streams and links it issues to.
+    places
+        Where it issues to.
     plan
         What it issues.
     book
         Counts its steps; if the plan is reactive, also what it may look at.
+    costs
+        What it pays.
+    checkpoint
+        Called now and then.
 
     Attributes
     ----------
@@ -91,14 +97,15 @@ class Host:
         "watchers",
     )
 
-    def __init__(self, rank: Rank, plan: Plan, book: Book) -> None:
-        machine, costs = rank.machine, rank.machine.hardware.host
-        self.places, self.rounds, self.clock = rank.places, machine.rounds, machine.rounds.clock
-        self.key, self.lap, self.credit = rank.number << RANK_SHIFT, 0, 0
+    def __init__(
+        self, places: Places, plan: Plan, book: Book, costs: HostCosts, checkpoint: Callable[[], None]
+    ) -> None:
+        self.places, self.rounds, self.clock = places, places.rounds, places.rounds.clock
+        self.key, self.lap, self.credit = places.rank << RANK_SHIFT, 0, 0
         self.is_full = self.finished = False
         self.awaited = -1
-        self.watchers: list[Stream] = []
-        self._streams, self._depth, self._checkpoint = rank.streams, costs.queue_depth, machine.checkpoint
+        self.watchers: list[Accountable] = []
+        self._streams, self._depth, self._checkpoint = places.streams, costs.queue_depth, checkpoint
         self._next_checkpoint = self.key + _STEPS_PER_CHECKPOINT
         self._room = QueueRoom(self)
         self.prices, self.now = _prices(plan, costs)
@@ -151,7 +158,7 @@ class Host:
         if isinstance(steps, Steps):
             book.lap_length = len(steps)
             return partial(book.issue, chain.from_iterable(map(Steps.codes, repeat(steps, self._laps))), self)
-        issued = cast("Issued", book)
+        issued = cast(Issued, book)
         if plan.backbone and len(self._streams) == 1:
             self.has_laps = True
             return partial(Backbone(plan.backbone, steps(issued), issued).issue, self)
@@ -179,9 +186,9 @@ class Host:
         for kind, step in steps:
             if prices is not None:
                 self.now += prices[kind]
-            if kind == COMPUTE and self.credit and step.queue:  # type: ignore[union-attr]
+            if kind == COMPUTE and self.credit and step.queue:  # type: ignore[attr-defined]
                 self.credit -= 1
-                step.queue.append((self.key, step.op, step, self.now, self.lap))  # type: ignore[union-attr, arg-type]
+                step.queue.append((self.key, step.op, step, self.now, self.lap))  # type: ignore[attr-defined]
             elif not step.issue(self):
                 return step
             self.key += 1
@@ -266,3 +273,79 @@ def _prices(plan: Plan, costs: HostCosts) -> tuple[tuple[int, ...], int]:
     if plan.backbone:
         return (*(costs.fixed.step_ns,) * 3, costs.reactive.prices_ns[SYNC]), costs.fixed.launch_ns
     return costs.reactive.prices_ns, 0
+
+
+Counted = tuple[int, Step]
+"""The kind of a step, and the step."""
+
+
+def spelled_out(codes: Iterator[Code], parts: Sequence[Steps]) -> Iterator[Code]:
+    """The codes of a plan with the steps of each part in its place."""
+    return chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
+
+
+class Backbone:
+    """Issues the parts of a backbone, and between them what is decided.
+
+    Parameters
+    ----------
+    parts
+        The parts; a lap is all of them in turn.
+    codes
+        What the plan issues, parts by their numbers.
+    decided
+        Counts what is decided.
+    """
+
+    __slots__ = ("_at", "_codes", "_computes", "_counted", "_decided", "_lap", "_part", "_parts", "_rest")
+
+    def __init__(self, parts: Sequence[Steps], codes: Iterator[Code], decided: Issued) -> None:
+        self._codes, self._decided = codes, decided
+        self._parts = [list(part.codes()) for part in parts]
+        self._computes = [part.kind.count(COMPUTE) for part in parts]
+        counted = iter(decided.count_backbone(chain.from_iterable(self._parts)))
+        self._counted = [list(islice(counted, len(part))) for part in parts]
+        self._lap = self._at = 0
+        self._part = -1
+        self._rest: Iterator[Counted] = iter(())
+
+    def issue(self, host: Host) -> Step | None:
+        """Issue steps until one has to wait; that one, or None if there are no more."""
+        while True:
+            step = self._go_on(host) if self._part >= 0 else None
+            if step is None:
+                step = self._decided.issue(iter(self._next_decided, None), host)
+            if step is not None or self._part < 0:
+                return step
+            self._begin(host)
+
+    def _next_decided(self) -> Code | None:
+        """The next step that is decided; None if a part comes first, or nothing more."""
+        code = next(self._codes, None)
+        if code is None or code[0] != PART:
+            return code
+        self._part = code[1]
+        return None
+
+    def _begin(self, host: Host) -> None:
+        """Begin with a part."""
+        host.lap, self._at = self._lap, 0
+        self._rest = iter(self._counted[self._part])
+
+    def _go_on(self, host: Host) -> Step | None:
+        """Issue the rest of a part, and note what is issued; the step that has to wait, if one has."""
+        first, part = host.key, self._parts[self._part]
+        step = host.issue_counted(self._rest)
+        issued = self._at + host.key - first + (step is not None)
+        self._decided.noted += part[self._at : issued]
+        self._at = issued
+        if step is None:
+            self._end(host)
+        return step
+
+    def _end(self, host: Host) -> None:
+        """All of a part is issued: what is decided next comes behind its computes."""
+        self._decided.go_past(self._computes[self._part])
+        if self._part == len(self._parts) - 1:
+            self._lap += 1
+        self._part, host.lap = -1, 0

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from simulator.engine.book import Book, Routes
 from simulator.engine.late import LateReads
+from simulator.engine.link import CopyStep
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.steps import BilledStep, ComputeStep, CopyStep, DetachStep, Step, SyncStep
+from simulator.engine.steps import ComputeStep, DetachStep, SyncStep
+from simulator.engine.waits import Counter, Issuer, Step
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
-
-if TYPE_CHECKING:
-    from simulator.engine.stream import Stream
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -152,7 +150,7 @@ class Issued(Book):
         """So many computes of the backbone are issued."""
         self._computes[0] += computes
 
-    def meet_late(self, op: int, stream: Stream, number: int) -> tuple[tuple[int, ...], Sequence[int]]:
+    def meet_late(self, op: int, stream: Counter, number: int) -> tuple[tuple[int, ...], Sequence[int]]:
         """Check and note a compute of the backbone that reads late or reveals.
 
         Parameters
@@ -319,3 +317,28 @@ class Issued(Book):
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
         found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
         raise PlanError(f"step {self._number} ({what})", must, found, do)
+
+
+class BilledStep:
+    """A step of a backbone, no compute, that may pay for what is decided besides.
+
+    Attributes
+    ----------
+    step
+        The step.
+    more_ns
+        What it pays itself [ns].
+    decider
+        Who knows what is owed.
+    """
+
+    step: CopyStep | DetachStep | SyncStep
+    more_ns: int
+    decider: Issued
+    __slots__ = ("decider", "more_ns", "step")
+
+    def issue(self, host: Issuer) -> bool:
+        """Pay, and issue the step; if that waits, all is paid when it is issued again."""
+        self.decider.pay_selection()
+        host.now += self.more_ns
+        return self.step.issue(host)

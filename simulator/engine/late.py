@@ -6,15 +6,14 @@ that a detach after it waits for it; but only what it is sure to read, and what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
 
 from simulator.draws import Draws
 from simulator.engine.program import Columns
 from simulator.engine.steps import ComputeStep
+from simulator.engine.waits import NEVER, Counter, Issuer
 from simulator.graph import Graph, Late
-
-if TYPE_CHECKING:
-    from simulator.engine.stream import Stream
 
 
 class LateReads:
@@ -61,7 +60,7 @@ class LateReads:
         self._durations = {op: draws.durations_ns(op) for op in draws.chosen_bits}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in draws.chosen_bits}
         self._issued = dict.fromkeys(draws.chosen_bits, 0)
-        self._revealed_by: dict[int, tuple[int, Stream | None, int]] = {
+        self._revealed_by: dict[int, tuple[int, Counter | None, int]] = {
             self._late(op).revealed_by: (0, None, 0) for op in draws.chosen_bits
         }
         self.concerns = [
@@ -71,7 +70,7 @@ class LateReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
-    def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
+    def needed(self, op: int, stream: Counter, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
         if op in self._revealed_by:
             self._revealed_by[op] = self._revealed_by[op][0] + 1, stream, number
@@ -116,3 +115,56 @@ class LateReads:
         if late is None:
             raise KeyError(op)
         return late
+
+
+class Decider(Protocol):
+    """Who decides at run time what moves of the tensors that are read late."""
+
+    def meet_late(self, op: int, stream: Counter, number: int) -> tuple[tuple[int, ...], Sequence[int]]:
+        """Say what a compute reads late and, for each tensor, after how many of its moves it may be read."""
+
+
+class LateStep:
+    """A compute of a lap that reads late, or reveals what others do: each lap makes a step of it.
+
+    Attributes
+    ----------
+    certain
+        The compute with what it is sure to need.
+    number
+        Its number among the computes of its stream, from the begin of the lap.
+    late
+        What it reads besides.
+    fence
+        By tensor that it may read besides: moves that must have ended, by the lap.
+    decider
+        Who knows that where the moves of those tensors are decided at run time, and is told of the compute; or None.
+    made
+        The step of the present lap, if it waits to be issued.
+    """
+
+    certain: ComputeStep
+    number: int
+    late: LateReads
+    fence: Mapping[int, int] | Sequence[int]
+    decider: Decider | None
+    made: ComputeStep | None
+    queue: ClassVar[tuple[()]] = ()
+    __slots__ = ("certain", "decider", "fence", "late", "made", "number")
+
+    def issue(self, host: Issuer) -> bool:
+        """Issue the step of this lap, unless the queue is full."""
+        step = self.made or self._make(host.lap)
+        is_issued = step.issue(host)
+        self.made = None if is_issued else step
+        return is_issued
+
+    def _make(self, lap: int) -> ComputeStep:
+        certain, fence = self.certain, self.fence
+        number = self.number + lap * certain.stream.per_lap
+        if self.decider is None:
+            reads = self.late.needed(certain.op, certain.stream, number)
+        else:
+            reads, fence = self.decider.meet_late(certain.op, certain.stream, number)
+        step = certain.reading(reads, [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER])
+        return self.late.timed(step)

@@ -10,15 +10,12 @@ because nothing before that can change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import cast
 
-from simulator.engine.rounds import ISSUE_MASK
+from simulator.engine.link import Transfer
+from simulator.engine.stream import Stream
+from simulator.engine.waits import ISSUE_MASK, Accountable
 from simulator.trace import CAUSES, WAITS, packer
-
-if TYPE_CHECKING:
-    from simulator.engine.host import Host
-    from simulator.engine.link import Transfer
-    from simulator.engine.stream import Stream
 
 _NAMES = ("capacity", "transfer", "host", "order", "peer", "collective", "compaction")
 CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE, COMPACTION = (CAUSES.index(name) for name in _NAMES)
@@ -114,7 +111,7 @@ def ahead_in_line(stream: Stream) -> Stream | None:
     if step.line and stream.room_bytes():
         for other, number in step.line:
             if other.started < number + lap * other.per_lap:
-                return other
+                return cast(Stream, other)
     return None
 
 
@@ -154,14 +151,14 @@ def _walk_idle(stream: Stream, other: Stream) -> Reason:
     return _walk_host(stream) or (ORDER, -1, -1, -1)
 
 
-def _watch(watchers: list[Stream], stream: Stream) -> None:
+def _watch(watchers: list[Accountable], stream: Stream) -> None:
     """Have the stream account anew when the watched thing changes; once is enough."""
     if stream not in watchers:
         watchers.append(stream)
 
 
 def _walk_host(stream: Stream) -> Reason | None:
-    host: Host = stream.host
+    host = stream.host
     if not stream.queue and host.finished:
         return None
     _watch(host.watchers, stream)

@@ -10,23 +10,63 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import simpy
 
 from simulator.cost import lead_ns, rate_cap, transfer_ns, work
-from simulator.engine.places import Places, are_running, wait_for, wait_for_start
-from simulator.engine.rounds import Alarm, Gate, Wanted
-from simulator.engine.rows import place, span_row
+from simulator.engine.places import Places
+from simulator.engine.recorder import place, span_row
+from simulator.engine.rounds import Alarm
 from simulator.engine.sharing import Network, Path
+from simulator.engine.waits import (
+    Accountable,
+    Computes,
+    Counter,
+    Gate,
+    Issuer,
+    Wanted,
+    are_running,
+    wait_for,
+    wait_for_start,
+)
 from simulator.hardware import Link
 from simulator.plan import COPY
 
-if TYPE_CHECKING:
-    from simulator.engine.steps import CopyStep
-    from simulator.engine.stream import Stream
 
-Transfer = tuple[int, "CopyStep", int, int]
+class CopyStep:
+    """A copy.
+
+    Attributes
+    ----------
+    link, tensor, alone_ns
+        What moves where; time of the transfer if nobody slows it down [ns].
+    gate, gate_number
+        The stream of the last compute issued before, and that compute's number there.
+    line
+        As for a compute.
+    moves
+        Moves of the tensor that must have ended.
+    writers
+        Computes issued before that write the tensor.
+    """
+
+    link: LinkQueue
+    tensor: int
+    alone_ns: int
+    gate: Counter
+    gate_number: int
+    line: Computes
+    moves: int
+    writers: Computes
+    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
+
+    def issue(self, host: Issuer) -> bool:
+        """Issue it."""
+        self.link.append((host.key, self, host.lap, host.now))
+        return True
+
+
+Transfer = tuple[int, CopyStep, int, int]
 """A copy that was issued: key, step, lap, time of issue [ns]."""
 
 
@@ -132,8 +172,6 @@ class LinkQueue:
         How transfers share bandwidth; None if nobody can slow them down.
     gate
         What may stop it, if anything.
-    stretch
-        How many times as long as the machine says each takes; None: as it says.
     watchers
         Streams whose wait depends on this link.
     """
@@ -180,7 +218,7 @@ class LinkQueue:
         self.shared: Shared | None = None
         self.gate: Gate | None = None
         self.considered = False
-        self.watchers: list[Stream] = []
+        self.watchers: list[Accountable] = []
         self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
         self.alone_ns = _BySize(partial(transfer_ns, link=link))
         self._rounds = places.rounds

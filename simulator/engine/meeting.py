@@ -9,17 +9,16 @@ another, or, in a stage of several, side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from simulator.cost import Phase, fabric_rate_cap, phase_work, phases, stages
 from simulator.engine.ledger import PEER
+from simulator.engine.rounds import Rounds
+from simulator.engine.sharing import Network, Path
+from simulator.engine.stream import Kernels, Met, Stream
+from simulator.engine.waits import Accountable
 from simulator.graph import Collective
 from simulator.hardware import Hardware
-
-if TYPE_CHECKING:
-    from simulator.engine.rounds import Rounds
-    from simulator.engine.sharing import Network, Path
-    from simulator.engine.stream import Kernels, Stream
 
 Stage = tuple[Phase, ...]
 """Phases whose bytes flow at the same time, after the hops of the first."""
@@ -64,7 +63,7 @@ class Meeting:
         self._parts: list[tuple[int, int, int]] = []
         self._flowing = self._since_ns = 0
         self.peer = -1
-        self.watchers: list[Stream] = []
+        self.watchers: list[Accountable] = []
 
     def arrive(self, stream: Stream) -> None:
         """Take in a member; the last one starts the collective."""
@@ -231,6 +230,6 @@ class Collectives:
         else:
             stream.span.begin(self._durations_ns[op])
 
-    def meeting(self, op: int) -> Meeting | None:
+    def meeting(self, op: int) -> Met | None:
         """The meeting that a running op has come to; None if it is no collective."""
         return self._meets[op][0].meeting if op in self._meets else None

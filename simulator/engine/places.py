@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
 from simulator.engine.tier import TierInstance
+from simulator.engine.waits import Counter, Waiter
 from simulator.trace import RESIDENCIES, packer
 
-if TYPE_CHECKING:
-    from simulator.engine.link import Transfer
-    from simulator.engine.stream import Stream
-
-
 _row = packer(RESIDENCIES)
-
-NEVER = -(1 << 60)
-"""Number of a compute, or count of moves, that does not exist: too small to be waited for in any lap."""
 
 NO_COPY = 1 << 62
 """In place of the key of a transfer: behind all there are."""
 
-Computes = tuple[tuple["Stream", int], ...]
-"""Computes of some streams, each by its stream and its number there, counted from the begin of the lap."""
-
-
-class Waiter(Protocol):
-    """Someone who waits for moves of a tensor, or for computes, to end."""
-
-    def look_again(self) -> None:
-        """What was waited for has happened."""
+Transfer = tuple[int, Any, int, int]
+"""A copy that was issued: key, step, lap, time of issue [ns]."""
 
 
 class Places:
@@ -83,7 +69,7 @@ class Places:
         tensors = len(size_bytes)
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
         self._clock = rounds.clock
-        self.streams: list[Stream] = []
+        self.streams: list[Counter] = []
         self.held = [[False] * tensors for _ in tiers]
         self.valid = [[False] * tensors for _ in tiers]
         self.moves_ended = [0] * tensors
@@ -143,39 +129,3 @@ class Places:
     def is_awaited(self, tensor: int) -> bool:
         """Whether someone waits for moves of the tensor."""
         return tensor in self._waiters
-
-
-def are_running(computes: Computes, lap: int) -> bool:
-    """Whether some of the computes have not ended."""
-    for stream, number in computes:  # noqa: SIM110 (a generator costs more than the loop)
-        if stream.ended < number + lap * stream.per_lap:
-            return True
-    return False
-
-
-def behind(computes: Computes, lap: int) -> Stream | None:
-    """The stream of the first of the computes that has not ended; None if all have."""
-    for stream, number in computes:
-        if stream.ended < number + lap * stream.per_lap:
-            return stream
-    return None
-
-
-def wait_for(computes: Computes, lap: int, waiter: Waiter) -> bool:
-    """Whether some of the computes have not ended; if so, call `waiter` when the first of those has."""
-    for stream, number in computes:
-        due = number + lap * stream.per_lap
-        if stream.ended < due:
-            stream.wait_for_end(due, waiter)
-            return True
-    return False
-
-
-def wait_for_start(computes: Computes, lap: int, waiter: Waiter) -> bool:
-    """Whether some of the computes have not started; if so, call `waiter` when the first of those has."""
-    for stream, number in computes:
-        due = number + lap * stream.per_lap
-        if stream.started < due:
-            stream.wait_for_start(due, waiter)
-            return True
-    return False

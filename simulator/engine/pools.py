@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.engine.holes import Holes, Range
-from simulator.engine.rounds import Wanted
-from simulator.engine.spaces import Move
+from simulator.engine.spaces import Holes, Move, Range
+from simulator.engine.waits import Wanted
 from simulator.hardware.allocator import Allocator
 
 _LARGE, _SMALL = 0, 1

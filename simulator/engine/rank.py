@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import compress, count
-from typing import Protocol
 
-from simulator.engine.addressed import AddressedTier
 from simulator.engine.blocked import Explainer
 from simulator.engine.book import Book, Routes
+from simulator.engine.compaction import guard
 from simulator.engine.host import Host
 from simulator.engine.issued import Issued
 from simulator.engine.kernels import ContendedKernels
 from simulator.engine.late import LateReads
+from simulator.engine.ledger import Waiting
 from simulator.engine.link import LinkQueue, Shared
-from simulator.engine.meeting import Collectives, Communicator
+from simulator.engine.meeting import Collectives
 from simulator.engine.places import Places
-from simulator.engine.program import Columns, Program
-from simulator.engine.recorder import Recorder
-from simulator.engine.rounds import Rounds
-from simulator.engine.sharing import Network, Path, Resource
+from simulator.engine.program import Program
+from simulator.engine.shared import Machine, Uses
+from simulator.engine.sharing import Resource
 from simulator.engine.stream import Stream
-from simulator.engine.tier import TierInstance
 from simulator.errors import CapacityError, Shortfall
-from simulator.graph import Collective, Graph
-from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
-from simulator.scenario import Switches
-
-Use = tuple[Resource, int]
-"""A resource, and for how many flows of the machine a flow counts there."""
-Uses = tuple[Use, ...]
-
-
-class Machine(Protocol):
-    """What ranks share."""
-
-    hardware: Hardware
-    rounds: Rounds
-    network: Network
-    recorder: Recorder
-    switches: Switches
-    has_ranks: bool
-
-    def tier(self, number: int, rank: int, program: Program) -> TierInstance:
-        """The rank's instance of a tier."""
-
-    def resources(self, link: str, rank: int) -> Uses:
-        """What else the flows on a link of this rank go through."""
-
-    def columns(self, program: Program) -> Columns:
-        """The compiled graph of a program: one for all ranks that run it."""
-
-    def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
-        """The ranks with which a rank meets for a collective of its graph."""
-
-    def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
-        """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-
-    def checkpoint(self) -> None:
-        """Write full blocks and report progress."""
-
-    def compute_bandwidth(self, rank: int) -> Use:
-        """The bandwidth of the rank's compute tier."""
 
 
 class Rank:
@@ -77,22 +36,22 @@ class Rank:
         Its rank.
     program
         What it runs.
+    checkpoint
+        Called now and then.
     """
 
-    def __init__(self, machine: Machine, number: int, program: Program) -> None:
+    def __init__(self, machine: Machine, number: int, program: Program, checkpoint: Callable[[], None]) -> None:
         hardware, plan = machine.hardware, program.plan
         self._graph, self.machine, self.number = program.graph, machine, number
         self._tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
         self.columns = columns = machine.columns(program)
         recorder = machine.recorder
         self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
-        about = (self.places, columns, recorder.spans, recorder.waits)
-        self.streams = [Stream(i, *about) for i in range(columns.streams)]
+        self.streams = [Stream(i, self.places, columns, recorder.spans) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
-        tier = self._tiers[here := columns.compute_tier]
-        if isinstance(tier, AddressedTier) and tier.compactor is not None:
-            tier.compactor.stop(self.streams, [link for link in self._links if here in (link.source, link.target)])
+        here = columns.compute_tier
+        guard(self._tiers[here], self.streams, [one for one in self._links if here in (one.source, one.target)])
         routes = self._routes()
         if plan.fixed is not None:
             book = Book(self.places, columns, routes)
@@ -104,10 +63,10 @@ class Rank:
             book.take_late(LateReads(program.graph, program.draws, columns))
         if isinstance(book, Issued):
             book.charge(hardware.host, is_compiled=bool(plan.backbone))
-        self._host = Host(self, plan, book)
+        self._host = Host(self.places, plan, book, hardware.host, checkpoint)
         self._host.now += program.starts_ns
         for stream in self.streams:
-            stream.host = self._host
+            stream.host, stream.waiting = self._host, Waiting(stream, recorder.waits)
         self._contend()
         self._meet(program)
         self._settle_homes(plan)

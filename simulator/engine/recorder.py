@@ -1,12 +1,21 @@
-"""Writes the trace, in blocks of columns."""
+"""Writes the trace, in blocks of columns.
+
+Rows of spans are written down short, and in full only when a block of them is closed: a number that is packed costs as
+much as a dozen of a loop's steps, and such a row has nine. What is the same for all spans of a track, or is in the key
+of a step anyway, is taken apart for a whole block at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from struct import Struct
 from typing import Any
 
-from simulator.engine import rows
+import numpy as np
+
+from simulator.engine.waits import ISSUE_MASK, RANK_SHIFT
 from simulator.plan import Code
 from simulator.trace import (
     ADDRESSES,
@@ -21,6 +30,38 @@ from simulator.trace import (
     Table,
     Trace,
 )
+
+_SHORT = 6
+_TRACK_BITS = 20
+"""Up to a million streams or links."""
+
+SPAN_BYTES = 8 * _SHORT
+"""Size of the row of a span as it is written down [B]."""
+
+span_row: Callable[..., bytes] = Struct(f"={_SHORT}q").pack
+"""Pack a span: the key of its step, its place (see `place`), item, time of issue, start and end [ns]."""
+
+
+def place(kind: int, track: int, channel: int = 0) -> int:
+    """Put in one number where spans are: ``COMPUTE`` or ``COPY``, the stream or link, and its channel."""
+    return kind + 2 * (track + (channel << _TRACK_BITS))
+
+
+def _full_spans(rows: bytearray) -> bytes:
+    """Spans in full, with the columns `SPANS`."""
+    key, where, item, issued_ns, start_ns, end_ns = np.frombuffer(bytes(rows), np.int64).reshape(-1, _SHORT).T
+    track, channel = where >> 1 & (1 << _TRACK_BITS) - 1, where >> 1 + _TRACK_BITS
+    about = (key >> RANK_SHIFT, where & 1, item, track, channel, key & ISSUE_MASK, issued_ns, start_ns, end_ns)
+    found = np.empty((len(key), len(SPANS)), np.int64)
+    for at, values in enumerate(about):
+        found[:, at] = values
+    return found.tobytes()
+
+
+def _full_codes(codes: Sequence[Code]) -> bytes:
+    """What a host issued, with the columns of `ISSUED`."""
+    return np.fromiter(chain.from_iterable(codes), np.int64, 4 * len(codes)).tobytes()
+
 
 Forward = Callable[[Happened], None]
 """Takes what happened since it was called last."""
@@ -44,7 +85,7 @@ class _Open:
     read: Callable[[Any], bytes]
 
 
-_NO_CODES = _Open(Table(ISSUED), [], 1, rows.issued)
+_NO_CODES = _Open(Table(ISSUED), [], 1, _full_codes)
 
 
 class Recorder:
@@ -60,7 +101,7 @@ class Recorder:
     Attributes
     ----------
     spans
-        Takes rows that `simulator.engine.rows` packs.
+        Takes rows that `span_row` packs.
     waits, residencies, rates, addresses, reserved, compactions
         Take rows as they are in the trace.
     """
@@ -85,7 +126,7 @@ class Recorder:
         self.residencies = bytearray()
         self.rates = bytearray()
         self.addresses, self.reserved, self.compactions = bytearray(), bytearray(), bytearray()
-        self._open = [_Open(Table(SPANS), self.spans, rows.SPAN_BYTES, rows.spans)]
+        self._open = [_Open(Table(SPANS), self.spans, SPAN_BYTES, _full_spans)]
         in_full = (
             (WAITS, self.waits),
             (RESIDENCIES, self.residencies),
@@ -101,13 +142,13 @@ class Recorder:
     def issued(self, rank: int) -> list[Code]:
         """Where a rank's runtime writes down what it issues."""
         codes: list[Code] = []
-        self._open.append(_Open(self._issued[rank], codes, 1, rows.issued))
+        self._open.append(_Open(self._issued[rank], codes, 1, _full_codes))
         return codes
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Turn each list of at least so many rows into a block; or hand on all rows, if there are so many spans."""
         if self._forward is not None:
-            if len(self.spans) >= (least_rows - 1) * rows.SPAN_BYTES:
+            if len(self.spans) >= (least_rows - 1) * SPAN_BYTES:
                 self._hand_on(self._forward)
             return
         for one in self._open:

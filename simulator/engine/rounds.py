@@ -10,25 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import simpy
 from simpy.events import NORMAL
 
-if TYPE_CHECKING:
-    from simulator.engine.sharing import Network
-    from simulator.engine.steps import DetachStep
-    from simulator.engine.stream import Stream
-
-RANK_SHIFT = 40
-"""A step's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
-
-ISSUE_MASK = (1 << RANK_SHIFT) - 1
-"""What of a key is the issue number."""
-
-
-Wanted = list[tuple[int, int]]
-"""Places that are to be taken at once: tensors (``-1 - op`` for a workspace) and sizes [B]."""
+from simulator.engine.waits import Accountable, Head
 
 
 class Happening(Protocol):
@@ -83,34 +70,6 @@ def recurring(clock: Clock, callback: Callable[[simpy.Event], None]) -> simpy.Ev
     return event
 
 
-class Head(Protocol):
-    """A stream or a link: it starts its first step once that can start."""
-
-    considered: bool
-
-    def try_start(self) -> None:
-        """Start the first step, or register with what it waits for."""
-
-    def look_again(self) -> None:
-        """Try the first step in the present round."""
-
-
-class Gate(Protocol):
-    """What keeps heads from starting anything while it is open: a compaction."""
-
-    is_open: bool
-
-    def look_again(self) -> None:
-        """See in the present round whether all that it waits for has ended."""
-
-
-class Taker(Head, Protocol):
-    """A head that takes room."""
-
-    def wanted(self) -> Wanted:
-        """The places that its first step takes in the tier that it asks."""
-
-
 class Rounds:
     """The agenda of the present instant.
 
@@ -118,6 +77,15 @@ class Rounds:
     ----------
     clock
         The clock.
+
+    Attributes
+    ----------
+    heads
+        Heads to be tried, by the keys of their first steps.
+    frees, touched
+        What frees a place, and what shares bandwidth anew, at this instant.
+    restless
+        Streams whose wait may have another cause.
     """
 
     __slots__ = ("_events", "clock", "frees", "heads", "restless", "touched")
@@ -125,9 +93,9 @@ class Rounds:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
-        self.frees: deque[DetachStep] = deque()
-        self.touched: list[Network] = []
-        self.restless: list[Stream] = []
+        self.frees: deque[Callable[[], None]] = deque()
+        self.touched: list[Callable[[], None]] = []
+        self.restless: list[Accountable] = []
         self._events = clock.events
 
     def consider(self, head: Head, key: int) -> None:
@@ -164,17 +132,15 @@ class Rounds:
         heads, frees = self.heads, self.frees
         while frees or heads:
             while frees:
-                detach = frees.popleft()
-                detach.places.free(detach.tensor, detach.tier)
+                frees.popleft()()
             self._start_heads()
         if self.touched:
-            for network in self.touched:
-                network.reset_rates()
+            for reset_rates in self.touched:
+                reset_rates()
             self.touched.clear()
         if self.restless:
             for stream in self.restless:
-                if stream.running is None:
-                    stream.waiting.look()
+                stream.account()
             self.restless.clear()
 
     def _start_heads(self) -> None:

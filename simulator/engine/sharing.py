@@ -12,12 +12,10 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from simulator.cost import FULL_RATE, ceil_div
-
-if TYPE_CHECKING:
-    from simulator.engine.rounds import Rounds
+from simulator.engine.rounds import Rounds
 
 
 class Resource:
@@ -254,7 +252,7 @@ class Network:
 
     def _touch(self, pipe: Pipe) -> None:
         if not self._touched:
-            self._rounds.touched.append(self)
+            self._rounds.touched.append(self.reset_rates)
         if not pipe.is_touched:
             pipe.is_touched = True
             self._touched.append(pipe)

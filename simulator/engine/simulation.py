@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 from simulator import garbage
 from simulator.engine import folding
-from simulator.engine.compaction import addressed
-from simulator.engine.meeting import Communicator
-from simulator.engine.program import Columns, Program
-from simulator.engine.rank import Machine, Rank, Use, Uses
-from simulator.engine.recorder import Forward, Recorder
-from simulator.engine.rounds import Clock, Rounds
-from simulator.engine.sharing import Network, Path, Resource
-from simulator.engine.tier import TierInstance
-from simulator.errors import ConfigError, InvariantError
-from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
+from simulator.engine.program import Program
+from simulator.engine.rank import Rank
+from simulator.engine.recorder import Forward
+from simulator.engine.shared import Machine
+from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import RATES, Trace, packer
+from simulator.trace import Trace
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
@@ -72,12 +66,9 @@ def run(
         If ranks must be folded and cannot be.
     """
     stands_in = _stands_in(programs, hardware, fold)
-    simulation = Simulation(hardware, budget_bytes, switches or Switches(), stands_in)
+    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in)
     with garbage.kept():
-        for rank, program in enumerate(programs):
-            if stands_in[rank] == rank:
-                simulation.add(rank, program)
-        return simulation.run(progress)
+        return Simulation(machine, programs, progress).run()
 
 
 def follow(
@@ -103,10 +94,9 @@ def follow(
     Trace
         How the run ended; its tables are empty.
     """
-    simulation = Simulation(hardware, budget_bytes, switches or Switches(), (0,), forward)
+    machine = Machine(hardware, budget_bytes, switches or Switches(), (0,), forward)
     with garbage.kept():
-        simulation.add(0, program)
-        return simulation.run(progress)
+        return Simulation(machine, [program], progress).run()
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
@@ -120,193 +110,40 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
     return tuple(range(len(programs))) if reason else folding.classes(programs)
 
 
-class Simulation(Machine):
-    """The machine with its ranks.
+class Simulation:
+    """The ranks of a machine that are simulated.
 
     Parameters
     ----------
-    hardware, budget_bytes, switches
-        See `run`.
-    stands_in
-        For each rank the one that is simulated in its place.
-    forward
-        Of one rank, takes what happens, which is then not kept.
+    machine
+        What they share.
+    programs
+        What each rank runs.
+    progress
+        Called now and then.
     """
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        budget_bytes: int | float | None,
-        switches: Switches,
-        stands_in: tuple[int, ...],
-        forward: Forward | None = None,
-    ) -> None:
-        self.hardware, self.switches = hardware, switches
-        self._clock = Clock()
-        self.rounds = Rounds(self._clock)
-        self.network = Network(self.rounds)
-        self._paths: dict[tuple[int | float, Uses], Path] = {}
-        self._stands_in, self.has_ranks = stands_in, len(stands_in) > 1
-        self._counts = _counts(stands_in, hardware.topology.devices_per_node)
-        self.recorder = Recorder(len(stands_in), forward)
-        self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
-        self._columns: dict[int, Columns] = {}
-        self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}
-        self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
-        self._instances: dict[tuple[str, str, int], Any] = {}
-        self._ranks: list[Rank] = []
-        self._starts_ns: set[int] = set()
-        self._progress: Progress | None = None
+    def __init__(self, machine: Machine, programs: Sequence[Program], progress: Progress | None) -> None:
+        self._machine, self._progress = machine, progress
+        mine = [(rank, program) for rank, program in enumerate(programs) if machine.stands_in[rank] == rank]
+        self._ranks = [Rank(machine, rank, program, self.checkpoint) for rank, program in mine]
+        self._begin_together = len({program.starts_ns for _, program in mine}) == 1
 
-    def add(self, number: int, program: Program) -> None:
-        """Add a rank that is simulated."""
-        self._ranks.append(Rank(self, number, program))
-        self._starts_ns.add(program.starts_ns)
-
-    def columns(self, program: Program) -> Columns:
-        """The compiled graph of a program: one for all ranks that run it."""
-        if id(program) not in self._columns:
-            compute_tier = self.hardware.tier_names.index(self.hardware.compute_tier)
-            self._columns[id(program)] = Columns(program, compute_tier)
-        return self._columns[id(program)]
-
-    def instance(self, kind: str, name: str, scope: str, rank: int, make: Callable[[], Any]) -> Any:
-        """The instance of a tier or bus that this rank uses; made at its first use."""
-        key = (kind, name, self._member(scope, rank))
-        if key not in self._instances:
-            self._instances[key] = make()
-        return self._instances[key]
-
-    def _member(self, scope: str, rank: int) -> int:
-        """Which device, node or supernode the rank is on."""
-        return {"device": rank, "node": rank // self.hardware.topology.devices_per_node}.get(scope, -1)
-
-    def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
-        """The rank's instance of a resource, and for how many flows one of the rank counts there."""
-        make = lambda: Resource(bandwidth, self._watch(name, scope, rank) if kind == "bus" else None)  # noqa: E731
-        resource: Resource = self.instance(kind, name, scope, rank, make)
-        return resource, self._counts.get((scope, rank), 1)
-
-    def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
-        """Write down what goes over the rank's instance of a bus, if ranks share it."""
-        if scope == "device" or not self.has_ranks:
-            return None
-        number, instance = [*self.hardware.buses].index(bus), max(0, self._member(scope, rank))
-        rows, pack = self.recorder.rates, packer(RATES)
-
-        def write(time_ns: int, bytes_per_s: int) -> None:
-            rows.extend(pack(time_ns, number, instance, bytes_per_s))
-
-        return write
-
-    def tier(self, number: int, rank: int, program: Program) -> TierInstance:
-        """The rank's instance of a tier."""
-        name = self.hardware.tier_names[number]
-        tier = self.hardware.tiers[name]
-        capacity = self._budget if name == self.hardware.compute_tier else tier.usable_bytes
-        plain = (name, number, capacity, self.rounds)
-        if name == self.hardware.compute_tier and program.allocator != "ideal":
-            return addressed(plain, rank, program, self.hardware.allocator, self.recorder)
-        make = lambda: TierInstance(*plain)  # noqa: E731
-        instance: TierInstance = self.instance("tier", name, tier.scope, rank, make)
-        return instance
-
-    def resources(self, link: str, rank: int) -> Uses:
-        """What a link's copies share with others: staged ones and the wires on their way, buses, the compute tier."""
-        hardware, way = self.hardware, self.hardware.links[link].via
-        found = [*self._buses(link, rank)]
-        for wire in way or (link,):
-            one = hardware.links[wire]
-            if way or len(hardware.passing((wire,))) > 1:
-                found.append(self._use("link", wire, "device", rank, one.bandwidth_bytes_per_s))
-            found += self._buses(wire, rank) if way else ()
-            if self.switches.hbm_contention and hardware.compute_tier in (one.source, one.target):
-                found.append(self.compute_bandwidth(rank))
-        counts: Counter[Resource] = Counter()
-        for resource, count in found:
-            counts[resource] += count
-        return tuple(counts.items())
-
-    def _buses(self, capped: str, rank: int) -> Uses:
-        """The rank's instances of the buses that cap a link or a port."""
-        found = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
-        return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in found)
-
-    def compute_bandwidth(self, rank: int) -> Use:
-        """The bandwidth of the rank's compute tier, for kernels and copies together."""
-        tier = self.hardware.tiers[self.hardware.compute_tier]
-        bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
-        return self._use("bandwidth", "", tier.scope, rank, bandwidth)
-
-    def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
-        """The ranks with which a rank meets for a collective of its graph."""
-        known = (id(graph), collective.group, collective.kind)
-        if known not in self._members:
-            group = next(group for group in graph.groups if group.name == collective.group)
-            self._members[known] = group.by_rank(collective.kind)
-        ranks = self._members[known].get(rank)
-        if ranks is None:
-            must = "a rank is a member of the groups of its collectives"
-            raise InvariantError("engine", must, f"rank {rank} in {collective.group!r}", "report this")
-        members = tuple(dict.fromkeys([self._stands_in[member] for member in ranks]))
-        key = (collective.group, members)
-        if key not in self._communicators:
-            path = self._pair_path(members) if collective.kind in PAIRED else self._member_path
-            self._communicators[key] = Communicator(members, ranks, self.hardware, path, self.rounds, self.network)
-        return self._communicators[key]
-
-    def _member_path(self, fabric: str, rank: int) -> Path:
-        """What a member of a collective sends and receives through."""
-        return self._ports_path(fabric, rank, rank)
-
-    def _pair_path(self, members: tuple[int, ...]) -> Callable[[str, int], Path | None]:
-        """What a message goes through: the sender brings it, the receiver nothing."""
-        source, target = members
-        return lambda fabric, rank: self._ports_path(fabric, source, target) if rank == source else None
-
-    def _ports_path(self, fabric: str, source: int, target: int) -> Path:
-        """From a rank's port out of a fabric to a rank's port in, and the buses that cap them."""
-        found = self.hardware.fabrics[fabric]
-        bandwidth = found.planes * found.bandwidth_bytes_per_s
-        uses: list[Use] = []
-        for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
-            uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))
-        return self.path(bandwidth, (*dict.fromkeys(uses), *self._port_memory(source, target)), even=False)
-
-    def _port_memory(self, source: int, target: int) -> Uses:
-        """By switch, the memory that what is sent is read from and what is received is written to."""
-        if not self.switches.hbm_contention:
-            return ()
-        read, written = self.compute_bandwidth(source), self.compute_bandwidth(target)
-        return ((read[0], read[1] + written[1]),) if read[0] is written[0] else (read, written)
-
-    def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
-        """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-        found = self._paths.get((unit, uses))
-        if found is None or even:
-            shared, counts = tuple(resource for resource, _ in uses), tuple(count for _, count in uses)
-            found = Path(unit, shared, counts, even=even)
-            if not even:
-                self._paths[unit, uses] = found
-        return found
-
-    def run(self, progress: Progress | None) -> Trace:
+    def run(self) -> Trace:
         """Run until nothing moves, and tell what is stuck."""
-        self._progress = progress
         for rank in self._ranks:
             rank.begin()
-        self.rounds.settle()
-        self._clock.run()
+        self._machine.rounds.settle()
+        self._machine.clock.run()
         self.checkpoint()
         told = [rank.blocked() for rank in self._ranks]
         blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
-        trace = self.recorder.trace(tuple(blocked), self._stands_in)
-        until_ns = _until_ns(trace) if len(self._starts_ns) > 1 else None
-        return replace(trace, until_ns=until_ns)
+        trace = self._machine.recorder.trace(tuple(blocked), self._machine.stands_in)
+        return replace(trace, until_ns=None if self._begin_together else _until_ns(trace))
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""
-        self.recorder.flush()
+        self._machine.recorder.flush()
         if self._progress is not None:
             self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
 
@@ -319,13 +156,3 @@ def _until_ns(trace: Trace) -> int:
         for rank, end in zip(block["rank"][computes].tolist(), block["end_ns"][computes].tolist(), strict=True):
             last[rank] = max(last[rank], end)
     return min(last.values(), default=0)
-
-
-def _counts(stands_in: tuple[int, ...], on_node: int) -> dict[tuple[str, int], int]:
-    """By scope and simulated rank, how many ranks of the instance it stands for, itself among them."""
-    found: Counter[tuple[str, int]] = Counter()
-    for rank, simulated in enumerate(stands_in):
-        found["supernode", simulated] += 1
-        if rank // on_node == simulated // on_node:
-            found["node", simulated] += 1
-    return found

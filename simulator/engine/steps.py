@@ -6,17 +6,11 @@ See `simulator.engine.book`, which finds these counts and fills the steps in: a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
-from simulator.engine.places import NEVER, Computes, Places, wait_for
-
-if TYPE_CHECKING:
-    from simulator.engine.host import Host
-    from simulator.engine.issued import Issued
-    from simulator.engine.late import LateReads
-    from simulator.engine.link import LinkQueue
-    from simulator.engine.stream import Queued, Stream
+from simulator.engine.places import Places
+from simulator.engine.waits import Computes, Counter, Issuer, wait_for
 
 
 class ComputeStep:
@@ -42,8 +36,8 @@ class ComputeStep:
     """
 
     op: int
-    stream: Stream
-    queue: deque[Queued]
+    stream: Counter
+    queue: deque[Any]
     after: Computes
     turns: Sequence[tuple[int, int]]
     reads: Sequence[int]
@@ -66,7 +60,7 @@ class ComputeStep:
         "writes",
     )
 
-    def issue(self, host: Host) -> bool:
+    def issue(self, host: Issuer) -> bool:
         """Issue it, unless the queue is full."""
         if not host.credit and not host.has_credit():
             return False
@@ -74,7 +68,7 @@ class ComputeStep:
         key, queue = host.key, self.queue
         queue.append((key, self.op, self, host.now, host.lap))
         if len(queue) == 1 and self.stream.running is None:
-            host.rounds.consider(self.stream, key)
+            self.stream.look_again()
         return True
 
     def reading(self, reads: Sequence[int], turns: Sequence[tuple[int, int]]) -> ComputeStep:
@@ -95,85 +89,6 @@ def free_compute() -> ComputeStep:
     return step
 
 
-class LateStep:
-    """A compute of a lap that reads late, or reveals what others do: each lap makes a step of it.
-
-    Attributes
-    ----------
-    certain
-        The compute with what it is sure to need.
-    number
-        Its number among the computes of its stream, from the begin of the lap.
-    late
-        What it reads besides.
-    fence
-        By tensor that it may read besides: moves that must have ended, by the lap.
-    decider
-        Who knows that where the moves of those tensors are decided at run time, and is told of the compute; or None.
-    made
-        The step of the present lap, if it waits to be issued.
-    """
-
-    certain: ComputeStep
-    number: int
-    late: LateReads
-    fence: Mapping[int, int] | Sequence[int]
-    decider: Issued | None
-    made: ComputeStep | None
-    queue: ClassVar[tuple[()]] = ()
-    __slots__ = ("certain", "decider", "fence", "late", "made", "number")
-
-    def issue(self, host: Host) -> bool:
-        """Issue the step of this lap, unless the queue is full."""
-        step = self.made or self._make(host.lap)
-        is_issued = step.issue(host)
-        self.made = None if is_issued else step
-        return is_issued
-
-    def _make(self, lap: int) -> ComputeStep:
-        certain, fence = self.certain, self.fence
-        number = self.number + lap * certain.stream.per_lap
-        if self.decider is None:
-            reads = self.late.needed(certain.op, certain.stream, number)
-        else:
-            reads, fence = self.decider.meet_late(certain.op, certain.stream, number)
-        step = certain.reading(reads, [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER])
-        return self.late.timed(step)
-
-
-class CopyStep:
-    """A copy.
-
-    Attributes
-    ----------
-    link, tensor, alone_ns
-        What moves where; time of the transfer if nobody slows it down [ns].
-    gate, gate_number
-        The stream of the last compute issued before, and that compute's number there.
-    line
-        As for a compute.
-    moves
-        Moves of the tensor that must have ended.
-    writers
-        Computes issued before that write the tensor.
-    """
-
-    link: LinkQueue
-    tensor: int
-    alone_ns: int
-    gate: Stream
-    gate_number: int
-    line: Computes
-    moves: int
-    writers: Computes
-    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
-
-    def issue(self, host: Host) -> bool:
-        """Issue it."""
-        self.link.append((host.key, self, host.lap, host.now))
-        return True
-
-
 class DetachStep:
     """A detach; once issued, it acts when all earlier steps that name the tensor have ended.
 
@@ -182,7 +97,7 @@ class DetachStep:
     Attributes
     ----------
     tensor, tier, places
-        The place, and once it is issued the places of the rank.
+        The place, and the places of the rank.
     moves
         Moves of the tensor that must have ended.
     users
@@ -202,17 +117,16 @@ class DetachStep:
     issued_ns: int
     __slots__ = ("_key", "_lap", "issued_ns", "moves", "places", "tensor", "tier", "users")
 
-    def issue(self, host: Host) -> bool:
+    def issue(self, host: Issuer) -> bool:
         """Issue it; in a plan of several laps a detach of its own, as that of the lap before may not have acted."""
         issued = self._again() if host.has_laps else self
-        issued._key, issued._lap = host.key, host.lap
-        issued.issued_ns, issued.places = host.now, host.places
+        issued._key, issued._lap, issued.issued_ns = host.key, host.lap, host.now
         issued.look_again()
         return True
 
     def _again(self) -> DetachStep:
         other = DetachStep()
-        other.tensor, other.tier = self.tensor, self.tier
+        other.tensor, other.tier, other.places = self.tensor, self.tier, self.places
         other.moves, other.users = self.moves, self.users
         return other
 
@@ -235,9 +149,13 @@ class DetachStep:
         else:
             self.join()
 
+    def act(self) -> None:
+        """Free the place."""
+        self.places.free(self.tensor, self.tier)
+
     def join(self) -> None:
         """Act in the present round."""
-        self.places.rounds.frees.append(self)
+        self.places.rounds.frees.append(self.act)
 
     def join_round(self) -> None:
         """Act in the present round, and close it: the time of issue has come."""
@@ -252,16 +170,17 @@ class SyncStep:
     """A sync; attributes as those of a detach."""
 
     tensor: int
+    places: Places
     moves: int
     users: Computes
-    __slots__ = ("moves", "tensor", "users")
+    __slots__ = ("moves", "places", "tensor", "users")
 
-    def issue(self, host: Host) -> bool:
+    def issue(self, host: Issuer) -> bool:
         """Go past it, or let the host look again when the next step that names the tensor ends."""
         if host.is_ahead:
             host.wait_for_clock()
             return False
-        places, tensor = host.places, self.tensor
+        places, tensor = self.places, self.tensor
         if wait_for(self.users, host.lap, host):
             host.awaited = tensor
             return False
@@ -271,31 +190,3 @@ class SyncStep:
             places.wait_for_moves(tensor, moves, host.key, host)
             return False
         return True
-
-
-class BilledStep:
-    """A step of a backbone, no compute, that may pay for what is decided besides.
-
-    Attributes
-    ----------
-    step
-        The step.
-    more_ns
-        What it pays itself [ns].
-    decider
-        Who knows what is owed.
-    """
-
-    step: CopyStep | DetachStep | SyncStep
-    more_ns: int
-    decider: Issued
-    __slots__ = ("decider", "more_ns", "step")
-
-    def issue(self, host: Host) -> bool:
-        """Pay, and issue the step; if that waits, all is paid when it is issued again."""
-        self.decider.pay_selection()
-        host.now += self.more_ns
-        return self.step.issue(host)
-
-
-Step = ComputeStep | LateStep | CopyStep | DetachStep | SyncStep | BilledStep

@@ -5,24 +5,31 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, cast
 
 import simpy
 
-from simulator.engine.ledger import Waiting
-from simulator.engine.places import NEVER, Places, Waiter, behind, wait_for, wait_for_start
+from simulator.engine.places import Places
 from simulator.engine.program import Columns
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Clock, Gate, Wanted
-from simulator.engine.rows import place, span_row
+from simulator.engine.recorder import place, span_row
+from simulator.engine.rounds import Alarm, Clock
+from simulator.engine.steps import ComputeStep
+from simulator.engine.waits import (
+    ISSUE_MASK,
+    NEVER,
+    Accountable,
+    Gate,
+    Issuer,
+    Waiter,
+    Wanted,
+    behind,
+    wait_for,
+    wait_for_start,
+)
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE
 
-if TYPE_CHECKING:
-    from simulator.engine.host import Host
-    from simulator.engine.meeting import Meeting
-    from simulator.engine.steps import ComputeStep
-
-Queued = tuple[int, int, "ComputeStep", int, int]
+Queued = tuple[int, int, ComputeStep, int, int]
 """A compute that was issued: key, op, step, time of issue [ns], lap."""
 
 
@@ -44,13 +51,43 @@ class Span(simpy.Event):
         self.env.at(self.env.now + delay, self)
 
 
+class Account(Protocol):
+    """The waits of a stream."""
+
+    is_open: bool
+
+    def look(self) -> None:
+        """Find the cause of the present wait anew."""
+
+    def end(self, issue: int, op: int) -> None:
+        """The stream starts this op: write its wait, if there was one."""
+
+    def add(self, start_ns: int, end_ns: int, reason: tuple[int, int, int, int]) -> None:
+        """Write a wait of the running op."""
+
+
+class Met(Protocol):
+    """A meeting, as a stream knows it that has come to one.
+
+    Attributes
+    ----------
+    peer
+        The lowest rank that has not arrived; -1 once the collective runs.
+    watchers
+        Streams whose wait depends on it.
+    """
+
+    peer: int
+    watchers: list[Accountable]
+
+
 class Kernels(Protocol):
     """How long a kernel takes once it has started."""
 
     def begin(self, stream: Stream, op: int) -> None:
         """Begin now; sooner or later begin the stream's span."""
 
-    def meeting(self, op: int) -> Meeting | None:
+    def meeting(self, op: int) -> Met | None:
         """The meeting that a running op has come to; None if it is no collective."""
 
 
@@ -63,8 +100,8 @@ class Stream:
         Id of the stream.
     places, columns
         The rank's places and its compiled graph.
-    spans, waits
-        Take rows of the trace, those of spans short.
+    spans
+        Takes rows of the trace, short.
 
     Attributes
     ----------
@@ -74,6 +111,8 @@ class Stream:
         When the head was last tried in vain: what `lacks` said, and the stream of the compute that must end first.
     watchers
         Streams whose wait depends on what this one does.
+    waiting
+        Puts its waits down to causes.
     kernels, gate
         Who knows how long a kernel takes once it has started, if that depends; what may stop it, if anything.
     """
@@ -117,9 +156,9 @@ class Stream:
         "watchers",
     )
 
-    def __init__(self, number: int, places: Places, columns: Columns, spans: bytearray, waits: bytearray) -> None:
+    def __init__(self, number: int, places: Places, columns: Columns, spans: bytearray) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
-        self.host: Host
+        self.host: Issuer
         self.kernels: Kernels | None = None
         self.gate: Gate | None = None
         self.queue: deque[Queued] = deque()
@@ -130,8 +169,8 @@ class Stream:
         self.lacking = -1
         self._lacked: list[Lacked] | None = None
         self.behind: Stream | None = None
-        self.watchers: list[Stream] = []
-        self.waiting = Waiting(self, waits)
+        self.watchers: list[Accountable] = []
+        self.waiting: Account
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self.span = Span(self._clock)
         self._alarm = Alarm(self._rounds, self)
@@ -149,6 +188,11 @@ class Stream:
         next(process)
         self.span.callbacks = [process.send]
 
+    def account(self) -> None:
+        """Find the cause of its wait anew, if it waits."""
+        if self.running is None:
+            self.waiting.look()
+
     def look_again(self) -> None:
         """Try the head again."""
         self._rounds.consider(self, self.queue[0][0])
@@ -164,7 +208,7 @@ class Stream:
         return self.gate is not None and self.gate.is_open
 
     @property
-    def meeting(self) -> Meeting | None:
+    def meeting(self) -> Met | None:
         """The meeting that the running op has come to; None if it is no collective."""
         return None if self.kernels is None or self.running is None else self.kernels.meeting(self.running[1])
 
@@ -328,7 +372,7 @@ class Stream:
 
     def _wait_for_other_stream(self, step: ComputeStep, lap: int) -> bool:
         """Whether a compute of another stream must end first; if so, look again then."""
-        self.behind = behind(step.after, lap)
+        self.behind = cast("Stream | None", behind(step.after, lap))
         return self.behind is not None and wait_for(step.after, lap, self)
 
     def _wake_watchers(self) -> None:

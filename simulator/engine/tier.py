@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from simulator.engine.rounds import Rounds, Taker
+from simulator.engine.rounds import Rounds
+from simulator.engine.waits import Taker
 
 Queue = list[tuple[int, Taker]]
 
@@ -39,10 +40,7 @@ class TierInstance:
         if self._computes:
             self._wait(self._copies, head, key)
             return False
-        if self._copies or self.used + size > self.capacity:
-            return self._admit(self._copies, head, key, size)
-        self.used += size
-        return True
+        return self._admit(self._copies, head, key, size)
 
     def _admit(self, queue: Queue, head: Taker, key: int, size: int) -> bool:
         if (not queue or key <= queue[0][0]) and self._take(head, size):

@@ -20,10 +20,9 @@ from replays import rows
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
-from simulator.engine.backbone import spelled_out
-from simulator.engine.host import Host
+from simulator.engine.host import Host, spelled_out
 from simulator.engine.issued import Issued
-from simulator.engine.steps import Step
+from simulator.engine.waits import Step
 from simulator.errors import CapacityError, PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware

@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from simulator.engine.holes import Holes
 from simulator.engine.pools import Pools
-from simulator.engine.spaces import BestFit
+from simulator.engine.spaces import BestFit, Holes
 from simulator.hardware import Allocator
 from simulator.hardware.allocator import Caching
 

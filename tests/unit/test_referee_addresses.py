@@ -11,10 +11,9 @@ from stories import graph, machine, steps
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.engine import compaction
-from simulator.engine.fixed import FixedTier
-from simulator.engine.holes import Holes
+from simulator.engine.addressed import FixedTier
 from simulator.engine.link import LinkQueue
-from simulator.engine.spaces import BestFit
+from simulator.engine.spaces import BestFit, Holes
 from simulator.errors import InvariantError
 from simulator.hardware import Allocator
 from simulator.plan import Plan
