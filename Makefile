@@ -1,7 +1,7 @@
 # The same for people and for CI, in an activated virtual environment.
 PYTHON ?= python
 
-.PHONY: help check test slow bench format golden digests
+.PHONY: help check test slow bench format golden digests docs
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,10 @@ golden:  ## renew the exact texts that the tests compare with
 
 digests:  ## renew what happens in all shipped scenarios and 10,000 cases (minutes; prints what moved)
 	$(PYTHON) tests/digests.py --renew
+
+docs:  ## the reference pages and the site, in site/ (needs the extra `docs`)
+	$(PYTHON) docs/build.py
+	$(PYTHON) -m mkdocs build --strict --quiet --site-dir site
 
 format:  ## put the code in shape
 	$(PYTHON) -m ruff format .

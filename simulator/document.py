@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from simulator.units import FieldError, closest
 
@@ -65,9 +69,35 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
 
 
 class Part(BaseModel):
-    """A frozen piece of a document that refuses unknown keys."""
+    """A frozen piece of a document that refuses unknown keys.
+
+    The JSON Schema of a part says of each key what the docstring of its class says of the field.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(core_schema)
+        schema = handler.resolve_ref_schema(found)
+        told = {name: text for base in reversed(cls.__mro__) for name, text in _told_of_fields(base).items()}
+        for name, field in cls.model_fields.items():
+            if name in told:
+                entry = schema["properties"][field.alias or name]
+                written = entry.get("description")
+                entry["description"] = f"{told[name]} ({written})" if written and "pattern" in entry else told[name]
+        schema["description"] = inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes\n")[0]
+        return found
+
+
+def _told_of_fields(part: type) -> dict[str, str]:
+    """What the section *Attributes* of a class's docstring says of each field, in one line."""
+    section = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes\n----------\n")[2]
+    found: dict[str, str] = {}
+    for names, text in re.findall(r"^(\S.*)\n((?:(?: .*)?\n?)+)", section, re.MULTILINE):
+        said = " ".join(text.split()).replace("``", "`")
+        found.update(dict.fromkeys(names.split(", "), said))
+    return found
 
 
 class Citation(Part):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
 from simulator.claims.validation import claims
 from simulator.claims.verdict_table import claims_view
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
 RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "llama3_8b_train_910c", "moe_experts_on_demand"}
-"""`test_many_ranks`, `test_experts` and `test_readme` run them once, for expectations and for what the README says."""
+"""`test_many_ranks`, `test_experts` and `test_readme` run them once, for expectations and for what the PAGES says."""
 SLOW = {
     "deepseek_v3_nsa_decode",
     "deepseek_v3_nsa_kv_offload",
@@ -70,7 +69,7 @@ def test_every_other_expectation_of_a_shipped_scenario_holds(name):
     assert [str(e) for e in results.expectations if e.is_broken] == []
 
 
-SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", README, re.DOTALL)
+SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
 
 
 @pytest.mark.slow

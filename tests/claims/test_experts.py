@@ -1,11 +1,11 @@
-"""Experts on demand: what the README says of them, and that a compiled backbone is never slower than a runtime."""
+"""Experts on demand: what the PAGES says of them, and that a compiled backbone is never slower than a runtime."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
@@ -18,7 +18,6 @@ from simulator.run.row import replayed
 pytestmark = pytest.mark.slow
 
 NAME = "moe_experts_on_demand"
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def test_expectations_hold(results):
 
 
 def test_the_readme_shows_what_is_printed(results):
-    (shown,) = re.findall(rf"<!-- output of: hosim run {NAME} -->\n```text\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(rf"<!-- output of: hosim run {NAME} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
 
 

@@ -1,23 +1,22 @@
-"""The inference claims: what the README says of them is what comes out, and what each of them stands for."""
+"""The inference claims: what the PAGES says of them is what comes out, and what each of them stands for."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SHOWN = r"<!-- output of: hosim validate ([a-z0-9_ ]*nsa[a-z0-9_ ]*), the table -->\n```text\n(.*?)```"
 
 
 @pytest.fixture(scope="module")
 def shown():
-    """Names of the scenarios, and the table that the README shows."""
-    ((names, table),) = re.findall(SHOWN, README, re.DOTALL)
+    """Names of the scenarios, and the table that the PAGES shows."""
+    ((names, table),) = re.findall(SHOWN, PAGES, re.DOTALL)
     return names.split(), table
 
 

@@ -1,15 +1,13 @@
-"""What the scenarios of many ranks say in the README: the baseline of eight ranks, and a pool that 384 ranks read."""
-
-from pathlib import Path
+"""What the scenarios of many ranks say in the PAGES: the baseline of eight ranks, and a pool that 384 ranks read."""
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 from simulator.catalog.shelf import path_of
 from simulator.formats.graph_jsonl import read
 from simulator.report import text
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SUPPLY_BYTES_PER_S = 30.72e12
 PORT_BYTES_PER_S = 392e9
 RANKS = 384
@@ -23,9 +21,9 @@ def held(results):
 
 
 def is_shown(name, results):
-    """Whether the README has what is printed of a scenario."""
+    """Whether the PAGES has what is printed of a scenario."""
     printed = f"{text.plain(list(results.values()))}\n\n" + "".join(f"{said}\n" for said in results.sentences)
-    return f"<!-- output of: hosim run {name} -->\n```text\n{printed}```" in README
+    return f"<!-- output of: hosim run {name} -->\n```text\n{printed}```" in PAGES
 
 
 @pytest.fixture(scope="module")

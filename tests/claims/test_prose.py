@@ -1,4 +1,4 @@
-"""Tables and counts that the README states in its prose are what commands print."""
+"""Tables and counts that the PAGES states in its prose are what commands print."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
@@ -17,19 +18,18 @@ from simulator.report.rows import percent, quantity
 from simulator.run.scaling import scaling
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:
     """The rows of the table whose heading begins so."""
-    (found,) = re.findall(rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    (found,) = re.findall(rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
 
 
 @pytest.mark.slow
 def test_the_curve_of_kimi_k2_on_one_gpu():
     curve = scaling("kimi_k2_on_one_node")
-    (shown,) = re.findall(r"^\| batch \| 64 \| 512 \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    (shown,) = re.findall(r"^\| batch \| 64 \| 512 \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
     lines = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in shown.splitlines()}
     rows = {policy: [row for row in curve.rows if row["policy"] == policy] for policy in ("static", "reactive")}
     assert lines == {
@@ -65,7 +65,7 @@ def test_the_figures_of_the_first_machine_are_counted_as_hosim_list_does(capsys)
     with pytest.raises(SystemExit):
         main(["list", "hardware"])
     (counted,) = re.findall(r"ascend_910c_die +1 device +(.*?)  ", capsys.readouterr().out)
-    assert f"`hosim list` counts {counted} figures of the 910C profile" in README
+    assert f"`hosim list` counts {counted} figures of the 910C profile" in PAGES
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_the_fitted_parameters_are_those_that_validate_lists():
     said = str(hosim.validate(["llama3_8b_2x2x2", "llama3_8b_runtime_910c", *calibrated]))
     fitted = [re.findall(r"free parameters? \((.*?)\)", said), re.findall(r"; \d+ \((.*?)\) explain", said)]
     listed = ", ".join(part for found in fitted for part in found).replace(" and ", ", ")
-    assert f"as `hosim validate` lists: {listed}." in " ".join(README.split())
+    assert f"as `hosim validate` lists: {listed}." in " ".join(PAGES.split())
 
 
 @pytest.mark.slow

@@ -1,20 +1,18 @@
-"""What the README says beside the claims of training: what could still be gained, and where a runtime's time goes."""
+"""What the PAGES says beside the claims of training: what could still be gained, and where a runtime's time goes."""
 
 import re
-from pathlib import Path
 
 import pytest
+from pages import PAGES
 
 import simulator as hosim
 
 pytestmark = pytest.mark.slow
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
 
 def rows_of(head):
     """Cells of the table with this head."""
-    table = README[README.index(head) :].split("\n\n")[0].splitlines()[2:]
+    table = PAGES[PAGES.index(head) :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
@@ -78,6 +76,6 @@ def test_where_the_time_of_the_runtime_goes(runtime):
     assert seconds(row["compute_ns"] + row["wait_transfer_ns"]) == "8.83 s"
     fixed = runtime.loc["static at fixed offsets"]
     assert fixed["compactions"] == 0
-    assert f"`static` takes {seconds(fixed['step_ns'])} with them" in README
-    assert re.search(r"\b13 of them\b", README)
+    assert f"`static` takes {seconds(fixed['step_ns'])} with them" in PAGES
+    assert re.search(r"\b13 of them\b", PAGES)
     assert 6.7e9 / (row["wait_compaction_ns"] / row["compactions"]) == pytest.approx(13, abs=1)

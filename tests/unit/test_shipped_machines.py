@@ -2,10 +2,10 @@
 
 import re
 import statistics
-from pathlib import Path
 
 import pytest
 from bench import collectives as measured
+from pages import PAGES
 from rank_stories import perform, team
 
 from simulator import catalog
@@ -105,11 +105,10 @@ def test_what_was_only_announced_says_so():
     assert all(any(cite.basis == "announced" for cite in cites) for cites in cited.values())
 
 
-def test_readme_states_the_errors_of_collectives_as_they_come_out():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_pages_state_the_errors_of_collectives_as_they_come_out():
     stated = {
         cells[0]: (cells[2], cells[3].partition(" %")[0])
-        for cells in (re.split(r" *\| *", line.strip("| ")) for line in readme.splitlines() if line.startswith("| "))
+        for cells in (re.split(r" *\| *", line.strip("| ")) for line in PAGES.splitlines() if line.startswith("| "))
         if cells[0] in measured.SOURCES
     }
     for setting in measured.SOURCES:

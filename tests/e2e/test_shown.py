@@ -1,4 +1,4 @@
-"""The README is true: what it shows is what is printed, and its Python runs."""
+"""The PAGES is true: what it shows is what is printed, and its Python runs."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import chain
 import pytest
 import yaml
+from pages import PAGES
 
 import simulator as hosim
 from simulator.builders.decoder.weights import count
@@ -16,13 +17,11 @@ from simulator.run.jobs import layout
 from simulator.run.plan import plan
 from simulator.run.scaling import scaling
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
 
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory):
     """What the Python example leaves behind."""
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
     folder = tmp_path_factory.mktemp("example")
     names = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +41,7 @@ def test_every_expectation_of_the_first_scenario_holds(namespace):
 
 
 def test_the_table_and_the_sentences_are_what_is_printed(namespace):
-    (shown,) = re.findall(r"<!-- output of: hosim run llama3_8b_train_910c -->\n```text\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"<!-- output of: hosim run llama3_8b_train_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     results = namespace["results"]
     table = text.plain(list(results.values()))
     assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
@@ -51,7 +50,7 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
 @pytest.mark.slow
 def test_the_table_of_allocators_is_what_is_printed():
     (shown,) = re.findall(
-        r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", README, re.DOTALL
+        r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     results = hosim.run("llama3_8b_fragmentation_910c")
     assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
@@ -69,42 +68,42 @@ def test_the_counts_of_compactions_are_what_comes_out(budget, counts, tmp_path):
         {"policy": policy, "label": f"row {i}", "options": options, "allocator": "best_fit"}
         for i, (policy, options) in enumerate(rows)
     ]
-    document |= {"budget": budget, "expect": [], "assumed": {"budget": "the table of the README"}}
+    document |= {"budget": budget, "expect": [], "assumed": {"budget": "the table of the PAGES"}}
     (tmp_path / "counts.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     found = [row.summary["compactions"] for row in hosim.run(tmp_path / "counts.yaml").values()]
     assert found == counts
-    (table,) = re.findall(r"\| row \| 64 GB \| 58 GB \|\n.*?\n((?:\|.*\n)+)", README)
+    (table,) = re.findall(r"\| row \| 64 GB \| 58 GB \|\n.*?\n((?:\|.*\n)+)", PAGES)
     column = {"64 GB": -2, "58 GB": -1}[budget]
     assert [int(line.strip("| ").split(" | ")[column]) for line in table.splitlines()] == counts
 
 
 def test_the_tensor_is_told_as_hosim_plan_does():
     ((tensor, shown),) = re.findall(
-        r"<!-- output of: hosim plan llama3_8b_train_910c --tensor (\S+) -->\n```text\n(.*?)```", README, re.DOTALL
+        r"<!-- output of: hosim plan llama3_8b_train_910c --tensor (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     assert plan("llama3_8b_train_910c").text(tensor) + "\n" == shown
 
 
 def test_the_layout_is_told_as_hosim_layout_does():
-    ((workload, shown),) = re.findall(r"<!-- output of: hosim layout (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    ((workload, shown),) = re.findall(r"<!-- output of: hosim layout (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert layout(workload).text() + "\n" == shown
 
 
 def test_the_scaling_curve_is_what_hosim_scaling_prints():
     ((name, row, shown),) = re.findall(
-        r"<!-- output of: hosim scaling (\S+) --policy (\S+) -->\n```text\n(.*?)```", README, re.DOTALL
+        r"<!-- output of: hosim scaling (\S+) --policy (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     assert f"{scaling(name, policies=[row])}\n" == shown
 
 
 def test_what_is_served_is_what_hosim_serve_prints():
-    ((name, shown),) = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    ((name, shown),) = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert f"{hosim.serve(name)}\n" == shown
 
 
 def test_every_file_it_names_is_written(namespace):
     written = {p.name for p in (namespace["folder"] / "results" / "llama3_8b").rglob("*") if p.is_file()}
-    named = set(re.findall(r"`(?:<row>/)?([a-z]+\.(?:html|png|csv|jsonl|json|yaml|perfetto\.json\.gz))`", README))
+    named = set(re.findall(r"`(?:<row>/)?([a-z]+\.(?:html|png|csv|jsonl|json|yaml|perfetto\.json\.gz))`", PAGES))
     assert {"report.html", "timeline.png", "waits.csv", "summary.json", "scenario.yaml"} <= named
     elsewhere = {"ranks.csv", "requests.csv", "iterations.csv", "points.csv"}
     assert named - elsewhere <= written, (
@@ -112,25 +111,15 @@ def test_every_file_it_names_is_written(namespace):
     )
 
 
-def test_every_link_within_it_leads_to_a_heading():
-    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = set(re.findall(r"\]\(#([^)]+)\)", README))
-    assert {"limits", "how-to-read-the-table"} <= links
-    assert links <= anchors
-
-
 def test_every_column_of_the_table_is_explained(namespace):
-    explained = set(re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE))
+    explained = set(re.findall(r"^\| `([^`]+)` \|", PAGES, re.MULTILINE))
     rows = list(namespace["results"].values())
     for column in (*text.time_columns(rows), *text.cause_columns(rows)):
         assert column.head in explained
 
 
 def test_the_models_of_inference_are_counted_as_the_table_says():
-    rows = [
-        [cell.strip() for cell in row.split("|")] for row in re.findall(r"^\|( `\w+_decode`.* B )\|$", README, re.M)
-    ]
+    rows = [[cell.strip() for cell in row.split("|")] for row in re.findall(r"^\|( `\w+_decode`.* B )\|$", PAGES, re.M)]
     assert len(rows) == 8
     for names, total, _, active, _, kv_bytes in rows:
         for name in re.findall(r"`(\w+)`", names):
@@ -148,7 +137,7 @@ def test_the_models_of_inference_are_counted_as_the_table_says():
 
 def test_a_comparison_is_what_hosim_diff_prints(tmp_path):
     (shown,) = re.findall(
-        r"<!-- output of: hosim diff at_33 at_50, row static -->\n```text\n(.*?)```", README, re.DOTALL
+        r"<!-- output of: hosim diff at_33 at_50, row static -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     for name, change in (("at_33", None), ("at_50", {"links.*.bandwidth": "50 GB/s"})):
         hosim.run("llama3_8b_train_910c", policies=["static"], set=change).write(tmp_path / name)
@@ -157,11 +146,11 @@ def test_a_comparison_is_what_hosim_diff_prints(tmp_path):
 
 @pytest.mark.slow
 def test_what_a_claim_depends_on_is_what_hosim_sensitivity_prints():
-    ((name, shown),) = re.findall(r"<!-- output of: hosim sensitivity (\S+) -->\n```text\n(.*?)```", README, re.DOTALL)
+    ((name, shown),) = re.findall(r"<!-- output of: hosim sensitivity (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert f"{hosim.sensitivity([name])}\n" == shown
 
 
-RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```yaml\n(.*?)```", README, re.DOTALL))
+RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```yaml\n(.*?)```", PAGES, re.DOTALL))
 
 
 def _scripts(recipe):

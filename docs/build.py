@@ -1,0 +1,225 @@
+"""Write what the documents take from the program: the reference pages, and the pictures.
+
+    python docs/build.py             the reference pages
+    python docs/build.py --pictures  the pictures, too (half a minute)
+
+A test holds that the reference pages are what this writes, so that they cannot fall behind the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pictures
+
+import simulator as hosim
+from simulator import catalog
+from simulator.cli import hosim as command
+from simulator.metrics.figures import FIGURES
+from simulator.policies import POLICIES
+
+DOCS = Path(__file__).parent
+_MADE = "<!-- made by docs/build.py -->"
+_UNITS = {"ns": "ns", "B": "B", "share": "share of 1", "times": "multiple", "count": "number", "text": "text"}
+_WIDTH = 100
+_SIMPLE = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+_DEFINING = ("Parameters", "Attributes", "Returns", "Raises")
+_ROWS = {
+    "run": "every row",
+    "rank": "rows that ran to their end",
+    "ranks": "jobs of several ranks",
+    "bound": "rows with a lower bound",
+    "addresses": "rows with addresses",
+    "table": "tables of several rows",
+}
+_DOCUMENTS = {
+    "hardware": (
+        "A machine",
+        "`hardware_profiles/*.yaml`, and files of your own that `hardware:` of a scenario names.",
+    ),
+    "workload": ("A workload", "`workloads/*.yaml`, and files of your own that `workload:` of a scenario names."),
+    "scenario": ("A scenario", "`scenarios/**/*.yaml`, and files of your own that `hosim run` is given."),
+}
+
+
+def _cell(text: object) -> str:
+    parts = " ".join(str(text).split()).replace("|", "\\|").split("`")
+    return "`".join(part if at % 2 else part.replace("<", "&lt;") for at, part in enumerate(parts))
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(map(_cell, row)) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def commands() -> str:
+    """Every command with its help, as a wide terminal prints it."""
+    exits = (
+        "Exit codes: 0; 1 if an expectation fails, something moved, or a file is wrong; 2 for wrong usage; 130 for an "
+        "interrupt. What was to be written is then complete, and named, or absent."
+    )
+    parts = [f"# Commands\n\n{_MADE}\n\n{exits}\n"]
+    for name, one in sorted(command.commands.items()):
+        context = click.Context(one, info_name=f"hosim {name}", terminal_width=_WIDTH, max_content_width=_WIDTH)
+        parts.append(f"## hosim {name}\n\n```text\n{one.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+def columns() -> str:
+    """Every column of a summary, from the registry."""
+    about = (
+        "The columns of `summary.csv` and `summary.json`; `expect:` and `hosim diff` use the same names. `<>` stands "
+        "for a cause, a tier, a link, a bus or a field. In the meanings, `n` is the number of steps, `E_k` the end "
+        "of the last compute of step `k` on the stream whose last compute ends last (`E_0 = 0`), and `M` the last end of "
+        "anything."
+    )
+    worse = {"": "", "more": "more is worse", "less": "less is worse"}
+    rows = [
+        (f"`{one.column}`", _UNITS[one.unit], one.head, one.meaning, _ROWS[one.of], worse[one.worse]) for one in FIGURES
+    ]
+    head = ("column", "unit", "heading", "meaning", "which rows have it", "direction")
+    return f"# Columns\n\n{_MADE}\n\n{about}\n\n{_table(head, rows)}"
+
+
+def policies() -> str:
+    """Every policy with its options."""
+    parts = [f"# Policies\n\n{_MADE}\n\nA row of a scenario names a policy, and perhaps `options:`.\n"]
+    for name, entry in POLICIES.items():
+        schema = entry.options.model_json_schema(by_alias=True)
+        parts.append(f"## {name}\n\n{entry.summary}\n")
+        about = inspect.cleandoc(inspect.getmodule(entry.function).__doc__ or "")  # type: ignore[union-attr]
+        parts.append(f"{_markdown(about)}\n")
+        if schema.get("properties"):
+            parts.append(_keys(schema, schema.get("$defs", {})))
+        parts += [
+            f"### {part}\n\n{_keys(found, schema['$defs'])}"
+            for part, found in schema.get("$defs", {}).items()
+            if "properties" in found
+        ]
+    return "\n".join(parts)
+
+
+def documents() -> str:
+    """Every key of the YAML documents, from their JSON Schemas."""
+    about = (
+        "Three documents, each with a schema that editors complete and check by: `hosim schema KIND`. Quantities are "
+        "text with a unit (`64 GB`, `33.6 GB/s`, `3 us`); `GB` is 10^9 bytes, `GiB` is 2^30. Unknown keys are refused."
+    )
+    parts = [f"# YAML documents\n\n{_MADE}\n\n{about}\n"]
+    for kind, (title, where) in _DOCUMENTS.items():
+        schema = catalog.schema(kind)
+        parts.append(f"## {title}\n\n{schema['description']}\n\n{where}\n\n{_keys(schema, schema['$defs'])}")
+        for name, found in schema["$defs"].items():
+            if "properties" in found:
+                said = _markdown(found.get("description", ""))
+                parts.append(f"### {title.split()[-1]}: {name}\n\n{said}\n\n{_keys(found, schema['$defs'])}")
+    return "\n".join(parts)
+
+
+def _keys(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    """The keys of one part of a document, as a table."""
+    required = set(schema.get("required", ()))
+    rows = []
+    for key, about in schema["properties"].items():
+        default = "required" if key in required else _default(about)
+        rows.append((f"`{key}`", _type(about, parts), default, about.get("description", "")))
+    return _table(("key", "value", "default", "meaning"), rows)
+
+
+def _default(about: Mapping[str, Any]) -> str:
+    found = about.get("default")
+    if isinstance(found, dict) and found:
+        return "see its keys"
+    return "" if found in (None, "", [], {}) else f"`{str(found).lower() if isinstance(found, bool) else found}`"
+
+
+def _type(about: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    """What a key's value looks like."""
+    if "$ref" in about:
+        name = about["$ref"].rsplit("/", 1)[-1]
+        return _type(parts[name], parts) if "enum" in parts[name] else name
+    if several := about.get("anyOf", about.get("oneOf")):
+        return " or ".join(dict.fromkeys(_type(one, parts) for one in several if one.get("type") != "null"))
+    if "enum" in about or "const" in about:
+        return ", ".join(f"`{value}`" for value in about.get("enum", [about.get("const")]))
+    if about.get("examples"):
+        return f"such as `{about['examples'][0]}`"
+    if about.get("type") == "array":
+        return f"list of {_type(about['items'], parts)}" if "items" in about else "list"
+    values = next(iter(about.get("patternProperties", {}).values()), about.get("additionalProperties"))
+    mapping = f"name: {_type(values, parts)}" if isinstance(values, dict) and values else "mapping"
+    return {"object": mapping, **_SIMPLE}.get(about.get("type", ""), "any")
+
+
+def python() -> str:
+    """The public names, with signatures and docstrings."""
+    parts = [f"# Python\n\n{_MADE}\n\n`import hosim`; each name loads when it is first used.\n"]
+    for name in hosim.__all__:
+        found = getattr(hosim, name)
+        parts.append(f"## {name}\n\n{_signature(name, found)}{_markdown(inspect.getdoc(found) or '')}\n")
+        methods = ((at, one) for at, one in vars(found).items() if inspect.isclass(found) and at[0] != "_")
+        for at, one in methods:
+            function = one.fget if isinstance(one, property) else getattr(found, at)
+            if inspect.isfunction(function) or inspect.ismethod(function):
+                said = (inspect.getdoc(function) or "").partition("\n\n")[0]
+                parts.append(
+                    f"- `{at}{'' if isinstance(one, property) else '()'}`: {' '.join(said.split())}".rstrip(": ")
+                )
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _signature(name: str, found: Any) -> str:
+    if inspect.isclass(found):
+        return ""
+    text = str(inspect.signature(found)).replace("simulator.", "")
+    return f"```text\n{name}{text}\n```\n\n"
+
+
+def _markdown(docstring: str) -> str:
+    """A numpydoc docstring as Markdown: sections in bold, what they define as lists."""
+    found, section = [], ""
+    lines = [*docstring.replace("``", "`").split("\n"), ""]
+    for line, following in itertools.pairwise(lines):
+        if line and set(following) == {"-"}:
+            section = line
+            found += [f"**{line}**", ""]
+        elif set(line) == {"-"}:
+            continue
+        elif section in _DEFINING and line and not line.startswith(" "):
+            found.append(f"- `{line}`:")
+        else:
+            found.append(f"  {line.strip()}" if line.startswith("    ") else line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(found)).strip()
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/commands.md": commands,
+    "reference/columns.md": columns,
+    "reference/policies.md": policies,
+    "reference/documents.md": documents,
+    "reference/python.md": python,
+}
+"""Page -> what writes it."""
+
+
+def main() -> None:
+    """Write the pages, and the pictures if they are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
+    asked = parser.parse_args()
+    for page, write in PAGES.items():
+        (DOCS / page).write_text(write(), encoding="utf-8")
+    if asked.pictures:
+        pictures.draw(DOCS / "images")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Every page of the documents: its links lead somewhere, its Python runs, its commands run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from pages import FILES, ROOT, blocks, commands, without_blocks
+
+from simulator.cli import hosim, main
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_GIVEN = re.compile(
+    r"\b(mine|yours|offload)\.yaml|/workload\.yaml|\bOLD\b|\bSCENARIO\b|\bKIND\b|\bFILE\b|results/(?!\w+\b$)"
+)
+"""A command that needs a file which the page tells the reader to write."""
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", without_blocks(path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"[`*]", "", heading).lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_link_leads_to_a_page_and_a_heading(path):
+    for link in _LINK.findall(without_blocks(path.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), f"{name(path)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name(path)}: {link}"
+
+
+ALL = sorted({(name(path), line) for path in FILES for line in commands(path.read_text(encoding="utf-8"))})
+
+
+@pytest.mark.parametrize(("page", "line"), ALL)
+def test_every_command_is_one_that_hosim_knows(page, line):
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&&", "||", ">>")), len(words))]
+    if not words or words[0].startswith("-"):
+        return
+    command = hosim.commands[words[0]]
+    with contextlib.suppress(click.exceptions.Exit):
+        command.make_context(words[0], words[1:], resilient_parsing=False)
+
+
+PYTHON = [
+    path for path in FILES if blocks(path.read_text(encoding="utf-8"), "python") and "reference" not in path.parts
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "page"}
+    for code in blocks(path.read_text(encoding="utf-8"), "python"):
+        exec(compile(code, name(path), "exec"), names)
+
+
+RUN = sorted({line for _, line in ALL if not _GIVEN.search(line)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", RUN)
+def test_every_command_runs_from_an_empty_folder(line, tmp_path, monkeypatch):
+    """Those that need a file which a page tells the reader to write run in the test of that page."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line, comments=True)[1:]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code in (0, None), line

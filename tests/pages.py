@@ -1,0 +1,30 @@
+"""The documents that people read: the README and all pages under docs, for tests that hold them to what is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+FILES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
+"""All of them, one after another."""
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a page in this language."""
+    return [body for name, body in _FENCE.findall(text) if name == language]
+
+
+def without_blocks(text: str) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", text)
+
+
+def commands(text: str) -> list[str]:
+    """The command lines of hosim in the shell blocks of a page, lines that go on joined."""
+    lines = "\n".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("hosim ")]
