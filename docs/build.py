@@ -77,8 +77,8 @@ def columns() -> str:
     about = (
         "The columns of `summary.csv` and `summary.json`; `expect:` and `hosim diff` use the same names. `<>` stands "
         "for a cause, a tier, a link, a bus or a field. In the meanings, `n` is the number of steps, `E_k` the end "
-        "of the last compute of step `k` on the stream whose last compute ends last (`E_0 = 0`), and `M` the last end of "
-        "anything."
+        "of the last compute of step `k` on the stream whose last compute ends last (`E_0 = 0`), and `M` the last end "
+        "of anything."
     )
     worse = {"": "", "more": "more is worse", "less": "less is worse"}
     rows = [
