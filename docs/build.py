@@ -22,6 +22,7 @@ import pictures
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import hosim as command
+from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, requests_csv, residency_json, routing_csv
 from simulator.metrics.figures import FIGURES
 from simulator.policies import POLICIES
 
@@ -38,6 +39,14 @@ _ROWS = {
     "bound": "rows with a lower bound",
     "addresses": "rows with addresses",
     "table": "tables of several rows",
+}
+_FORMATS = {
+    "Graphs: hosim-graph/1": graph_jsonl,
+    "Plans: hosim-plan/1": plan_jsonl,
+    "Graphs with cache operators: hosim-augmented/1": augmented_json,
+    "Recorded steps: residency-trace/1": residency_json,
+    "Requests": requests_csv,
+    "Choices of routers": routing_csv,
 }
 _DOCUMENTS = {
     "hardware": (
@@ -200,12 +209,62 @@ def _markdown(docstring: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(found)).strip()
 
 
+def formats() -> str:
+    """The files that hosim reads and writes, as the modules that do so describe them."""
+    parts = [
+        f"# File formats\n\n{_MADE}\n\nFiles that hosim reads, and one that it only writes (`hosim-augmented/1`).\n"
+    ]
+    for heading, module in _FORMATS.items():
+        parts.append(f"## {heading}\n\n{_restructured(inspect.cleandoc(module.__doc__ or ''))}\n")
+    return "\n".join(parts)
+
+
+def _restructured(docstring: str) -> str:
+    """A docstring with literal blocks and simple tables, as Markdown."""
+    text = re.sub(
+        r"::\n\n((?:    .*\n|\n)+)",
+        lambda found: f":\n\n```text\n{_dedented(found[1])}\n```\n\n",
+        docstring.replace("``", "`") + "\n",
+    )
+    text = re.sub(
+        r"^=+ .*\n(?:.*\n)*?=+ .*\n(?:(?:.+\n)+?=+ .*\n)?",
+        lambda found: _from_simple(found[0]),
+        text,
+        flags=re.MULTILINE,
+    )
+    return text.strip()
+
+
+def _dedented(block: str) -> str:
+    return "\n".join(line[4:] for line in block.rstrip().split("\n"))
+
+
+def _from_simple(table: str) -> str:
+    """A simple table of reStructuredText, whose rulers say where columns begin."""
+    lines = table.rstrip().split("\n")
+    starts = [found.start() for found in re.finditer(r"=+", lines[0])]
+    spans = list(itertools.zip_longest(starts, starts[1:]))
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = [line[start:end].strip() for start, end in spans]
+        if set(line) <= {"=", " "}:
+            continue
+        if cells[0] or not rows:
+            rows.append(cells)
+        else:
+            rows[-1] = [f"{before} {more}".strip() for before, more in zip(rows[-1], cells, strict=True)]
+    has_head = sum(set(line) <= {"=", " "} for line in lines) == 3
+    head, body = (tuple(rows[0]), rows[1:]) if has_head else (("",) * len(spans), rows)
+    return _table(head, map(tuple, body))
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/commands.md": commands,
     "reference/columns.md": columns,
     "reference/policies.md": policies,
     "reference/documents.md": documents,
     "reference/python.md": python,
+    "reference/formats.md": formats,
 }
 """Page -> what writes it."""
 
