@@ -5,8 +5,8 @@ each kind in each of their groups, spread over nodes in the same way. These kind
 as alike if their graphs are the same, and are told apart until nothing tells those of a kind apart any more. So what is
 true of one of a kind is true of each of them (`critical_path`). They also run the same plan, as a policy decides once
 for each graph, and share bandwidth max-min: so they do the same at the same times, as long as they begin together and
-no shared tier can run out of room, which is given in turn. Ranks that never meet may begin in turn, which lasts (see
-the design).
+no shared tier can run out of room, which is given in turn. Ranks that never meet may begin in turn, which lasts
+(docs/explanation/many-ranks.md).
 """
 
 from __future__ import annotations

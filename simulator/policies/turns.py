@@ -3,7 +3,8 @@
 While ranks do the same at the same time, what they share is crowded when all pull, and idle when none does. A rank that
 begins later pulls while others compute. That lasts, because ranks which never meet keep their distance. It cannot beat
 the time in which the shared link carries the bytes of all, so nothing is won where that is never idle; and ranks that
-meet in each step wait for the last one to begin, so that they are left alone (DESIGN.md, turns, has both proofs).
+meet in each step wait for the last one to begin, so that they are left alone (both proofs:
+docs/explanation/many-ranks.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One short story per rule about addresses and compaction (design, semantics 17)."""
+"""One short story per rule about addresses and compaction (semantics 17)."""
 
 from __future__ import annotations
 

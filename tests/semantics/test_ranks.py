@@ -1,4 +1,4 @@
-"""One short story per rule of ranks that meet, each with an exact timeline (DESIGN.md, many ranks)."""
+"""One short story per rule of ranks that meet, each with an exact timeline (semantics 14)."""
 
 from __future__ import annotations
 

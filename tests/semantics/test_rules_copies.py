@@ -1,4 +1,4 @@
-"""One short story per rule about copies, their queues and their bandwidth (design, semantics 4 and 10)."""
+"""One short story per rule about copies, their queues and their bandwidth (semantics 4 and 10)."""
 
 from __future__ import annotations
 
