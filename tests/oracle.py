@@ -1,4 +1,4 @@
-"""A second simulator, written from the semantics (docs/reference/semantics.md, rules 1 to 10) and nothing else, slow.
+"""A second simulator, slow and plain, written from docs/reference/semantics.md (rules 1 to 10) and nothing else.
 
 It looks at every step at every instant, keeps the work left of every flow, and knows one rank, fixed plans, links
 without a way over others, buses, shared queues, and kernels that copies do not slow down. No line of the engine's is

@@ -1,4 +1,4 @@
-"""A second simulator, from the text of the semantics alone (`tests/oracle.py`), agrees with the engine in everything."""
+"""A second simulator, from the text of the semantics alone (`tests/oracle.py`), agrees with the engine in all."""
 
 from __future__ import annotations
 
