@@ -24,6 +24,7 @@ tensor   `size_bytes`       size                                                
 tensor   `kind`             weight, gradient, optimizer_state, activation, kv_cache, expert,       activation
                             workspace or input
 tensor   `persistent`       it exists before the first op and after the last one of each step      false
+tensor   `shared`           node or supernode: read-only, stored once for all ranks there          not shared
 group    `group`            unique name of ranks that meet in collectives                          required
 group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
                             overlap, for send and recv pairs (from, to)
@@ -71,7 +72,7 @@ _HEADER = jsonl.Shape(
     {"schema": str, "name": str, "steps": int, "outputs": list, "tensors": int, "ops": int}, ("schema",)
 )
 _TENSOR = jsonl.Shape(
-    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool},
+    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool, "shared": str},
     ("tensor", "size_bytes"),
 )
 _OP = jsonl.Shape(
@@ -239,6 +240,8 @@ def _tensor_record(tensor: Tensor) -> dict[str, object]:
         record["kind"] = tensor.kind.value
     if tensor.persistent:
         record["persistent"] = True
+    if tensor.shared:
+        record["shared"] = tensor.shared
     return record
 
 
