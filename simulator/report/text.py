@@ -165,8 +165,13 @@ def _most(rows: Sequence[Row], column: str) -> float:
     return max(float(row.summary.get(column) or 0) for row in rows)
 
 
+def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
+    """Return the columns of some figures, under their own headings."""
+    return [Column.figure(summaries, column) for column in columns]
+
+
 def _figures(rows: Sequence[Row], columns: Iterable[str]) -> list[Column]:
-    return [Column.figure([row.summary for row in rows], column) for column in columns]
+    return figures([row.summary for row in rows], columns)
 
 
 def rank_columns(ranks: Sequence[Row]) -> list[Column]:

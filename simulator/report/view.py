@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from simulator.report.rows import listed, present, quantity
+from simulator.report.rows import listed, present
 from simulator.report.text import PIPE_WIDTH, Column, aligned
 
 Row = Mapping[str, Any]
@@ -133,22 +132,22 @@ def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool =
     return Column(head, tuple(str(write(row)) for row in rows), left=left)
 
 
-def quantities(head: str, rows: Rows, key: str, unit: str = "ns") -> Column:
-    """Return a column of quantities with their unit."""
-    return Column(head, tuple(quantity(row.get(key), unit) for row in rows))
-
-
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """Put rows together that agree in some columns, in the order of their first ones."""
-    rows = list(rows)
-    order = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
-    ranked = sorted(rows, key=lambda row: order.index(tuple(row[key] for key in keys)))
-    return {group: list(own) for group, own in groupby(ranked, lambda row: tuple(row[key] for key in keys))}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
 
 
 def number(value: object) -> str:
     """Write a value of an axis."""
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def point(row: Row, axes: Mapping[str, str]) -> str:
+    """Say where a row is: ``batch 8 and sequence 4096``; axes are heads with their columns."""
+    return " and ".join(f"{head} {number(row[key])}" for head, key in axes.items())
 
 
 _DID_NOT = {
@@ -177,8 +176,8 @@ def did_not_run(rows: Rows, axes: Mapping[str, str]) -> list[str]:
             if status not in _DID_NOT:
                 continue
             nowhere, elsewhere = _DID_NOT[status]
-            points = (" and ".join(f"{head} {number(row[key])}" for head, key in axes.items()) for row in lacking)
-            told = nowhere if len(lacking) == len(own) else f"{elsewhere} at {listed(list(points))}"
+            points = [point(row, axes) for row in lacking]
+            told = nowhere if len(lacking) == len(own) else f"{elsewhere} at {listed(points)}"
             why = dict.fromkeys(row.get("notes") for row in lacking if status in ("failed", "lost"))
             sentences.append(": ".join(filter(None, (f"{policy} {told}", "; ".join(map(str, why))))) + ".")
     return sentences

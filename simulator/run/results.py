@@ -16,8 +16,8 @@ from simulator.processes import aside
 from simulator.report import expectations, files, junit, stalls, summaries
 from simulator.report.files import plan_names
 from simulator.report.rows import Row
-from simulator.report.scaling_view import pointer
 from simulator.report.sentences import sentences
+from simulator.report.sweep_views import pointer
 from simulator.run.case import Case
 from simulator.run.hints import hints
 from simulator.run.provenance import as_run, files_named, provenance
