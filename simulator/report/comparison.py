@@ -1,4 +1,4 @@
-"""The picture of a table: what the step of each row is spent on, beside what the row holds in each memory."""
+"""Pictures of what steps are spent on: of the rows of a table, beside what each holds in memory; of a row's ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
 from simulator.report.drawing import (
@@ -19,14 +21,18 @@ from simulator.report.drawing import (
     INK,
     LIMIT,
     SMALL,
+    TEXT,
     WIDTH_IN,
     Picture,
     byte_unit,
     name_lanes,
     plain,
+    side_legend,
+    stacked,
     styled,
     units,
 )
+from simulator.report.ranks import of_ranks
 from simulator.report.rows import DRAINED, Row, held_to, is_ok, percent, present, quantity, spent
 from simulator.trace import CAUSES
 
@@ -46,10 +52,15 @@ _NEAR = 2
 _HALF = 0.36
 """Half of the height of a bar, in rows."""
 _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
+_APART = 64
+"""So many ranks are told apart by a line between two."""
+_FEW = 16
+"""So few changes of the program from one rank to the next are marked."""
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Lines of bounds of different plans."""
 _SHADE = {"compute": colours.COMPUTE, "recompute": colours.RECOMPUTE, DRAINED: colours.DRAIN}
 _SHADE |= {f"stall: {cause}": colours.CAUSE[cause] for cause in CAUSES}
+"""What a step is spent on -> its colour."""
 
 
 class _Line(NamedTuple):
@@ -134,7 +145,8 @@ def _steps(rows: Sequence[Row]) -> _Panel:
         text = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
         bound = row.summary.get("bound_ns")
         mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, LIMIT)
-        lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in spent(row)], text, *mark))
+        parts = sorted(spent(row), key=lambda part: (part[0] == DRAINED, [*_SHADE].index(part[0])))
+        lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in parts], text, *mark))
     end = _end(steps)
     unit, size = units(int(end))
     return _Panel("one step", unit if steps else "", size, end, lines)
@@ -219,3 +231,42 @@ def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     marks += [Line2D([], [], label="budget, capacity", **LIMIT)] if is_limited else []
     marks += [Patch(label="would need", **_HOLLOW)] if any(row.shortfall is not None for row in rows) else []
     return marks
+
+
+@styled()
+def by_rank(row: Row) -> Picture:
+    """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
+
+    Parameters
+    ----------
+    row
+        A row of several ranks that ran to its end.
+    """
+    views = {view.rank: view for view in of_ranks(row)}
+    shown = [views[by] for by in (row.trace.stands_in if row.trace is not None else ())]
+    most, spending = max(view.summary["step_ns"] for view in shown), [dict(spent(view)) for view in shown]
+    unit, size = units(int(most))
+    picture, (ax,) = stacked([2.4])
+    edges, below = np.arange(len(shown) + 1) - 0.5, np.zeros(len(shown))
+    marks = []
+    for what, shade in _SHADE.items():
+        values = np.array([each.get(what, 0) for each in spending]) / size
+        if values.any() and what != DRAINED:
+            ax.stairs(below + values, edges, baseline=below, fill=True, color=shade)
+            marks.append((what, shade))
+            below += values
+    met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
+    ax.stairs(met, edges, baseline=None, **LIMIT)
+    for edge in edges[1:-1] if len(shown) <= _APART else ():
+        ax.axvline(edge, color="white", linewidth=0.8)
+    changes = np.flatnonzero(np.diff(row.job.graph_of)) + 0.5
+    for at in changes if len(changes) < _FEW else ():
+        ax.axvline(at, color=FAINT, linewidth=1.1, linestyle=":")
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_ylim(0, 1.08 * most / size)
+    ax.set_ylabel(f"one step [{unit}]", **TEXT)
+    ax.set_xlabel("rank", **TEXT)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    side_legend(picture, [*marks, ("collectives under way", "--")])
+    picture.title(f"{row.label}: where the step of each rank goes")
+    return picture

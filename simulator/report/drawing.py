@@ -215,7 +215,7 @@ def bars(
     """
     edges, (start, end) = pixels(ax, size), ends
     spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
-    tops = np.vstack([np.zeros(len(edges) - 1), np.cumsum(spent, axis=0)])
+    tops = np.cumsum([np.zeros(len(edges) - 1), *spent], axis=0)
     heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
     for key, tint in enumerate(tints):
         if spent[key].any():

@@ -30,10 +30,9 @@ from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.metrics import blocker_name, op_name, place_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
-from simulator.report import meetings
-from simulator.report.ranks import chosen, is_job, of_ranks, omitted
+from simulator.report.ranks import Met, chosen, collectives, is_job, of_ranks, omitted
 from simulator.report.rows import Row, quantity
-from simulator.report.usage import KINDS, Usage, shared_usages, space, usages
+from simulator.report.usage import KINDS, Usage, lasting, loads, shared_usages, space, usages
 from simulator.trace import CAUSES, Block, Trace
 
 Ints = NDArray[np.int64]
@@ -99,7 +98,7 @@ def events(row: Row) -> Iterator[Event]:
 def _of_rank(view: Row, trace: Trace, *, alone: bool) -> Iterator[Event]:
     """All that one rank did."""
     spans, waits = trace.spans.whole(), trace.waits.whole()
-    met = {one.span: one for one in meetings.of_rank(view)}
+    met = {one.span: one for one in collectives(view)}
     is_stall = np.isin(waits["cause"], [CAUSES.index(cause) for cause in ("peer", "capacity", "transfer")])
     # a stream of collectives stalls if these have something to wait for, and idles otherwise
     told = np.asarray((waits["stream"] == 0) | is_stall | (not view.graph.meets))
@@ -118,7 +117,7 @@ def _of_rank(view: Row, trace: Trace, *, alone: bool) -> Iterator[Event]:
             yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
 
 
-def _names(view: Row, spans: Block, waits: Block, met: Mapping[int, meetings.Met]) -> Iterator[Event]:
+def _names(view: Row, spans: Block, waits: Block, met: Mapping[int, Met]) -> Iterator[Event]:
     runs, rank = ", ".join(filter(None, (view.label, view.program))), view.rank
     times = f" x{view.stands_for}" if view.stands_for > 1 else ""
     yield _meta("process_name", rank, 0, name=f"{runs}{times}, rank")
@@ -179,7 +178,7 @@ def _step_slices(view: Row, trace: Trace, spans: Block) -> Iterator[Event]:
         start = end
 
 
-def _span_slices(view: Row, spans: Block, runs: Ints, met: Mapping[int, meetings.Met]) -> Iterator[Event]:
+def _span_slices(view: Row, spans: Block, runs: Ints, met: Mapping[int, Met]) -> Iterator[Event]:
     graph, links = view.graph, view.hardware.link_names
     rows = zip(*(column.tolist() for column in spans.values()), runs.tolist(), strict=True)
     for at, (_, kind, item, track, channel, _, issued, start, end, run) in enumerate(rows):
@@ -198,7 +197,7 @@ def _span_slices(view: Row, spans: Block, runs: Ints, met: Mapping[int, meetings
             yield _slice(thread, tensor.name, "transfer", (start, end), about)
 
 
-def _about(one: meetings.Met) -> Event:
+def _about(one: Met) -> Event:
     """What a collective is; members that met have the same ``meeting``."""
     members = ", ".join(map(str, one.members[:_NAMED])) + (", ..." if len(one.members) > _NAMED else "")
     return {
@@ -270,9 +269,9 @@ def _arrows(view: Row, spans: Block) -> Iterator[Event]:
 
 def _meetings(shown: Sequence[Row], trace: Trace) -> Iterator[Event]:
     """Arrows from each send to its receive, and through the members of each collective, of the ranks that are shown."""
-    met: dict[tuple[str, frozenset[int], int], list[tuple[Row, meetings.Met]]] = defaultdict(list)
+    met: dict[tuple[str, frozenset[int], int], list[tuple[Row, Met]]] = defaultdict(list)
     for view in shown:
-        for one in meetings.of_rank(view):
+        for one in collectives(view):
             simulated = frozenset(trace.stands_in[member] for member in one.members)
             met[one.what.group, simulated, one.number].append((view, one))
     spans = {view.rank: view.trace.spans.whole() for view in shown if view.trace is not None}
@@ -304,7 +303,7 @@ def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
     for scope, instance, usage in shared_usages(row):
         yield from process(scope, instance)
         yield from _memory(row, usage, known[scope, instance])
-    for load in meetings.loads(row, everybody):
+    for load in loads(row, everybody):
         yield from process(load.scope, load.instance)
         pid, cap = known[load.scope, load.instance], quantity(load.bandwidth_bytes_per_s, "B/s")
         yield from _counter(f"{load.bus}: under way", pid, load.time_ns, load.flows, "flows")
@@ -312,7 +311,7 @@ def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
 
 
 def _memory(row: Row, usage: Usage, pid: int) -> Iterator[Event]:
-    last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
+    last = lasting(usage.time_ns)
     limit = usage.limit(row.hardware.compute_tier)
     name = f"{usage.tier} ({limit})" if limit else usage.tier
     yield from _counter(name, pid, usage.time_ns[last], usage.total_bytes[last])

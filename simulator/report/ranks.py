@@ -1,12 +1,16 @@
-"""The ranks of a row for readers: each as a row of its own, and which of them are worth showing."""
+"""The ranks of a row for readers: each as a row of its own, which of them are worth showing, and who met whom."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from simulator.graph import Collective, CollectiveKind
 from simulator.metrics import by_rank
+from simulator.plan import COMPUTE
 from simulator.report.rows import Row, present
 from simulator.trace import Trace
 from simulator.units import counted
@@ -109,3 +113,54 @@ def omitted(row: Row, shown: Sequence[int]) -> str:
             "; of those with rows of their own, the first of each program and node, the slowest, and the lowest numbers"
         )
     return text
+
+
+class Met(NamedTuple):
+    """A collective that a rank took part in.
+
+    Attributes
+    ----------
+    what
+        Kind, group, size and algorithm.
+    members
+        Ranks that met.
+    number
+        Which one of this group and these members, from 1.
+    span
+        Row of its span in the rank's trace.
+    """
+
+    what: Collective
+    members: tuple[int, ...]
+    number: int
+    span: int
+
+
+def collectives(view: Row) -> list[Met]:
+    """List the collectives that a rank took part in, in the order of issue.
+
+    Parameters
+    ----------
+    view
+        What the rank did.
+    """
+    if view.trace is None or not view.graph.meets:
+        return []
+    spans = view.trace.spans.whole()
+    order = np.argsort(spans["issue"], kind="stable")
+    order = order[spans["kind"][order] == COMPUTE]
+    groups = {group.name: group for group in view.graph.groups}
+    members: dict[tuple[str, CollectiveKind], tuple[int, ...] | None] = {}
+    count: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    found = []
+    for row, op in zip(order.tolist(), spans["item"][order].tolist(), strict=True):
+        what = view.graph.ops[op].collective
+        if what is None:
+            continue
+        key = what.group, what.kind
+        if key not in members:
+            members[key] = groups[what.group].of(view.rank, what.kind)
+        whom = members[key] or (view.rank,)
+        count[what.group, whom] += 1
+        found.append(Met(what, whom, count[what.group, whom], row))
+    return found

@@ -148,11 +148,16 @@ def causes(row: Row) -> list[tuple[str, int]]:
 
 
 def spent(row: Row) -> list[tuple[str, int]]:
-    """What a step is spent on, in words, and how long [ns]; without what is 0."""
-    parts = [("compute", row.summary["compute_ns"]), ("recompute", recomputed_ns(row))]
-    parts += [(f"stall: {cause}", row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
-    parts.append((DRAINED, row.summary.get("drain_ns")))
-    return [(what, int(ns)) for what, ns in parts if ns]
+    """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
+    stalls = ((f"stall: {cause}", ns) for cause, ns in causes(row))
+    drained = int(row.summary.get("drain_ns") or 0)
+    parts = [
+        ("compute", int(row.summary["compute_ns"])),
+        ("recompute", recomputed_ns(row)),
+        *stalls,
+        (DRAINED, drained),
+    ]
+    return [(what, ns) for what, ns in parts if ns]
 
 
 DRAINED = "copies after the last op"

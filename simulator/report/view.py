@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from simulator.report.rows import listed, present
+from simulator.report.rows import listed, percent, present, quantity
 from simulator.report.text import PIPE_WIDTH, Column, aligned
 
 Row = Mapping[str, Any]
@@ -123,8 +125,28 @@ class View:
     sentences: Sequence[str]
     panels: Sequence[Panel] = ()
 
+    def page(self, picture: bytes | None) -> str:
+        """Write it as HTML that needs no network: what there is to say, the picture, the tables and their notes.
+
+        Parameters
+        ----------
+        picture
+            A PNG of the curves, if there is one.
+        """
+        return rendered("view.html.j2", view=self, picture=picture)
+
     def __str__(self) -> str:
         return "\n\n".join(filter(None, (*map(str, self.sections), "\n".join(self.sentences))))
+
+
+def rendered(template: str, **shown: Any) -> str:
+    """Write a page from a template of this folder, with what it shows."""
+    import jinja2  # noqa: PLC0415 - text needs none of it
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
+    return environment.get_template(template).render(shown)
 
 
 def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool = True) -> Column:
