@@ -17,11 +17,6 @@ from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
 from simulator.report.drawing import (
-    FAINT,
-    INK,
-    LIMIT,
-    SMALL,
-    TEXT,
     WIDTH_IN,
     Picture,
     byte_unit,
@@ -51,7 +46,7 @@ _NEAR = 2
 """A limit so many times as high as the longest bar is drawn."""
 _HALF = 0.36
 """Half of the height of a bar, in rows."""
-_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
+_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": colours.FAINT, "linestyle": "--"}
 _APART = 64
 """So many ranks are told apart by a line between two."""
 _FEW = 16
@@ -69,7 +64,7 @@ class _Line(NamedTuple):
     parts: Sequence[tuple[dict[str, Any], int]]
     text: str
     mark: int | float = math.inf
-    style: dict[str, Any] = LIMIT
+    style: dict[str, Any] = colours.LIMIT
     is_number: bool = True
 
 
@@ -104,8 +99,8 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     axes = picture.subplots(1, len(panels), sharey=True, width_ratios=ratios, squeeze=False)[0]
     for ax, panel in zip(axes, panels, strict=True):
         plain(ax)
-        ax.set_title(panel.head, loc="left", linespacing=1.2, **SMALL)
-        ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **SMALL)
+        ax.set_title(panel.head, loc="left", linespacing=1.2, **colours.SMALL)
+        ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **colours.SMALL)
         ax.tick_params(axis="y", length=0)
     name_lanes(axes[0], [_label(row) for row in rows])
     is_limited = any(line.mark <= panel.end for panel in panels[1:] for line in panel.lines)
@@ -144,7 +139,7 @@ def _steps(rows: Sequence[Row]) -> _Panel:
         step, stall = int(row.summary["step_ns"]), int(row.summary.get("stall_ns") or 0)
         text = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
         bound = row.summary.get("bound_ns")
-        mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, LIMIT)
+        mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, colours.LIMIT)
         parts = sorted(spent(row), key=lambda part: (part[0] == DRAINED, [*_SHADE].index(part[0])))
         lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in parts], text, *mark))
     end = _end(steps)
@@ -162,7 +157,7 @@ def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """A line for each kind of plans of which there are bounds."""
     kinds = [held_to(rows, row) for row in rows if is_ok(row) and present(row.summary.get("bound_ns"))]
     styles = zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False)
-    return {kind: {"color": INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
+    return {kind: {"color": colours.INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
 
 
 def _peaks(rows: Sequence[Row], tier: str) -> _Panel:
@@ -218,7 +213,7 @@ def _write(ax: Axes, y: int, line: _Line, where: tuple[float, float, float]) -> 
         ax.plot([0.985 * end, 0.995 * end], [y + 0.45, y - 0.45], color="white", linewidth=3)
     inch = ax.get_xlim()[1] / (ax.get_position().width * WIDTH_IN)
     at = mark if at <= mark < at + (len(text) + 2) * _LETTER_IN * inch else at
-    style = SMALL if line.is_number else SMALL | {"color": FAINT}
+    style = colours.SMALL if line.is_number else colours.SMALL | {"color": colours.FAINT}
     ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, **style)
 
 
@@ -228,7 +223,7 @@ def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     marks: list[Patch | Line2D] = [Patch(color=shade, label=what) for what, shade in _SHADE.items() if what in there]
     bounds = _bounds(rows)
     marks += [Line2D([], [], label=name, **line) for name, line in bounds.items()]
-    marks += [Line2D([], [], label="budget, capacity", **LIMIT)] if is_limited else []
+    marks += [Line2D([], [], label="budget, capacity", **colours.LIMIT)] if is_limited else []
     marks += [Patch(label="would need", **_HOLLOW)] if any(row.shortfall is not None for row in rows) else []
     return marks
 
@@ -256,16 +251,16 @@ def by_rank(row: Row) -> Picture:
             marks.append((what, shade))
             below += values
     met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
-    ax.stairs(met, edges, baseline=None, **LIMIT)
+    ax.stairs(met, edges, baseline=None, **colours.LIMIT)
     for edge in edges[1:-1] if len(shown) <= _APART else ():
         ax.axvline(edge, color="white", linewidth=0.8)
     changes = np.flatnonzero(np.diff(row.job.graph_of)) + 0.5
     for at in changes if len(changes) < _FEW else ():
-        ax.axvline(at, color=FAINT, linewidth=1.1, linestyle=":")
+        ax.axvline(at, color=colours.FAINT, linewidth=1.1, linestyle=":")
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1.08 * most / size)
-    ax.set_ylabel(f"one step [{unit}]", **TEXT)
-    ax.set_xlabel("rank", **TEXT)
+    ax.set_ylabel(f"one step [{unit}]", **colours.TEXT)
+    ax.set_xlabel("rank", **colours.TEXT)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     side_legend(picture, [*marks, ("collectives under way", "--")])
     picture.title(f"{row.label}: where the step of each rank goes")

@@ -23,16 +23,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from simulator.report import colours
+
 Ints = NDArray[np.int64]
 
 WIDTH_IN, _DPI = 13.0, 110
 _AXIS_IN, _HEAD_IN, _LINE_IN = 0.5, 0.45, 0.175
 """What a time axis with its label takes, a title, and a line of the legend."""
-INK, FAINT = "#222222", "#8a8a8a"
-TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
-SMALL: dict[str, Any] = TEXT | {"fontsize": 8}
-LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
-"""The line of a limit, such as a budget."""
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
 
@@ -82,7 +79,7 @@ class Picture(Figure):
     def title(self, text: str, handles: Sequence[Artist] = (), beside: int = 12) -> None:
         """Write above the picture what it shows, and what some marks mean, so many of them beside each other."""
         if not handles:
-            self.suptitle(text, x=0.01, ha="left", **(TEXT | {"fontsize": 11}))
+            self.suptitle(text, x=0.01, ha="left", **(colours.TEXT | {"fontsize": 11}))
             return
         legend = self.legend(
             handles=handles,
@@ -144,7 +141,11 @@ def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
     marks = list(marks)
     handles: list[Artist] = []
     for text, mark in marks:
-        style: dict[str, Any] = {"color": FAINT if mark == ":" else INK, "linewidth": 1.1, "linestyle": mark}
+        style: dict[str, Any] = {
+            "color": colours.FAINT if mark == ":" else colours.INK,
+            "linewidth": 1.1,
+            "linestyle": mark,
+        }
         handles.append(Patch(color=mark, label=text) if mark.startswith("#") else Line2D([], [], label=text, **style))
     legend = picture.legend(
         handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.2, labelspacing=0.35
@@ -157,7 +158,7 @@ def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
 def name_lanes(ax: Axes, names: Sequence[str]) -> None:
     """Name the lanes of an axis, the first one on top."""
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_yticks(range(len(names)), names, **TEXT)
+    ax.set_yticks(range(len(names)), names, **colours.TEXT)
     ax.tick_params(axis="y", length=0)
 
 
@@ -188,8 +189,8 @@ def plain(ax: Axes) -> None:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        ax.spines[side].set_color(FAINT)
-    ax.tick_params(colors=INK, labelsize=8)
+        ax.spines[side].set_color(colours.FAINT)
+    ax.tick_params(colors=colours.INK, labelsize=8)
 
 
 def bars(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,11 +90,6 @@ def is_ok(row: Row) -> bool:
     return bool(row.summary["status"] == "ok")
 
 
-def copies_nothing(row: Row) -> bool:
-    """Whether the row ran to its end and copied nothing over any link."""
-    return is_ok(row) and not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)
-
-
 def present(value: object) -> bool:
     """Whether there is a number (or text) to show: neither None nor NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
@@ -122,6 +117,14 @@ def percent(fraction: object) -> str:
     if 99 < value < 100:
         return f"{math.floor(value * 10) / 10:.1f} %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def signed(share: float | None) -> str:
+    """Write a difference in per cent with its sign, or `ABSENT`."""
+    if not present(share) or share is None:
+        return ABSENT
+    written = percent(abs(share))
+    return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
 
 
 def ratio(value: object) -> str:
@@ -178,10 +181,9 @@ def recomputed_ns(row: Row) -> int:
     return int(row.summary.get("recompute_ns") or 0)
 
 
-def fastest_ns(rows: Sequence[Row]) -> float | None:
-    """Least step time of the rows that ran to their end [ns]."""
-    times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]
-    return min(times, default=None)
+def by_step(rows: Iterable[Row]) -> list[Row]:
+    """Sort the rows that ran to their end, the fastest first."""
+    return sorted(filter(is_ok, rows), key=lambda row: int(row.summary["step_ns"]))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -193,24 +195,10 @@ _WHATEVER_HOMES = ("compute", "critical path")
 """Kinds of bounds that are the same wherever tensors have their homes."""
 
 
-def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
-    """Name a bound by the plans that it holds for, such as ``lower bound for this placement``.
-
-    Parameters
-    ----------
-    kind
-        Its kind.
-    homes_are_given
-        Whether some homes are not free.
-    also
-        What else holds of such plans, such as ``without recompute``.
-    """
-    given = homes_are_given and kind.removesuffix(OF_FIXED) not in _WHATEVER_HOMES
-    return " ".join(filter(None, ("lower bound", also, "for this placement" if given else "")))
-
-
 def held_to(rows: Sequence[Row], row: Row) -> str:
-    """Name the bound of a row: where others recompute and it does not, it is of plans that do not, either.
+    """Name the bound of a row by the plans that it holds for, such as ``lower bound for this placement``.
+
+    Where others recompute and it does not, it is of plans that do not, either.
 
     Parameters
     ----------
@@ -218,25 +206,6 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
         The rows of a table, and one of them.
     """
     also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
-    kind = str(row.summary.get("bound_kind") or "compute")
-    return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
-
-
-def above_bound(gap: float, kind: str, bound: str) -> str:
-    """Say how far above a bound a step is, as the end of a sentence.
-
-    Parameters
-    ----------
-    gap, kind
-        How far, as a share of the bound, and what it comes from.
-    bound
-        Its name: see `bounded_plans`.
-    """
-    far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
-    if not kind.endswith(OF_FIXED):
-        return f", {far} the {bound} ({kind})"
-    return f"; over the run {far} the {bound} of plans that are fixed before it ({kind.removesuffix(OF_FIXED)})"
-
-
-_NO_GAP = 0.0005
-"""A smaller gap is not shown."""
+    kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
+    given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
+    return " ".join(filter(None, ("lower bound", also, given)))

@@ -14,21 +14,7 @@ from simulator.graph import Graph
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE, COPY
 from simulator.report import colours
-from simulator.report.drawing import (
-    FAINT,
-    INK,
-    LIMIT,
-    TEXT,
-    Picture,
-    bars,
-    byte_unit,
-    name_lanes,
-    pixels,
-    side_legend,
-    stacked,
-    styled,
-    units,
-)
+from simulator.report.drawing import Picture, bars, byte_unit, name_lanes, pixels, side_legend, stacked, styled, units
 from simulator.report.ranks import chosen, collectives, is_job, of_ranks, omitted
 from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Space, Usage, lasting, space, tensor_kinds, usages
@@ -154,8 +140,8 @@ def _drawn(
     if kept is not None:
         panels.append(SpacePanel(axes[-1], kept, float(row.budget_bytes), (first, last)))
         marks += panels[-1].marks if isinstance(panels[-1], SpacePanel) else []
-    axes[-1].set_xlabel(f"time [{unit}]", **TEXT)
-    axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **TEXT)
+    axes[-1].set_xlabel(f"time [{unit}]", **colours.TEXT)
+    axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **colours.TEXT)
     picture.title(_title(row))
     side_legend(picture, marks)
     picture.settle()
@@ -173,7 +159,7 @@ def _draw_boundaries(axes: Iterable[Axes], ends_ns: Sequence[int], size: int) ->
     """Draw a dotted line where each step ends."""
     for ax in axes if len(ends_ns) <= _FEW_STEPS else ():
         for end in ends_ns:
-            ax.axvline(end / size, color=FAINT, linewidth=0.8, linestyle=":")
+            ax.axvline(end / size, color=colours.FAINT, linewidth=0.8, linestyle=":")
 
 
 def _title(row: Row) -> str:
@@ -291,9 +277,9 @@ class UsagePanel:
         tops = np.cumsum(np.where(at >= 0, usage.kind_bytes[:, at], 0) / self._scale, axis=0)
         for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
             _fill(ax, edges / size, tops[k], colours.KIND[KINDS[k]])
-        ax.stairs(tops[-1], edges / size, color=FAINT, linewidth=0.6)
+        ax.stairs(tops[-1], edges / size, color=colours.FAINT, linewidth=0.6)
         if self.shows_limit:
-            ax.axhline(float(usage.limit_bytes) / self._scale, **LIMIT)
+            ax.axhline(float(usage.limit_bytes) / self._scale, **colours.LIMIT)
 
 
 class SpacePanel:
@@ -338,7 +324,7 @@ class SpacePanel:
         _fill(ax, time, self._free[at] / self._scale, FREE)
         if self._space.has_holes:
             _fill(ax, time, self._hole[at] / self._scale, HOLE)
-        ax.stairs(self._unused[at] / self._scale, time, baseline=None, color=INK, linewidth=0.8)
+        ax.stairs(self._unused[at] / self._scale, time, baseline=None, color=colours.INK, linewidth=0.8)
         for start, end in self._events:
             ax.axvspan(start / size, end / size, color=colours.CAUSE["compaction"], alpha=0.35, linewidth=0)
 
@@ -347,9 +333,9 @@ def _labelled(ax: Axes, what: str, most: float, says: str) -> int:
     """Say what a panel shows, in which unit; return how many bytes that has."""
     unit, scale = byte_unit(most)
     ax.set_ylim(0, 1.25 * most / scale or 1)
-    ax.set_ylabel(f"{what} [{unit}]", **TEXT)
+    ax.set_ylabel(f"{what} [{unit}]", **colours.TEXT)
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-    ax.text(0.004, 0.97, says, transform=ax.transAxes, va="top", fontsize=8, color=INK, bbox=box)
+    ax.text(0.004, 0.97, says, transform=ax.transAxes, va="top", fontsize=8, color=colours.INK, bbox=box)
     return scale
 
 
