@@ -36,7 +36,7 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
     """
     lines = max(1, -(-len(panels) // _BESIDE))
     picture = Picture(_HEAD_IN + _PANEL_IN * lines)
-    picture.suptitle(title, x=0.01, ha="left", **(colours.TEXT | {"fontsize": 11}))
+    picture.title(title)
     places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     styles = {
@@ -71,7 +71,7 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     for curve in panel.curves:
         _draw_curve(ax, curve, places, size, styles[curve.label])
     if limit:
-        ax.axhline(limit / size, color=colours.INK, linewidth=1.1, linestyle=(0, (5, 2)))
+        ax.axhline(limit / size, **colours.LIMIT)
     if unit == "%":
         ax.axhline(0, color=colours.FAINT, linewidth=0.8, linestyle=":")
     elif heights and most > _DECADES * min(heights) > 0:

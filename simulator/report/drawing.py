@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from simulator.report import colours
@@ -81,20 +82,16 @@ class Picture(Figure):
         if not handles:
             self.suptitle(text, x=0.01, ha="left", **(colours.TEXT | {"fontsize": 11}))
             return
-        legend = self.legend(
-            handles=handles,
-            loc="outside upper left",
-            title=text,
-            title_fontsize=11,
-            alignment="left",
-            ncols=beside,
-            fontsize=8,
-            frameon=False,
-            handlelength=1.2,
-            columnspacing=1.4,
-        )
-        for written in (legend.get_title(), *legend.get_texts()):
+        look = {"loc": "outside upper left", "title": text, "title_fontsize": 11, "alignment": "left"}
+        self.key(handles, **look, ncols=beside, columnspacing=1.4)
+
+    def key(self, handles: Sequence[Artist], **look: Any) -> list[Text]:
+        """Write what marks mean, and return the texts of it."""
+        legend = self.legend(handles=handles, fontsize=8, frameon=False, handlelength=1.2, **look)
+        texts = [*legend.get_texts(), legend.get_title()]
+        for written in texts:
             written.set_parse_math(False)
+        return texts[:-1]
 
     def settle(self) -> None:
         """Place everything for good, so that axes know their pixels: what they are labelled with is known by now."""
@@ -147,11 +144,8 @@ def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
             "linestyle": mark,
         }
         handles.append(Patch(color=mark, label=text) if mark.startswith("#") else Line2D([], [], label=text, **style))
-    legend = picture.legend(
-        handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.2, labelspacing=0.35
-    )
-    for written, (_, mark) in zip(legend.get_texts(), marks, strict=True):
-        written.set_parse_math(False)
+    texts = picture.key(handles, loc="outside right upper", labelspacing=0.35)
+    for written, (_, mark) in zip(texts, marks, strict=True):
         written.set_fontweight("normal" if mark else "bold")
 
 
@@ -169,13 +163,16 @@ def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
 
 def units(extent_ns: int) -> tuple[str, int]:
     """Choose the unit of a time axis: its name, and how many ns it has."""
-    return next((unit for unit in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)) if extent_ns >= unit[1]), ("ns", 1))
+    return _unit(extent_ns, (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)))
 
 
 def byte_unit(most: float) -> tuple[str, int]:
     """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
-    known = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    return next((unit for unit in known if most >= unit[1]), ("B", 1))
+    return _unit(most, (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)))
+
+
+def _unit(most: float, known: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    return next((unit for unit in known if most >= unit[1]), known[-1])
 
 
 def widths(curves: int) -> list[float]:

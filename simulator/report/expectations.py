@@ -166,10 +166,10 @@ def _summed(one: Expectation, row: Mapping[str, Any]) -> object:
 
 def asks(one: Expectation) -> str:
     """Say what is expected, in words that do not change with what comes out: by them two runs are compared."""
-    limits = [text for text, _ in _limits(one)]
-    limits += [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
+    faster = [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
+    limits = " and ".join([*(text for text, _ in _limits(one)), *faster])
     over = "".join(f" over {divisor}" for divisor in (one.over, one.over_printed) if divisor is not None)
-    return f"{one.row}: {one.column}{over} is {' and '.join(limits) or 'shown'}"
+    return f"{one.row}: {one.column}{over} is {limits or 'shown'}"
 
 
 def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
-from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.augmented import Augmented, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
@@ -101,19 +101,14 @@ def dot(augmented: Augmented) -> Iterator[str]:
     for one, other in pairwise(ops):
         yield f"  {json.dumps(one.name)} -> {json.dumps(other.name)} [style=bold];"
     for node in augmented.cache_ops:
-        name, label = (
-            json.dumps(augmented.name(node)),
-            json.dumps(f"{augmented.name(node)}\n{_issued(augmented, node)}"),
-        )
-        yield f'  {name} [label={label}, shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[node.role]}"];'
+        name, points = augmented.name(node), f"points {node.first} to {node.last}"
+        label = json.dumps(f"{name}\n{augmented.point(node.position)}; {points}")
+        look = f'shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[node.role]}"'
+        yield f"  {json.dumps(name)} [label={label}, {look}];"
     for edge in augmented.edges():
         style = ' [style=dashed, label="next step"]' if edge.wraps else ""
         yield f"  {json.dumps(edge.source)} -> {json.dumps(edge.target)}{style};"
     yield "}"
-
-
-def _issued(augmented: Augmented, one: CacheOp) -> str:
-    return f"{augmented.point(one.position)}; points {one.first} to {one.last}"
 
 
 @styled()
@@ -140,8 +135,7 @@ def picture(explanation: Explanation) -> Picture:
         _draw_slots(ax, [slot for slot in explanation.slots if slot.link == link], ns)
     for ax in axes:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
-    title = f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides"
-    drawing.title(title)
+    drawing.title(f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides")
     return drawing
 
 
@@ -193,8 +187,8 @@ def _draw_slots(ax: Axes, slots: Sequence[Slot], ns: int) -> None:
         chosen = [slot for slot in slots if slot.wanted_ns and slot.is_oversubscribed == too_much]
         draw([(slot, slot.wanted_ns) for slot in chosen], fill=False, edgecolor=colour)
     ax.add_patch(Rectangle((0, 0), 0, 0, color=_BUSY, label="busy"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_WANTED, label="wanted, as planned"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_TOO_MUCH, label="over 100 % (cut)"))
+    for label, colour in (("wanted, as planned", _WANTED), ("over 100 % (cut)", _TOO_MUCH)):
+        ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=colour, label=label))
     ax.axhline(100, color="#222222", linewidth=0.6)
     ax.set_xlim(0, 1.02 * slots[-1].end_ns / ns)
     ax.set_ylim(0, 1.05 * _CUT)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,26 +35,13 @@ def of_ranks(row: Row, ranks: Sequence[int] | None = None) -> list[Row]:
     trace = row.trace
     if trace is None:
         return []
-    if not is_job(row):
-        return [_of_rank(row, 0, row.trace, row.summary)]
-    alone, counts = trace.by_rank(), by_rank(row.job, row.hardware, trace)
-    return [_of_rank(row, rank, alone[rank], counts[rank]) for rank in (simulated(trace) if ranks is None else ranks)]
-
-
-def _of_rank(row: Row, rank: int, alone: Trace | None, summary: Mapping[str, Any]) -> Row:
-    return Row(
-        row.label,
-        row.policy,
-        dict(summary),
-        row.job,
-        row.hardware,
-        row.budget_bytes,
-        plans=row.plans,
-        trace=alone,
-        homes_are_given=row.homes_are_given,
-        rank=rank,
-        stands_for=Counter(row.trace.stands_in)[rank] if row.trace is not None else 1,
-    )
+    counts = by_rank(row.job, row.hardware, trace) if is_job(row) else [row.summary]
+    alone, stand = trace.by_rank(), Counter(trace.stands_in)
+    one = replace(row, ran=None, shortfall=None)
+    return [
+        replace(one, summary=dict(counts[rank]), trace=alone[rank], rank=rank, stands_for=stand[rank])
+        for rank in (simulated(trace) if ranks is None or not is_job(row) else ranks)
+    ]
 
 
 def simulated(trace: Trace) -> list[int]:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics import Ran, figure_of
 from simulator.plan import Plan
-from simulator.trace import CAUSES, Trace
+from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted, human
 
 ABSENT = "-"
@@ -83,6 +86,11 @@ class Row:
         """What the rank is called, runs, and for how many ranks it stands: ``rank 3, stage 0, stands for 4 ranks``."""
         others = f"stands for {counted(self.stands_for, 'rank')}" if self.stands_for > 1 else ""
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
+
+
+def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
+    """Choose rows of some spans or waits."""
+    return {name: column[wanted] for name, column in block.items()}
 
 
 def is_ok(row: Row) -> bool:

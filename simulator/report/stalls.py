@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.metrics import Ran, blocker_name, exposed_ns, place_name, waits_by_place
 from simulator.plan import COPY
-from simulator.report.rows import Row, is_ok, percent, quantity
+from simulator.report.rows import Row, is_ok, only, percent, quantity
 from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted
 
@@ -65,7 +65,7 @@ def _measured(row: Row, trace: Trace) -> Block:
     (first, last), waits = measured_ns(row), trace.waits.whole()
     waits["lasted_ns"] = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
     inside = (waits["lasted_ns"] > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
-    return {name: column[inside] for name, column in waits.items()}
+    return only(waits, inside)
 
 
 def cleared_by(row: Row, tier: int) -> str:

@@ -109,11 +109,6 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
-def names(rows: Sequence[Row]) -> Column:
-    """Return the column of row names."""
-    return Column.texts("policy", (row.label for row in rows))
-
-
 _TIMES = ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction")
 
 
@@ -211,7 +206,7 @@ def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[C
     list of list of Column
         Time, causes and memory stay whole and share a part where they fit.
     """
-    name = names(rows)
+    name = Column.texts("policy", (row.label for row in rows))
     parts: list[list[Column]] = [[name]]
 
     def fits(more: Sequence[Column]) -> bool:

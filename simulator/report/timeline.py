@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.graph import Graph
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE, COPY
 from simulator.report import colours
 from simulator.report.drawing import Picture, bars, byte_unit, name_lanes, pixels, side_legend, stacked, styled, units
 from simulator.report.ranks import chosen, collectives, is_job, of_ranks, omitted
-from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
+from simulator.report.rows import Row, is_ok, only, percent, present, quantity, recomputed_ns
 from simulator.report.usage import KINDS, Space, Usage, lasting, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
 from simulator.units import counted
@@ -76,15 +76,10 @@ class _Acts(NamedTuple):
         return cls(row, spans, waits, np.sort(spans["end_ns"][last_ops]).tolist())
 
     def within(self, first: int, last: int) -> _Acts:
-        spans, waits = (
-            only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last)) for block in (self.spans, self.waits)
-        )
-        return self._replace(spans=spans, waits=waits)
+        def those(block: Block) -> Block:
+            return only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last))
 
-
-def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
-    """Choose rows of some spans or waits."""
-    return {name: column[wanted] for name, column in block.items()}
+        return self._replace(spans=those(self.spans), waits=those(self.waits))
 
 
 @styled()
@@ -151,15 +146,10 @@ def _drawn(
             bars(axes[0], band, (part.start_ns, part.end_ns), part.group, part.tints, size)
     for panel in panels:
         panel.draw(size)
-    _draw_boundaries(axes, [end for end in acts[0].ends_ns[:-1] if first < end < last], size)
+    ends = [end for end in acts[0].ends_ns[:-1] if first < end < last]
+    for ax, end in product(axes, ends if len(ends) <= _FEW_STEPS else ()):
+        ax.axvline(end / size, color=colours.FAINT, linewidth=0.8, linestyle=":")
     return picture
-
-
-def _draw_boundaries(axes: Iterable[Axes], ends_ns: Sequence[int], size: int) -> None:
-    """Draw a dotted line where each step ends."""
-    for ax in axes if len(ends_ns) <= _FEW_STEPS else ():
-        for end in ends_ns:
-            ax.axvline(end / size, color=colours.FAINT, linewidth=0.8, linestyle=":")
 
 
 def _title(row: Row) -> str:
@@ -223,18 +213,15 @@ def _colour(group: int) -> str:
     return colours.GROUPS[group % len(colours.GROUPS)]
 
 
-def _phases(graphs: Iterable[Graph]) -> dict[str, None]:
-    return dict.fromkeys(op.phase for graph in graphs for op in graph.ops if op.collective is None)
-
-
 def _marks(acts: Sequence[_Acts], held: set[int], groups: Sequence[str]) -> list[tuple[str, str]]:
     """What colours mean, of those that are there; `held` are kinds of tensors that are drawn besides those moved."""
 
     def seen(column: str) -> list[int]:
         return sorted({int(value) for one in acts for value in np.unique(one.spans[column]) if value >= 0})
 
-    first = acts[0].row
-    marks = [("compute", ""), *((phase or "any op", _shade(phase)) for phase in _phases(first.job.graphs))]
+    ops = (op for graph in acts[0].row.job.graphs for op in graph.ops)
+    phases = dict.fromkeys(op.phase for op in ops if op.collective is None)
+    marks = [("compute", ""), *((phase or "any op", _shade(phase)) for phase in phases)]
     if max(seen("run"), default=1) > 1:
         marks.append(("recompute", colours.RECOMPUTE))
     on_stream = [one.waits["cause"][(one.waits["stream"] == 0) | (len(acts) == 1)] for one in acts]
