@@ -18,7 +18,7 @@ from simulator.policies.static.ledger import Slot
 from simulator.policies.static.remade import IN_PASSING
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Choice, Decision
-from simulator.report.rows import percent
+from simulator.report.rows import grouped, percent
 from simulator.report.text import aligned_lines
 from simulator.units import counted, human
 
@@ -53,10 +53,12 @@ def _decisions(explanation: Explanation, decision: Decision) -> str:
     if not chosen:
         return ""
     tensors = explanation.problem.graph.tensors
-    groups: dict[tuple[str, ...], list[Choice]] = {}
-    for choice in chosen:
+
+    def alike(choice: Choice) -> tuple[str, str, str]:
         about = tensors[choice.gap.tensor]
-        groups.setdefault((str(about.kind), pattern(about.name), choice.reason), []).append(choice)
+        return str(about.kind), pattern(about.name), choice.reason
+
+    groups = grouped(chosen, alike)
     ordered = sorted(groups.items(), key=lambda item: -sum(c.gap.size_bytes for c in item[1]))
     lines = [("kind", "tensors", "gaps", "size", _EXTRA[decision], "idle", "copies", "score", "why")]
     for (kind, name, why), group in ordered[:MOST_LINES]:
@@ -89,10 +91,8 @@ def _extra(explanation: Explanation, decision: Decision, group: Sequence[Choice]
 
 def _positions(explanation: Explanation) -> str:
     augmented = explanation.candidate.augmented
-    groups: dict[tuple[Role, str], list[CacheOp]] = {}
-    for one in augmented.cache_ops:
-        if one.role is not Role.DETACH:
-            groups.setdefault((one.role, pattern(augmented.graph.tensors[one.tensor].name)), []).append(one)
+    moving = (one for one in augmented.cache_ops if one.role is not Role.DETACH)
+    groups = grouped(moving, lambda one: (one.role, pattern(augmented.graph.tensors[one.tensor].name)))
     if not groups:
         return ""
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], -sum(one.size_bytes for one in item[1])))
@@ -113,9 +113,9 @@ def _after_last_use(low: int, high: int) -> str:
     """How many ops after its last use a tensor is stored; a store may be issued before that, once nobody writes it."""
     if low >= 0:
         return f"{_range((low, high))} after the last use"
-    return (
-        f"{-low} before to {high} after the last use" if high >= 0 else f"{_range((-high, -low))} before the last use"
-    )
+    if high >= 0:
+        return f"{-low} before to {high} after the last use"
+    return f"{_range((-high, -low))} before the last use"
 
 
 def _last_use(explanation: Explanation, one: CacheOp) -> int:
@@ -125,13 +125,9 @@ def _last_use(explanation: Explanation, one: CacheOp) -> int:
 def _ledger(slots: Sequence[Slot]) -> str:
     if not slots:
         return ""
-    links: dict[str, list[Slot]] = {}
-    for slot in slots:
-        links.setdefault(slot.link, []).append(slot)
-    width_ns = slots[0].end_ns - slots[0].start_ns
-    lines = [
-        f"channels, {len(next(iter(links.values())))} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"
-    ]
+    links, width_ns = grouped(slots, lambda slot: slot.link), slots[0].end_ns - slots[0].start_ns
+    many = len(next(iter(links.values())))
+    lines = [f"channels, {many} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"]
     width = max(8, *map(len, links))
     for link, mine in links.items():
         over = sum(slot.is_oversubscribed for slot in mine)

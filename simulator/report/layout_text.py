@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import lifetimes, live_bytes
+from simulator.report.rows import grouped
 from simulator.report.text import Column, aligned
 from simulator.units import counted, human
 from simulator.workload import Workload
@@ -194,11 +195,11 @@ def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
 
 
 def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> list[Column]:
-    groups: dict[tuple[str, str, str], list[Weight]] = {}
-    for weight in weights.values():
+    def alike(weight: Weight) -> tuple[str, str, str]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
-        shape = " x ".join(map(str, weight.shape))
-        groups.setdefault((re.sub(r"\d+", "*", weight.name), shape, f"[{cut}]"), []).append(weight)
+        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
+
+    groups = grouped(weights.values(), alike)
     names, shapes, cuts = zip(*groups, strict=True)
     firsts = [group[0] for group in groups.values()]
     return [

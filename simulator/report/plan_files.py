@@ -21,6 +21,7 @@ from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Decision
 from simulator.report.drawing import Picture, byte_unit, stacked, styled, units
+from simulator.report.rows import grouped
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
 _WANTED, _TOO_MUCH, _BUSY = "#4477aa", "#cc3311", "#bbccdd"
@@ -120,7 +121,7 @@ def picture(explanation: Explanation) -> Picture:
     explanation
         The plan.
     """
-    links = list(dict.fromkeys(slot.link for slot in explanation.slots))
+    links = grouped(explanation.slots, lambda slot: slot.link)
     drawing, axes = stacked([1.8, 2.4, *([0.9] * len(links))], apart=2)
     clock = np.array(explanation.problem.clock)
     unit, ns = units(max(int(clock[-1]), 1))
@@ -131,8 +132,8 @@ def picture(explanation: Explanation) -> Picture:
     if links:
         unit, ns = units(explanation.slots[-1].end_ns)
         axes[-1].set_xlabel(f"time of a step, with its stalls [{unit}]", fontsize=9)
-    for ax, link in zip(axes[2:], links, strict=True):
-        _draw_slots(ax, [slot for slot in explanation.slots if slot.link == link], ns)
+    for ax, slots in zip(axes[2:], links.values(), strict=True):
+        _draw_slots(ax, slots, ns)
     for ax in axes:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     drawing.title(f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides")

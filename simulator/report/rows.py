@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from simulator.plan import Plan
 from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted, human
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 ABSENT = "-"
 """What a cell shows when there is no such number."""
 
@@ -192,6 +194,14 @@ def recomputed_ns(row: Row) -> int:
 def by_step(rows: Iterable[Row]) -> list[Row]:
     """Sort the rows that ran to their end, the fastest first."""
     return sorted(filter(is_ok, rows), key=lambda row: int(row.summary["step_ns"]))
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Put together what has the same key, in the order of the first ones."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def listed(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from simulator.report.rows import (
     Row,
     by_step,
     causes,
+    grouped,
     held_to,
     is_ok,
     listed,
@@ -74,11 +75,10 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def _not_running(rows: Sequence[Row]) -> str:
-    parts, groups = [], dict[tuple[str, int, str, str, str], list[str]]()
-    unfit = [(row, row.shortfall) for row in rows if row.shortfall is not None]
-    for row, short in unfit:
-        groups.setdefault((short.tier, short.gap_bytes, short.at, short.full, short.staged), []).append(row.label)
-    for (tier, gap, at, full, staged), labels in groups.items():
+    parts, unfit = [], [(row, row.shortfall) for row in rows if row.shortfall is not None]
+    groups = grouped(unfit, lambda own: (own[1].tier, own[1].gap_bytes, own[1].at, own[1].full, own[1].staged))
+    for (tier, gap, at, full, staged), alike in groups.items():
+        labels = [row.label for row, _ in alike]
         text = "nothing fits" if len(labels) == len(rows) > 1 else f"{_do(labels, 'does', 'do')} not fit"
         place = at if " " in at else f"op {at!r}"
         since = f", and full {full}" * bool(full) + f", {staged}" * bool(staged)
@@ -326,13 +326,10 @@ def _largest(rows: Sequence[Row], *starts: str) -> tuple[float, str] | None:
 
 def _pulling(rows: Sequence[Row], bus: str) -> str:
     """How many transfers pull on a bus at once, and how much more than it carries they ask for, row by row."""
-    groups: dict[tuple[int, float], list[str]] = {}
-    for row in rows:
-        if present(row.summary.get(f"demand_{bus}")):
-            found = row.summary[f"pulling_{bus}"], row.summary[f"demand_{bus}"]
-            groups.setdefault(found, []).append(row.label)
+    asking = (row for row in rows if present(row.summary.get(f"demand_{bus}")))
+    groups = grouped(asking, lambda row: (row.summary[f"pulling_{bus}"], row.summary[f"demand_{bus}"]))
     parts = [
-        f"{count:,} transfers that ask for {demand:.2f} times what it carries under {listed(labels)}"
-        for (count, demand), labels in groups.items()
+        f"{count:,} transfers that ask for {demand:.2f} times what it carries under {listed([r.label for r in own])}"
+        for (count, demand), own in groups.items()
     ]
     return f"at once, {bus} has up to {listed(parts)}"

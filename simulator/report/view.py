@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from simulator.report.rows import listed, percent, present, quantity
+from simulator.report.rows import grouped, listed, percent, present, quantity
 from simulator.report.text import PIPE_WIDTH, Column, aligned
 
 Row = Mapping[str, Any]
@@ -156,10 +156,7 @@ def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool =
 
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """Put rows together that agree in some columns, in the order of their first ones."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return groups
+    return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
 def number(value: object) -> str:

@@ -18,6 +18,7 @@ import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
 from simulator.report import comparison, drawing, html, perfetto, ranks, timeline, usage
+from simulator.report.rows import Row
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -152,10 +153,8 @@ def crowd():
     plans += [(late, "compute g; compute h; copy w ddr hbm; compute f; detach w hbm")]
     trace = perform(machine, plans, "w ddr")
     job = Job("story", (early, late), (0, 1), ("early", "late"))
-    known = {"label": "story", "policy": "story", "plans": (), "blocked": (), "budget_bytes": 1000}
-    known["homes_are_given"] = False
     summary = metrics.summarise(job, machine, trace)
-    return SimpleNamespace(job=job, hardware=machine, trace=trace, summary=summary, **known)
+    return Row("story", "story", summary, job, machine, 1000, trace=trace)
 
 
 @pytest.mark.parametrize("which", ["whole", "folded", "crowd"])
