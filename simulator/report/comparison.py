@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -91,7 +92,9 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     title
         What was run.
     """
-    panels = [_steps(rows), *(_peaks(rows, tier) for tier in _used(rows))]
+    machine = rows[0].hardware
+    used = [t for t in machine.tiers if t == machine.compute_tier or any(_held(row, t)[0] for row in rows)]
+    panels = [_steps(rows), *(_peaks(rows, tier) for tier in used)]
     memories = len(panels) - 1
     picture = Picture(_AROUND_IN + _ROW_IN * len(rows))
     share = max(_STEP_SHARE, 0.7 if memories == 1 else 0)
@@ -102,19 +105,14 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
         ax.set_title(panel.head, loc="left", linespacing=1.2, **colours.SMALL)
         ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **colours.SMALL)
         ax.tick_params(axis="y", length=0)
-    name_lanes(axes[0], [_label(row) for row in rows])
+    shorten = partial(textwrap.wrap, width=_LABEL, max_lines=_LABEL_LINES, placeholder=" …")
+    name_lanes(axes[0], ["\n".join(shorten(row.label)) for row in rows])
     is_limited = any(line.mark <= panel.end for panel in panels[1:] for line in panel.lines)
     picture.title(title, _marks(rows, is_limited=is_limited))
     picture.settle()
     for ax, panel in zip(axes, panels, strict=True):
         _draw(ax, panel)
     return picture
-
-
-def _used(rows: Sequence[Row]) -> list[str]:
-    """Memories that any row uses, and the one that computes read, in the order of the machine."""
-    machine = rows[0].hardware
-    return [t for t in machine.tiers if t == machine.compute_tier or any(_held(row, t)[0] for row in rows)]
 
 
 def _held(row: Row, tier: str) -> tuple[int, bool]:
@@ -124,17 +122,15 @@ def _held(row: Row, tier: str) -> tuple[int, bool]:
     return (int(row.summary.get(f"peak_{tier}_bytes") or 0), True) if is_ok(row) else (0, False)
 
 
-def _label(row: Row) -> str:
-    return "\n".join(textwrap.wrap(row.label, _LABEL, max_lines=_LABEL_LINES, placeholder=" …"))
-
-
 def _steps(rows: Sequence[Row]) -> _Panel:
     """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
     steps, bounds = [int(row.summary["step_ns"]) for row in rows if is_ok(row)], _bounds(rows)
     lines = []
     for row in rows:
         if not is_ok(row):
-            lines.append(_Line((), f"{_why(row)}", is_number=False))
+            short = row.shortfall
+            why = f": {short.tier} is short by {quantity(short.gap_bytes, 'B')}" if short else ""
+            lines.append(_Line((), f"{row.summary['status']}{why}", is_number=False))
             continue
         step, stall = int(row.summary["step_ns"]), int(row.summary.get("stall_ns") or 0)
         text = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
@@ -145,12 +141,6 @@ def _steps(rows: Sequence[Row]) -> _Panel:
     end = _end(steps)
     unit, size = units(int(end))
     return _Panel("one step", unit if steps else "", size, end, lines)
-
-
-def _why(row: Row) -> str:
-    if row.shortfall is None:
-        return str(row.summary["status"])
-    return f"{row.summary['status']}: {row.shortfall.tier} is short by {quantity(row.shortfall.gap_bytes, 'B')}"
 
 
 def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

@@ -35,17 +35,8 @@ def pattern(name: str) -> str:
 
 def told(explanation: Explanation) -> str:
     """Tell the whole plan."""
-    parts = [
-        _decisions(explanation, Decision.MOVE),
-        _decisions(explanation, Decision.KEEP),
-        _decisions(explanation, Decision.RECOMPUTE),
-        _positions(explanation),
-        _ledger(explanation.slots),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-_EXTRA = {Decision.MOVE: "to", Decision.KEEP: "to", Decision.RECOMPUTE: "again"}
+    decided = (_decisions(explanation, decision) for decision in (Decision.MOVE, Decision.KEEP, Decision.RECOMPUTE))
+    return "\n\n".join(filter(None, (*decided, _positions(explanation), _ledger(explanation.slots))))
 
 
 def _decisions(explanation: Explanation, decision: Decision) -> str:
@@ -60,7 +51,19 @@ def _decisions(explanation: Explanation, decision: Decision) -> str:
 
     groups = grouped(chosen, alike)
     ordered = sorted(groups.items(), key=lambda item: -sum(c.gap.size_bytes for c in item[1]))
-    lines = [("kind", "tensors", "gaps", "size", _EXTRA[decision], "idle", "copies", "score", "why")]
+    lines = [
+        (
+            "kind",
+            "tensors",
+            "gaps",
+            "size",
+            "again" if decision is Decision.RECOMPUTE else "to",
+            "idle",
+            "copies",
+            "score",
+            "why",
+        )
+    ]
     for (kind, name, why), group in ordered[:MOST_LINES]:
         gaps = [choice.gap for choice in group]
         idle = human(median(gap.lead_ns + gap.trail_ns for gap in gaps), "ns")
@@ -198,12 +201,10 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
     until = ops[gap.before].name if gap.before < len(ops) else "the end of the step"
     idle = human(gap.lead_ns + gap.trail_ns, "ns")
     around = ", over the step boundary" if gap.wraps else ""
-    lines = [
-        f"  gap from {ops[gap.after].name} to {until}{around}: idle for {idle}; {choice.decision}: {choice.reason}"
-    ]
+    why = f"idle for {idle}; {choice.decision}: {choice.reason}"
     terms = [f"{term} {value:+.2f}" for term, value in zip(TERMS, choice.score.terms, strict=True) if value]
-    lines.append(f"    score {choice.score.total:.2f} = {', '.join(terms)}")
-    lines += _remade_told(explanation, choice)
+    score = f"    score {choice.score.total:.2f} = {', '.join(terms)}"
+    lines = [f"  gap from {ops[gap.after].name} to {until}{around}: {why}", score, *_remade_told(explanation, choice)]
     for one in augmented.cache_ops:
         own = augmented.gaps[one.trip]
         if (own.tensor, own.after, own.before, own.wraps) == (gap.tensor, gap.after, gap.before, gap.wraps):

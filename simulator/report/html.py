@@ -88,20 +88,14 @@ def _spoken(row: Row) -> str:
 
 def _section(row: Row) -> dict[str, Any]:
     """What the page shows of one row; of several ranks the stalls and peaks of the slowest."""
-    told, shown = row, chosen(row, _MOST_RANKS) if is_job(row) else []
-    if row.trace is not None and shown:
+    told, of_some = row, dict[str, Any](whose="", ranks=[], omitted="")
+    if row.trace is not None and is_job(row):
         told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
-    peaks = (peak_breakdown(told.graph, told.hardware, told.trace, usage.tier) for usage in usages(told) if told.trace)
-    return {
-        "row": row,
-        "ok": is_ok(row),
-        "whose": f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if told is not row else "",
-        "ranks": rank_columns(of_ranks(row, shown)) if shown else [],
-        "omitted": omitted(row, shown) if shown else "",
-        "causes": by_cause(told),
-        "stalls": largest(told),
-        "peaks": list(peaks),
-    }
+        shown, whose = chosen(row, _MOST_RANKS), f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})"
+        of_some = {"whose": whose, "ranks": rank_columns(of_ranks(row, shown)), "omitted": omitted(row, shown)}
+    peaks = [peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace]
+    causes, stalls = by_cause(told), largest(told)
+    return {"row": row, "ok": is_ok(row), **of_some, "causes": causes, "stalls": stalls, "peaks": peaks}
 
 
 RowWriter = Callable[[Any, Path], None]

@@ -31,7 +31,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import blocker_name, op_name, place_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
 from simulator.report.ranks import Met, chosen, collectives, is_job, of_ranks, omitted
-from simulator.report.rows import Row, only, quantity
+from simulator.report.rows import Row, grouped, only, quantity
 from simulator.report.usage import KINDS, Usage, lasting, loads, shared_usages, space, usages
 from simulator.trace import CAUSES, Block, Trace
 
@@ -269,11 +269,11 @@ def _arrow(base: Event, points: Sequence[tuple[int, int, int]]) -> Iterator[Even
 
 def _meetings(shown: Sequence[Row], trace: Trace) -> Iterator[Event]:
     """Arrows from each send to its receive, and through the members of each collective, of the ranks that are shown."""
-    met: dict[tuple[str, frozenset[int], int], list[tuple[Row, Met]]] = defaultdict(list)
-    for view in shown:
-        for one in collectives(view):
-            simulated = frozenset(trace.stands_in[member] for member in one.members)
-            met[one.what.group, simulated, one.number].append((view, one))
+
+    def meeting(part: tuple[Row, Met]) -> tuple[str, frozenset[int], int]:
+        return part[1].what.group, frozenset(trace.stands_in[member] for member in part[1].members), part[1].number
+
+    met = grouped(((view, one) for view in shown for one in collectives(view)), meeting)
     spans = {view.rank: view.trace.spans.whole() for view in shown if view.trace is not None}
     for number, parts in enumerate(met.values()):
         if len(parts) < 2:

@@ -97,9 +97,8 @@ def omitted(row: Row, shown: Sequence[int]) -> str:
     if own < total:
         text += f"; {total - own:,} do exactly what the one does that stands for them"
     if len(shown) < own:
-        text += (
-            "; of those with rows of their own, the first of each program and node, the slowest, and the lowest numbers"
-        )
+        text += "; of those with rows of their own, the first of each program and node, the slowest, and the"
+        text += " lowest numbers"
     return text
 
 

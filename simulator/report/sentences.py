@@ -197,10 +197,8 @@ def _unsettled(row: Row) -> str:
     if steps == 1:
         return ""
     times = f"from {quantity(least, 'ns')} to {quantity(row.summary['step_ns'], 'ns')}"
-    text = (
-        f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted, so that"
-    )
-    return f"{text} what is said of its ranks does not last; set steps of the workload to more than {steps}"
+    text = f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted"
+    return f"{text}, so that what is said of its ranks does not last; set steps of the workload to more than {steps}"
 
 
 def _longest_wait(row: Row) -> str:
@@ -208,15 +206,10 @@ def _longest_wait(row: Row) -> str:
     worst = (0, "")
     for view in of_ranks(row):
         for on, ns in waits_for_peers(view).items():
-            whom = ", ".join(filter(None, (f"rank {on}", _runs(row, on, view))))
-            worst = max(worst, (ns, f"{', '.join(filter(None, (f'rank {view.rank}', view.program)))} for {whom}"))
+            runs = row.job.labels[row.job.graph_of[on]] if len(row.job.graphs) > 1 else ""
+            whom = f"rank {on}" + f", {runs}" * (runs not in ("", view.program))
+            worst = max(worst, (ns, f"rank {view.rank}{f', {view.program}' * bool(view.program)} for {whom}"))
     return f"; the longest wait is of {worst[1]}: {quantity(worst[0], 'ns')} a step" if worst[0] else ""
-
-
-def _runs(row: Row, rank: int, other: Row) -> str:
-    """What a rank runs, where it is not the same as what the other one does."""
-    label = row.job.labels[row.job.graph_of[rank]]
-    return label if label != other.program and len(row.job.graphs) > 1 else ""
 
 
 def _overlaps(row: Row) -> str:

@@ -10,7 +10,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, percent, present, quantity, ratio
 from simulator.report.text import Column, figures
-from simulator.report.view import Panel, Row, Rows, Section, View, by, curve, did_not_run, number, point, texts
+from simulator.report.view import Curve, Panel, Row, Rows, Section, View, by, curve, did_not_run, number, point, texts
 from simulator.scenario import Largest
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -58,9 +58,8 @@ def _limit(row: Row, question: Largest) -> str:
     if "tried" not in row:
         return f"{policy} was not searched: {row['notes']}."
     if "next" not in row:
-        return (
-            f"{policy} fits with the largest {question.field} that was to be tried, {value:,}; raise at_most to go on."
-        )
+        told = f"{policy} fits with the largest {question.field} that was to be tried, {value:,}"
+        return f"{told}; raise at_most to go on."
     lack = f"its plan is {row['limit']}"
     if "limit_at" in row:
         demand, capacity = row["limit_demand_bytes"], row["limit_capacity_bytes"]
@@ -197,12 +196,14 @@ def _panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
         shown = [row for row in rows if row["perturbation"] in ((kind,) if kind == INSPECTION else (NOMINAL, kind))]
         unit, scale = ("us", 0.001) if kind == INSPECTION else ("%", 100)
         placed = [{**row, "at": round(scale * row["level"], 9)} for row in shown]
-        curves = [
-            curve(policy, own, "at", "median_step_ns", ends=("p05_step_ns", "p95_step_ns"))
-            for (policy,), own in by(placed, "policy").items()
-        ]
-        panels.append(Panel(kind, f"level [{unit}]", "ns", curves))
+        drawn = _curves(placed, "at", "median_step_ns", ends=("p05_step_ns", "p95_step_ns"))
+        panels.append(Panel(kind, f"level [{unit}]", "ns", drawn))
     return panels
+
+
+def _curves(rows: Rows, axis: str, key: str, **more: Any) -> list[Curve]:
+    """A curve for each policy."""
+    return [curve(policy, own, axis, key, **more) for (policy,), own in by(rows, "policy").items()]
 
 
 _WAITED_FOR = {
@@ -263,10 +264,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
 
 
 def _panel(axis: tuple[str, str], rows: Rows, title: str, key: str, unit: str, limit: float = math.inf) -> Panel:
-    curves = [
-        curve(policy, own, axis[1], key, scale=100 if key == "efficiency" else 1)
-        for (policy,), own in by(rows, "policy").items()
-    ]
+    curves = _curves(rows, axis[1], key, scale=100 if key == "efficiency" else 1)
     return Panel(title, axis[0], unit, [one for one in curves if one.points], limit)
 
 

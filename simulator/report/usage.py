@@ -6,16 +6,17 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cost import phases
-from simulator.graph import Collective, CollectiveKind, Graph, TensorKind
+from simulator.graph import CollectiveKind, Graph, TensorKind
 from simulator.metrics import Instances
 from simulator.plan import COPY
-from simulator.report.ranks import Met, collectives, is_job
-from simulator.report.rows import Row, quantity
+from simulator.report.ranks import collectives, is_job
+from simulator.report.rows import Row, grouped, quantity
 from simulator.trace import NO_HOLES
 
 Ints = NDArray[np.int64]
@@ -242,22 +243,13 @@ def _flows(view: Row) -> Iterator[tuple[str, Ints]]:
     used: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(view.hardware.link_names):
         used[name] += np.flatnonzero((spans["kind"] == COPY) & (spans["track"] == number)).tolist()
-    known: dict[tuple[Collective, tuple[int, ...]], list[str]] = {}
-    for one in collectives(view):
-        key = one.what, one.members
-        if key not in known:
-            known[key] = _ports(one, view)
-        for port in known[key]:
-            used[port].append(one.span)
+    for (what, members), met in grouped(collectives(view), lambda one: (one.what, one.members)).items():
+        ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(what.kind, ("out", "in"))
+        fabrics = dict.fromkeys(phase.fabric for phase in phases(what, members, view.hardware))
+        for fabric, way in product(fabrics, ways):
+            used[f"{fabric}.{way}"] += [one.span for one in met]
     for name, rows in used.items():
         yield name, np.stack([np.full(len(rows), view.rank), spans["start_ns"][rows], spans["end_ns"][rows]])
-
-
-def _ports(one: Met, view: Row) -> list[str]:
-    """Through which ports a member's part of a collective goes."""
-    ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(one.what.kind, ("out", "in"))
-    fabrics = dict.fromkeys(phase.fabric for phase in phases(one.what, one.members, view.hardware))
-    return [f"{fabric}.{way}" for fabric in fabrics for way in ways]
 
 
 def _under_way(flows: Ints, counts: Ints) -> tuple[Ints, Ints]:
