@@ -282,6 +282,10 @@ def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
 
 
+def test_ranks_that_never_meet_have_a_timeline():
+    assert {"rank 0, early", "rank 1, late"} <= texts(timeline.timeline(crowd()))
+
+
 def test_a_picture_shows_what_each_rank_spends_its_step_on(whole, folded):
     for row in (whole, folded):
         assert {"compute", "stall: peer", "stall: collective", "rank", "7"} <= texts(comparison.by_rank(row))
