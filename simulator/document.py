@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from simulator.units import FieldError, closest
 
@@ -68,6 +68,14 @@ class Part(BaseModel):
     """A frozen piece of a document that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    def _check(self) -> None:
+        """Refuse what breaks a rule of the whole piece, beyond the types of its fields, by a `FieldError`."""
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        self._check()
+        return self
 
 
 class Citation(Part):

@@ -11,30 +11,19 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-_DEFINITIONS = """
-n- = 1e-9
-u- = 1e-6
-m- = 1e-3
-k- = 1e3
-M- = 1e6
-G- = 1e9
-T- = 1e12
-P- = 1e15
-Ki- = 2**10
-Mi- = 2**20
-Gi- = 2**30
-Ti- = 2**40
-byte = [information] = B
-second = [time] = s
-FLOP = [work]
-"""
+_DEFINITIONS = (
+    *(f"{prefix}- = 1e{power}" for prefix, power in zip("numkMGTP", (-9, -6, -3, 3, 6, 9, 12, 15), strict=True)),
+    *(f"{prefix}i- = 2**{10 * number}" for number, prefix in enumerate("KMGT", 1)),
+    *("byte = [information] = B", "second = [time] = s", "FLOP = [work]"),
+)
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB")
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -74,6 +63,15 @@ class FieldError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.must}, found {self.found}; {self.do}"
+
+
+@contextmanager
+def in_field(*at: str) -> Iterator[None]:
+    """Say of what is found to be wrong inside which field it is about."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(error.must, error.found, error.do, at) from None
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
@@ -119,7 +117,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 def _registry() -> Any:
     import pint  # noqa: PLC0415 - only when a document is read: most of the start-up time otherwise
 
-    return pint.UnitRegistry(_DEFINITIONS.strip().splitlines(), non_int_type=Decimal, cache_folder=None)
+    return pint.UnitRegistry(_DEFINITIONS, non_int_type=Decimal, cache_folder=None)
 
 
 def parse(text: object, unit: str, example: str = "") -> int | float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, StrictBool
 
 from simulator.document import Part
 from simulator.units import Bytes, FieldError, Nanoseconds
@@ -45,12 +45,10 @@ class Compaction(Part):
         """What a compaction of so many pages takes [ns]."""
         return (self.per_page_ns or 0) * pages if self.per_event_ns is None else self.per_event_ns
 
-    @model_validator(mode="after")
-    def _has_one_price(self) -> Self:
+    def _check(self) -> None:
         if (self.per_page_ns is None) == (self.per_event_ns is None):
             found = "neither" if self.per_page_ns is None else "both"
             raise FieldError("a compaction costs so much per_page, or per_event", found, "write one of them")
-        return self
 
 
 class Caching(Part):
@@ -101,8 +99,7 @@ class Caching(Part):
         """What must be left of a cached block so that it is split [B]."""
         return self.rounding_bytes if block <= self.small_bytes else self.small_bytes + 1
 
-    @model_validator(mode="after")
-    def _segments_hold_their_blocks(self) -> Self:
+    def _check(self) -> None:
         for key, block, segment in (
             ("small_segment", self.small_bytes, self.small_segment_bytes),
             ("large_segment", self.own_segment_bytes, self.large_segment_bytes),
@@ -110,7 +107,6 @@ class Caching(Part):
             if segment < block:
                 found = f"{segment:,} B for blocks up to {block:,} B"
                 raise FieldError("a segment holds the largest block that it is for", found, "raise it", (key,))
-        return self
 
 
 class Allocator(Part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import Document, Key
 from simulator.hardware import staged
@@ -99,8 +99,7 @@ class Hardware(Document):
         """The machine with other figures for its links; what goes via them follows."""
         return self.model_copy(update={"links": staged.resolved(links)})
 
-    @model_validator(mode="after")
-    def _compute_tier_is_addressed(self) -> Self:
+    def _check(self) -> None:
         _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", ("compute_tier",))
         if self.tiers[self.compute_tier].bandwidth_bytes_per_s is None:
             at = ("tiers", self.compute_tier)
@@ -108,10 +107,6 @@ class Hardware(Document):
         if (scope := self.tiers[self.compute_tier].scope) != "device":
             must, where = "each device has a compute tier of its own", ("tiers", self.compute_tier, "scope")
             raise FieldError(must, f"scope {scope}", "set it to device", where)
-        return self
-
-    @model_validator(mode="after")
-    def _names_are_known(self) -> Self:
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", ("links", name, end))
@@ -124,32 +119,22 @@ class Hardware(Document):
             if len(set(bus.links)) < len(bus.links):
                 must, found = "a bus names each link once", ", ".join(bus.links)
                 raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))
-        return self
-
-    @model_validator(mode="after")
-    def _stages_are_settled(self) -> Self:
         self.links.update(staged.resolved(self.links))
         for name, size in staged.room(self.links, self.tiers, self.topology).items():
             self.tiers[name]._staging_bytes = size
-        return self
+        self._check_devices()
+        self._check_ways()
 
-    @model_validator(mode="after")
-    def _fabrics_join_devices(self) -> Self:
+    def _check_devices(self) -> None:
         for name, fabric in self.fabrics.items():
             joined = self.topology.devices if fabric.scope == "supernode" else self.topology.devices_per_node
             if joined < 2:
                 must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
-                do = (
-                    "raise topology.devices_per_node, set its scope to supernode and raise topology.nodes, or remove it"
-                )
-                raise FieldError(must, "one device", do, ("fabrics", name))
+                do = "raise topology.devices_per_node, set its scope to supernode and raise topology.nodes"
+                raise FieldError(must, "one device", f"{do}, or remove it", ("fabrics", name))
             if name in self.links:
                 must, found = "a fabric and a link have different names", f"both {name!r}"
                 raise FieldError(must, found, "rename one of them", ("fabrics", name))
-        return self
-
-    @model_validator(mode="after")
-    def _on_chip_is_small(self) -> Self:
         room = self.tiers[self.compute_tier].capacity_bytes
         for name, memory in self.on_chip.items():
             at = ("on_chip", name)
@@ -159,10 +144,8 @@ class Hardware(Document):
             if memory.capacity_bytes > room:
                 found = f"{memory.capacity_bytes:,} B, and {room:,} B in {self.compute_tier}"
                 raise FieldError("a memory of the chip is smaller than the compute tier", found, "correct its unit", at)
-        return self
 
-    @model_validator(mode="after")
-    def _queues_share_channels(self) -> Self:
+    def _check_ways(self) -> None:
         taken: dict[str, str] = {}
         for name, queue in self.copy_queues.items():
             at = ("copy_queues", name)
@@ -176,10 +159,6 @@ class Hardware(Document):
             if len(set(channels)) > 1:
                 must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))
                 raise FieldError(must, found, "give them the same number of channels", at)
-        return self
-
-    @model_validator(mode="after")
-    def _every_tier_is_reached(self) -> Self:
         there = _reached(self.compute_tier, [(link.source, link.target) for link in self.links.values()])
         back = _reached(self.compute_tier, [(link.target, link.source) for link in self.links.values()])
         for name in self.tiers:
@@ -187,7 +166,6 @@ class Hardware(Document):
                 must = f"links join every tier with the compute tier {self.compute_tier!r}"
                 found = f"none to or from {name!r}"
                 raise FieldError(must, found, "add a link, or remove the tier", ("tiers", name))
-        return self
 
 
 def _check_name(name: str, known: Iterable[str], must: str, at: tuple[str, ...]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import MOST_RANKS, Few, Part, Ranks
 from simulator.hardware.numbers import Fraction
@@ -42,12 +42,10 @@ class Topology(Part):
         """Devices in all."""
         return self.devices_per_node * self.nodes
 
-    @model_validator(mode="after")
-    def _not_too_many(self) -> Self:
+    def _check(self) -> None:
         if self.devices > MOST_RANKS:
             found = f"{self.devices:,}"
             raise FieldError(f"there are at most {MOST_RANKS:,} devices", found, "lower nodes", ("nodes",))
-        return self
 
 
 class Fabric(Part):
@@ -86,14 +84,12 @@ class Fabric(Part):
         named = {str(name): algorithms for name, algorithms in self.algorithms.items()}
         return named.get(kind) or ALGORITHMS.get(kind, ("direct",))
 
-    @model_validator(mode="after")
-    def _algorithms_apply(self) -> Self:
+    def _check(self) -> None:
         for kind, names in self.algorithms.items():
             unknown = next((name for name in names if name not in ALGORITHMS[kind]), None)
             if unknown is not None:
                 must = f"the algorithms of {kind} are {', '.join(ALGORITHMS[kind])}"
                 raise FieldError(must, repr(unknown), "remove it", ("algorithms", kind))
-        return self
 
 
 class OnChip(Part):

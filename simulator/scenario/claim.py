@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from simulator.document import Key, Part, flaw
 from simulator.scenario.unstated import Unstated
-from simulator.units import FieldError, parse
+from simulator.units import FieldError, in_field, parse
 
 
 def label_of(label: str) -> str:
@@ -147,17 +147,14 @@ class Expectation(Part):
             return ()
         return () if self.kind == "shown" and any(isinstance(end, str) for end in ends) else ends
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _check(self) -> None:
         keys = (*LIMITS, "faster_than", "printed")
         if all(getattr(self, key) is None for key in keys):
             must = f"an expectation says {', '.join(keys[:-1])} or printed"
             raise FieldError(must, "none of them", "add one")
         for key in (*LIMITS, "printed"):
-            try:
+            with in_field(key):
                 ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
-            except FieldError as error:
-                raise FieldError(error.must, error.found, error.do, (key,)) from None
             texts = [end for end in ends if isinstance(end, str)]
             if any(map(_is_quantity, texts)):
                 must = "a limit with a unit is of a column that ends in _ns, _bytes or _bytes_per_s"
@@ -165,30 +162,22 @@ class Expectation(Part):
                 raise FieldError(must, found, "correct the column, or write a number without a unit", ("column",))
             if texts and (key != "equals" or any(map(_is_number, texts))):
                 must = f"{key} of the column {self.column!r} is a number"
-                raise FieldError(
-                    must, repr(getattr(self, key)), "write a finite number, or a text under equals", (key,)
-                )
+                do = "write a finite number, or a text under equals"
+                raise FieldError(must, repr(getattr(self, key)), do, (key,))
             if len(ends) == 2 and not ends[0] < ends[1]:  # type: ignore[operator]
                 must, found = "a range goes from less to more", f"{ends[0]} and {ends[1]}"
                 raise FieldError(must, found, "write the lower end first", (key,))
-        return self
+        self._check_divisor()
 
-    @model_validator(mode="after")
-    def _divides_by_one_number(self) -> Self:
+    def _check_divisor(self) -> None:
         if self.over is not None and self.over_printed is not None:
             must = "a value is divided by that of a row, or by a printed figure"
             raise FieldError(must, "both", "drop over or over_printed", ("over_printed",))
-        try:
+        with in_field("over_printed"):
             divisor = self.divisor
-        except FieldError as error:
-            raise FieldError(error.must, error.found, error.do, ("over_printed",)) from None
         if divisor is not None and not (isinstance(divisor, int | float) and divisor > 0):
             must = "a value is divided by a number above 0"
             raise FieldError(must, repr(self.over_printed), "write the printed figure", ("over_printed",))
-        return self
-
-    @model_validator(mode="after")
-    def _kind_has_a_printed_figure(self) -> Self:
         said = "missed" if self.missed else self.kind
         if said != "predicted" and self.printed is None:
             must = "what is fitted, shown or missed is a printed figure"
@@ -196,7 +185,6 @@ class Expectation(Part):
         if self.missed and self.kind != "predicted":
             must = "what is missed was to be predicted"
             raise FieldError(must, f"kind: {self.kind}", "drop kind, or missed", ("missed",))
-        return self
 
 
 class Untested(Part):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import Count, Line, Part
-from simulator.units import FieldError, exact, parse
+from simulator.units import FieldError, exact, in_field, parse
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
@@ -120,24 +120,16 @@ class Unstated(Part):
         whole = self.unit is not None and not self.is_factor
         return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
 
-    @model_validator(mode="after")
-    def _factors_are_of_the_machine(self) -> Self:
+    def _check(self) -> None:
         if self.is_factor and any(field.startswith(WORKLOAD) for field in self.fields):
             raise FieldError(
                 "figures of the machine are multiplied", "a field of the workload", "state values", ("from",)
             )
-        return self
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
         for key, end in (("from", self.low), ("to", self.high)):
-            try:
+            with in_field(key):
                 number = self.number(end)
-            except FieldError as error:
-                raise FieldError(error.must, error.found, error.do, (key,)) from None
             if math.isinf(number):
                 raise FieldError("an end of a range is finite", repr(end), "write a number", (key,))
         if len(self.values) < 2 or self.number(self.low) >= self.number(self.high):
             must = "a range goes from a value to a higher one, with two values in it at least"
             raise FieldError(must, f"{self.low} to {self.high}", "widen it", ("to",))
-        return self

@@ -41,7 +41,7 @@ class KvBlocks(Part):
         """How many of `batch` sequences have a block in the same tensor."""
         return batch if self.sequences == "all" else self.sequences
 
-    def check(self, part: Gqa | Mla, tokens: int, chunk: int | None) -> None:
+    def check(self, part: Gqa | Mla, chunk: int | None) -> None:
         """Refuse blocks that do not suit the attention, the length of sequences, or the chunks of prompts.
 
         Raises
@@ -61,11 +61,8 @@ class KvBlocks(Part):
         if part.sparse is None:
             return
         if part.sparse.select.block != self.block:
-            must, found = (
-                "a block that is selected is a block of the cache",
-                f"{part.sparse.select.block} and {self.block}",
-            )
-            raise FieldError(must, found, f"set kv.block to {part.sparse.select.block}", ("kv", "block"))
+            must, size = "a block that is selected is a block of the cache", part.sparse.select.block
+            raise FieldError(must, f"{size} and {self.block}", f"set kv.block to {size}", ("kv", "block"))
         if self.sequences != 1:
             must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
             raise FieldError(must, found, "remove sequences", ("kv", "sequences"))
@@ -83,11 +80,8 @@ class KvBlocks(Part):
             raise FieldError(must, f"{self.sequences:,} of {batch:,}", do, ("kv", "sequences"))
         found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
         if found > MOST:
-            must, do = (
-                f"a KV cache has at most {MOST:,} blocks",
-                "raise kv.block or kv.sequences, or lower batch or sequence",
-            )
-            raise FieldError(must, f"{found:,}", do, ("kv", "block"))
+            do = "raise kv.block or kv.sequences, or lower batch or sequence"
+            raise FieldError(f"a KV cache has at most {MOST:,} blocks", f"{found:,}", do, ("kv", "block"))
         if found * times > MOST_READS:
             must = f"the tokens of a step read at most {MOST_READS:,} blocks"
             do = "raise kv.block or chunk, or lower new_tokens"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import StrictBool, model_validator
+from pydantic import StrictBool
 
 from simulator.document import MOST_RANKS, Count, Layers, Part, Ranks
 from simulator.units import FieldError, would_divide
@@ -77,53 +77,29 @@ class Parallel(Part):
         sizes = {"pipeline": self.pipeline, "data": self.data // self.expert, "expert": self.expert}
         return {name: {**sizes, "tensor": self.tensor}[name] for name in names}
 
-    @model_validator(mode="after")
-    def _axes_are_those_of_the_matrix(self) -> Self:
+    def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
         if sorted(self.axis_names) != sorted(needed):
             found = ", ".join(self.axis_names) or "none"
             raise FieldError(f"each axis is named once ({', '.join(needed)})", found, "correct it", ("axis_names",))
-        return self
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> Self:
         ranks = self.data * self.tensor * self.pipeline
         if self.ranks == "all" and ranks > MOST_RANKS:
             largest = max(("data", "tensor", "pipeline"), key=lambda axis: getattr(self, axis))
             raise FieldError(f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", f"lower {largest}", (largest,))
-        return self
-
-    @model_validator(mode="after")
-    def _one_rank_is_alone(self) -> Self:
-        if self.ranks == "one":
-            several = [key for key in ("tensor", "pipeline", "expert") if getattr(self, key) > 1]
-            several += ["sequence"] if self.sequence else []
-            several += ["zero_stage"] if self.zero_stage > 1 else []
-            several += ["layouts"] if self.layouts else []
-            several += ["axis_names"] if self.axis_names != AXES else []
-            if several:
-                must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
-                raise FieldError(
-                    must, several[0], "add 'ranks: all' for all ranks and their collectives", (several[0],)
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _experts_divide(self) -> Self:
+        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
+        alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
+        several = [key for key, value in alone.items() if getattr(self, key) != value]
+        if self.ranks == "one" and several:
+            must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
+            do = "add 'ranks: all' for all ranks and their collectives"
+            raise FieldError(must, several[0], do, (several[0],))
         if self.data % self.expert:
-            must, found = (
-                "expert divides data: expert ranks are replicas that share experts",
-                (f"{self.expert} and {self.data}"),
-            )
-            raise FieldError(must, found, would_divide("expert", self.data, self.expert), ("expert",))
-        return self
-
-    @model_validator(mode="after")
-    def _stages_have_layers(self) -> Self:
+            must = "expert divides data: expert ranks are replicas that share experts"
+            do = would_divide("expert", self.data, self.expert)
+            raise FieldError(must, f"{self.expert} and {self.data}", do, ("expert",))
         if self.layers is not None and len(self.layers) != self.pipeline:
             found = f"{len(self.layers)} for {self.pipeline} stages"
             raise FieldError("layers says how many each stage has", found, "name one number a stage", ("layers",))
-        return self
 
 
 class Pools(Part):
@@ -144,12 +120,10 @@ class Pools(Part):
     decode: Ranks
     new_tokens: Count
 
-    @model_validator(mode="after")
-    def _prompts_are_dealt_out(self) -> Self:
+    def _check(self) -> None:
         if self.prefill % self.decode:
             must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
             raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
         if self.prefill > MOST_SENDERS * self.decode:
             must = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks"
             raise FieldError(must, f"{self.prefill // self.decode:,}", "raise decode, or lower prefill", ("prefill",))
-        return self
