@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.builders.naming import blocks
+from simulator.builders.decoder.tape import blocks
 from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.graph_builder import GraphBuilder

@@ -42,11 +42,11 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import gcd
 
-from simulator.builders.decoder import inference, serve, serving
-from simulator.builders.decoder.serving import Iteration
+from simulator.builders.decoder import inference, serve
+from simulator.builders.decoder.inference import Iteration
 from simulator.builders.decoder.stage import Stage
+from simulator.builders.decoder.tape import blocks
 from simulator.builders.decoder.weights import weights
-from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
@@ -117,7 +117,7 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
             f"workload {workload.name}", "requests are served by a decoder", "another model", "choose a decoder"
         )
     weights = spread_weights(workload, workload.model)
-    return serving.build(workload, weights, _mesh(workload.parallel), work, room)
+    return inference.build_iteration(workload, weights, _mesh(workload.parallel), work, room)
 
 
 def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from math import prod
 from typing import NamedTuple
 
-from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest
@@ -120,38 +118,6 @@ def _feed_forward(model: DecoderModel, layer: int) -> Specs:
 def _gated(name: str, h: int, f: int) -> Specs:
     wide, narrow = Spec((h, f), _COLUMN), Spec((f, h), _ROW)
     return {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
-
-
-class Count(NamedTuple):
-    """How many parameters a model has.
-
-    Attributes
-    ----------
-    total
-        All of them.
-    active
-        Those that a token goes through: without the experts that the router leaves out.
-    table
-        Those of the input's table, of which a token reads one row; `active` counts them, as most publications do.
-    """
-
-    total: int
-    active: int
-    table: int
-
-
-def count(model: DecoderModel) -> Count:
-    """Count the parameters of a model on all ranks, to the last one."""
-    total = idle = 0
-    part = model.feed_forward
-    for _, found in specs(model, blocks(model.layers)):
-        for spec in found.values():
-            size = prod(spec.shape)
-            if spec.kind == "expert" and isinstance(part, Experts):
-                size *= part.ranks
-                idle += size // part.routed * (part.routed - part.top_k)
-            total += size
-    return Count(total, total - idle, model.hidden * model.vocabulary)
 
 
 def size_bytes(weight: Weight, dtypes: Dtypes, element_bytes: int) -> int:
