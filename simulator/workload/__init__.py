@@ -11,7 +11,7 @@ from simulator.units import FieldError
 from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
 from simulator.workload.dtypes import Dtypes
 from simulator.workload.kv import KvBlocks
-from simulator.workload.layout import Parallel, Pools
+from simulator.workload.layout import AXES, Parallel, Pools
 from simulator.workload.models import (
     DecoderModel,
     Dense,
@@ -23,6 +23,7 @@ from simulator.workload.models import (
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 __all__ = [
+    "AXES",
     "Arrivals",
     "Arriving",
     "Compress",

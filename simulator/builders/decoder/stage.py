@@ -11,7 +11,7 @@ block before it, so that two are there at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from simulator.builders.decoder.ends import Head, embed, embed_backward
 from simulator.builders.decoder.layer import Layer
@@ -82,7 +82,7 @@ class Replicas:
                 t.graph.tensor(whole[-1], weight.parameters * t.element_bytes, weight.kind)
                 t.held[weight.name] = whole[-1]
             reads = [*kept, start] if start else kept
-            t.meet(_named("weights", axes, "all_gather"), reads, whole, _gathering(axes, self._bytes(mine)))
+            self._meet("weights", CollectiveKind.ALL_GATHER, axes, mine, (reads, whole))
 
     def _declare(self, weight: Weight) -> str:
         """Declare the shard of a weight when it is first gathered."""
@@ -93,14 +93,18 @@ class Replicas:
 
     def _sharing(self, block: str) -> dict[Axes, list[Weight]]:
         """The weights of a block by the replicas that share them."""
-        found: dict[Axes, list[Weight]] = {}
-        for weight in self.tape.weights.values():
-            if weight.name.startswith(f"{block}/") and weight.replicas:
-                found.setdefault(weight.replicas, []).append(weight)
-        return found
+        return _grouped((weight.replicas, weight) for weight in self._of(block))
 
-    def _bytes(self, weights: Sequence[Weight]) -> int:
-        return sum(weight.parameters for weight in weights) * self.tape.element_bytes
+    def _of(self, block: str) -> list[Weight]:
+        return [weight for weight in self.tape.weights.values() if weight.name.startswith(f"{block}/")]
+
+    def _meet(
+        self, what: str, kind: CollectiveKind, axes: Axes, weights: Sequence[Weight], names: tuple[list[str], list[str]]
+    ) -> None:
+        """Add a collective of as many bytes as weights have; `names` are what it reads and writes."""
+        t = self.tape
+        about = Meeting(kind, axes, sum(weight.parameters for weight in weights) * t.element_bytes)
+        t.meet(_named(what, axes, str(kind)), *names, about)
 
     def after(self, block: str, *, is_last: bool) -> None:
         """Add up the gradients of a block whose backward has run.
@@ -118,30 +122,22 @@ class Replicas:
         t.block = block
         self._sum_cut_tokens(block)
         for axes, mine in self._sharing(block).items():
-            grads = [t.graded[weight.name] for weight in mine]
-            size_bytes = self._bytes(mine)
             if t.zero_stage > 1:
                 self._into_shards(axes, mine)
-            elif t.zero_stage:
-                about = Meeting(CollectiveKind.REDUCE_SCATTER, axes, size_bytes)
-                t.meet(_named("grads", axes, "reduce_scatter"), grads, grads, about)
             else:
-                about = Meeting(CollectiveKind.ALL_REDUCE, axes, size_bytes)
-                t.meet(_named("grads", axes, "all_reduce"), grads, grads, about)
+                self._sum(CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, axes, mine)
+
+    def _sum(self, kind: CollectiveKind, axes: Axes, mine: Sequence[Weight]) -> None:
+        """Add up gradients in place."""
+        grads = [self.tape.graded[weight.name] for weight in mine]
+        self._meet("grads", kind, axes, mine, (grads, grads))
 
     def _sum_cut_tokens(self, block: str) -> None:
         """Sum over ranks that saw other tokens of the same samples, with sequence parallelism."""
-        t = self.tape
-        found: dict[Axes, list[Weight]] = {}
-        for weight in t.weights.values():
-            if weight.name.startswith(f"{block}/"):
-                axes = tuple(axis for axis in t.summands.get(weight.name, ()) if axis not in BATCH)
-                if axes and weight.name in t.graded:
-                    found.setdefault(axes, []).append(weight)
-        for axes, mine in found.items():
-            grads = [t.graded[weight.name] for weight in mine]
-            about = Meeting(CollectiveKind.ALL_REDUCE, axes, self._bytes(mine))
-            t.meet(_named("grads", axes, "all_reduce"), grads, grads, about)
+        summands, graded = self.tape.summands, [w for w in self._of(block) if w.name in self.tape.graded]
+        along = ((tuple(axis for axis in summands[w.name] if axis not in BATCH), w) for w in graded)
+        for axes, mine in _grouped(along).items():
+            self._sum(CollectiveKind.ALL_REDUCE, axes, mine)
 
     def _into_shards(self, axes: Axes, mine: Sequence[Weight]) -> None:
         """Reduce into shards; from the second micro-batch on, add them to what is there."""
@@ -152,8 +148,7 @@ class Replicas:
         for weight in mine:
             parts.append(f"{t.micro}{weight.name}.grad.part" if again else f"{weight.name}.grad.shard")
             t.graph.tensor(parts[-1], self.shard(weight) * t.element_bytes, "gradient")
-        about = Meeting(CollectiveKind.REDUCE_SCATTER, axes, self._bytes(mine))
-        t.meet(_named("grads", axes, "reduce_scatter"), grads, parts, about)
+        self._meet("grads", CollectiveKind.REDUCE_SCATTER, axes, mine, (grads, parts))
         if again:
             shards = [self._shards[weight.name] for weight in mine]
             t.op(_named("grads", axes, "acc"), [*shards, *parts], shards)
@@ -165,13 +160,12 @@ class Replicas:
         t = self.tape
         t.phase, t.micro = "update", ""
         for block in self.blocks:
-            mine = [weight for weight in t.weights.values() if weight.name.startswith(f"{block}/")]
-            for weight in mine:
+            for weight in self._of(block):
                 self._update(weight)
             if t.zero_stage in {1, 2}:
                 for axes, sharing in self._sharing(block).items():
                     names = [weight.name for weight in sharing]
-                    t.meet(_named("weights", axes, "all_gather"), names, names, _gathering(axes, self._bytes(sharing)))
+                    self._meet("weights", CollectiveKind.ALL_GATHER, axes, sharing, (names, names))
 
     def _update(self, weight: Weight) -> None:
         t = self.tape
@@ -190,8 +184,13 @@ class Replicas:
         )
 
 
-def _gathering(axes: Axes, size_bytes: int) -> Meeting:
-    return Meeting(CollectiveKind.ALL_GATHER, axes, size_bytes)
+def _grouped(weights: Iterable[tuple[Axes, Weight]]) -> dict[Axes, list[Weight]]:
+    """Weights by axes; those without axes are left out."""
+    found: dict[Axes, list[Weight]] = {}
+    for axes, weight in weights:
+        if axes:
+            found.setdefault(axes, []).append(weight)
+    return found
 
 
 def _named(what: str, axes: Axes, does: str) -> str:

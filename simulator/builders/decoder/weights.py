@@ -186,11 +186,9 @@ def _weight(name: str, spec: Spec, tensor_map: tuple[Axes, ...], mesh: Mesh, whe
         must, found = f"its layout has {counted(len(spec.shape), 'dimension')}", str(len(tensor_map))
         raise ConfigError(place, must, found, "write one entry for each dimension")
     if [axes == EXPERT for axes in tensor_map] != [axes == EXPERT for axes in spec.tensor_map]:
-        must, found = (
-            "expert cuts the number of experts, and nothing else",
-            ", ".join("".join(a) or "none" for a in tensor_map),
-        )
-        raise ConfigError(place, must, found, "write expert for the first dimension of an expert, and only there")
+        must, do = "expert cuts the number of experts", "write expert for the first dimension of an expert"
+        found = ", ".join("".join(a) or "none" for a in tensor_map)
+        raise ConfigError(place, f"{must}, and nothing else", found, f"{do}, and only there")
     layout = Layout(mesh, tensor_map)
     replicas = mesh.real(tuple(axis for axis in BATCH if axis not in layout.cut))
     return Weight(name, spec.shape, layout, spec.kind, layout.local_elements(spec.shape, place), replicas)
