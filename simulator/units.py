@@ -12,9 +12,10 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import cache
+from operator import itemgetter
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
@@ -183,21 +184,23 @@ def _whole(number: Decimal, name: str, unit: str, text: str) -> int:
     return whole
 
 
-_SHOWN: dict[str, tuple[tuple[str, int], ...]] = {
-    "B": (
-        ("TiB", 2**40),
-        ("TB", 10**12),
-        ("GiB", 2**30),
-        ("GB", 10**9),
-        ("MiB", 2**20),
-        ("MB", 10**6),
-        ("KiB", 2**10),
-        ("kB", 1000),
-    ),
-    "B/s": (("TB/s", 10**12), ("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 1000)),
-    "ns": (("s", 10**9), ("ms", 10**6), ("us", 1000)),
-    "FLOP/s": (("TFLOP/s", 10**12), ("GFLOP/s", 10**9)),
+_DECIMAL = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 1000))
+_BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_SHOWN: dict[str, list[tuple[str, int]]] = {
+    "B": sorted([*_BINARY, *((f"{prefix}B", size) for prefix, size in _DECIMAL)], key=itemgetter(1), reverse=True),
+    "B/s": [(f"{prefix}B/s", size) for prefix, size in _DECIMAL],
+    "ns": [("s", 10**9), ("ms", 10**6), ("us", 1000)],
+    "FLOP/s": [(f"{prefix}FLOP/s", size) for prefix, size in _DECIMAL[:2]],
 }
+
+
+def unit_of(text: object) -> str | None:
+    """The unit inside of a quantity (of ``inf`` any); None if the text is none."""
+    for unit in ("B/s", "FLOP/s", "ns", "B"):
+        with suppress(FieldError):
+            parse(text, unit)
+            return unit
+    return None
 
 
 def exact(value: int | float, unit: str) -> str:

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator import inputs
-from simulator.catalog.checks import check_budget, check_figures, check_tiers, place
-from simulator.catalog.loaded import Loaded, outside, own_change, recorded
+from simulator.catalog.axes import check_open
+from simulator.catalog.loaded import (
+    Loaded,
+    check_budget,
+    check_figures,
+    check_tiers,
+    outside,
+    own_change,
+    place,
+    recorded,
+)
 from simulator.catalog.settings import apply
 from simulator.catalog.shelf import Entry, load, path_of
-from simulator.catalog.unstated import check_open
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario

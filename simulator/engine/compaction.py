@@ -23,7 +23,7 @@ from simulator.engine.rounds import Rounds, Wanted, recurring
 from simulator.engine.spaces import BestFit, Space
 from simulator.engine.stream import Stream
 from simulator.errors import ScopeError
-from simulator.hardware.allocator import Allocator
+from simulator.hardware.device import Allocator
 from simulator.offsets import offsets
 from simulator.trace import COMPACTIONS, packer
 

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
-from simulator.document import Few, Key, Part
-from simulator.hardware.numbers import Fraction
+from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, Nanoseconds
 
 Scope = Literal["device", "node", "supernode"]
@@ -64,7 +63,7 @@ class EfficiencyPoint(Part):
     """The share of a link's bandwidth that a copy of a given size reaches."""
 
     size_bytes: Bytes = Field(alias="size")
-    fraction: Fraction
+    fraction: Share
 
 
 class Link(Part):

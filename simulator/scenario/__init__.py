@@ -11,8 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Untested, label_of
-from simulator.scenario.unstated import Unstated
+from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, Untested, label_of
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [

@@ -9,9 +9,7 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import FieldError
 from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.dtypes import Dtypes
-from simulator.workload.kv import KvBlocks
-from simulator.workload.layout import AXES, Parallel, Pools
+from simulator.workload.layout import AXES, Dtypes, KvBlocks, Parallel, Pools
 from simulator.workload.models import (
     DecoderModel,
     Dense,

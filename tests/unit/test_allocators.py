@@ -10,7 +10,7 @@ from simulator.engine.holes import Holes
 from simulator.engine.pools import Pools
 from simulator.engine.spaces import BestFit
 from simulator.hardware import Allocator
-from simulator.hardware.allocator import Caching
+from simulator.hardware.device import Caching
 
 KIB, MIB = 1 << 10, 1 << 20
 
