@@ -6,7 +6,6 @@ from simulator.catalog.resolved import resolve
 from simulator.catalog.settings import factor, multiplied, setting
 from simulator.catalog.shelf import (
     KINDS,
-    Entry,
     dump,
     load,
     names,
@@ -16,12 +15,10 @@ from simulator.catalog.shelf import (
     read_workload,
     schema,
 )
-from simulator.inputs import shown
 
 __all__ = [
     "KINDS",
     "Axis",
-    "Entry",
     "Loaded",
     "at",
     "axis",
@@ -38,7 +35,6 @@ __all__ = [
     "resolve",
     "schema",
     "setting",
-    "shown",
     "taken",
     "unstated",
 ]

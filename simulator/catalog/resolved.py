@@ -113,15 +113,15 @@ def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
                 more = f" {one.relative_to(_above(path))}" if one != path else ""
                 _add_file(loaded, f"plan {choice.row}{more}", one, inputs.get("scenario"), keys)
             loaded.paths[f"plan {choice.row}"] = path
-    if loaded.scenario.draws.file is not None:
-        path = loaded.scenario_dir / loaded.scenario.draws.file
-        _add_file(loaded, "draws", path, inputs.get("scenario"), ("draws", "file"))
-    if loaded.workload.graph is not None:
-        path = loaded.workload_dir / loaded.workload.graph
-        _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))
-    if loaded.workload.requests is not None and loaded.workload.requests.file is not None:
-        path = loaded.workload_dir / loaded.workload.requests.file
-        _add_file(loaded, "requests", path, inputs.get("workload"), ("requests", "file"))
+    work, of_work = loaded.workload, inputs.get("workload")
+    files: tuple[tuple[str | None, Path, Entry[Any] | None, tuple[str, ...]], ...] = (
+        (loaded.scenario.draws.file, loaded.scenario_dir, inputs.get("scenario"), ("draws", "file")),
+        (work.graph, loaded.workload_dir, of_work, ("graph",)),
+        (work.requests.file if work.requests else None, loaded.workload_dir, of_work, ("requests", "file")),
+    )
+    for file, folder, entry, field in files:
+        if file is not None:
+            _add_file(loaded, field[0], folder / file, entry, field)
 
 
 def _matching(path: Path) -> list[Path]:

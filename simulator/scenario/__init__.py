@@ -11,25 +11,21 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, Untested, label_of
+from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [
     "LIMITS",
-    "Bound",
     "Claim",
     "DrawsOrigin",
     "Expectation",
-    "Fold",
     "Keep",
     "Kind",
-    "Label",
     "Largest",
     "PolicyChoice",
     "Scenario",
     "Switches",
     "Unstated",
-    "Untested",
     "label_of",
 ]
 

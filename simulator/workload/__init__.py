@@ -12,7 +12,6 @@ from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, che
 from simulator.workload.layout import AXES, Dtypes, KvBlocks, Parallel, Pools
 from simulator.workload.models import (
     DecoderModel,
-    Dense,
     Experts,
     LlamaModel,
     Model,
@@ -25,9 +24,7 @@ __all__ = [
     "Arrivals",
     "Arriving",
     "Compress",
-    "Count",
     "DecoderModel",
-    "Dense",
     "Dtypes",
     "Experts",
     "Gqa",
