@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,14 @@ def place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:
     return entry.place(*keys) if entry else f"scenario {scenario.name!r}, {'.'.join(keys)}"
 
 
-def check_tiers(scenario: Scenario, hardware: Hardware, entry: Entry[Scenario] | None) -> None:
+def check_tiers(loaded: Loaded) -> None:
     """Refuse homes, and tiers for KV blocks, that the machine does not have."""
-    known = (*hardware.tiers, "free")
-    for pattern, tier in scenario.homes.items():
+    scenario, tiers = loaded.scenario, tuple(loaded.hardware.tiers)
+    named = [("homes", pattern, tier, (*tiers, "free")) for pattern, tier in scenario.homes.items()]
+    for table, key, tier, known in [*named, *(("kv_tiers", tier, tier, tiers) for tier in scenario.kv_tiers)]:
         if tier not in known:
-            where = place(scenario, entry, "homes", pattern)
-            raise ConfigError(where, "a home is a tier, or free", repr(tier), nearest(tier, known))
-    for tier in scenario.kv_tiers:
-        if tier not in hardware.tiers:
-            where, must = place(scenario, entry, "kv_tiers", tier), "a tier of the machine keeps KV blocks"
-            raise ConfigError(where, must, repr(tier), nearest(tier, (*hardware.tiers,)))
+            must = "a home is a tier, or free" if table == "homes" else "a tier of the machine keeps KV blocks"
+            raise ConfigError(loaded.place(table, key), must, repr(tier), nearest(tier, known))
 
 
 def check_budget(scenario: Scenario, hardware: Hardware, where: str) -> None:
@@ -45,19 +42,19 @@ def check_budget(scenario: Scenario, hardware: Hardware, where: str) -> None:
         raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
 
 
-def check_figures(scenario: Scenario, documents: Sequence[Document], entry: Entry[Scenario] | None) -> None:
+def check_figures(loaded: Loaded) -> None:
     """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
     fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
-    for number, one in enumerate(scenario.expect):
+    for number, one in enumerate(loaded.scenario.expect):
+        where = loaded.place("expect", str(number), "figure")
         if one.kind == "predicted" and one.figure in fits:
             path, document = fits[one.figure]
             must = "no scenario predicts a printed figure that something in it was fitted to"
             found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
-            where = place(scenario, entry, "expect", str(number), "figure")
             raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
         if one.kind == "fitted" and one.figure not in fits:
             must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-            where = place(scenario, entry, "expect", str(number), "figure")
             do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
             raise ConfigError(where, must, repr(one.figure), do)
 

@@ -61,15 +61,15 @@ def resolve(
             inputs[kind] = _named(kind, ref, base, entry)
     changes = changes or {}
     scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes, entry)
-    check_tiers(scenario, machine, entry)
-    check_budget(scenario, machine, place(scenario, entry, "budget"))
     subject = workload or inputs["workload"].document
-    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
-        check_figures(scenario, (machine, subject, scenario), entry)
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     paths = {role: found.path for role, found in inputs.items()}
     digests = {role: found.sha256 for role, found in inputs.items()}
     loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, entries=inputs)
+    check_tiers(loaded)
+    check_budget(scenario, machine, loaded.place("budget"))
+    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
+        check_figures(loaded)
     _add_files(loaded, inputs)
     if not changes and hardware is None and workload is None:
         check_open(loaded)

@@ -194,25 +194,16 @@ def check_attention(part: Gqa | Mla, sequence: int) -> None:
     FieldError
         If there are such; the message says which.
     """
-    at, do = ("model", "attention"), "or raise sequence"
-    most = (part.window or 0) + part.sinks
-    if most > sequence:
-        must, found = "a window and its sinks are at most the sequence", f"{most:,} of {sequence:,} tokens"
-        raise FieldError(must, found, f"lower window, {do}", (*at, "window"))
-    about = part.sparse
-    if about is None:
-        return
-    if about.window > sequence:
-        must, found = "a window is at most the sequence", f"{about.window:,} of {sequence:,} tokens"
-        raise FieldError(must, found, f"lower sparse.window, {do}", (*at, "sparse", "window"))
-    if about.compress.block > sequence:
-        must, found = (
-            "what is made into one is at most the sequence",
-            f"{about.compress.block:,} of {sequence:,} tokens",
-        )
-        raise FieldError(must, found, f"lower compress.block, {do}", (*at, "sparse", "compress", "block"))
-    blocks = -(-sequence // about.select.block)
-    if about.select.top > blocks:
-        must = "a token selects at most the blocks that there are"
+    about, most = part.sparse, (part.window or 0) + part.sinks
+    asked: list[tuple[str, int, tuple[str, ...]]] = [("a window and its sinks are", most, ("window",))]
+    if about is not None:
+        asked.append(("a window is", about.window, ("sparse", "window")))
+        asked.append(("what is made into one is", about.compress.block, ("sparse", "compress", "block")))
+    for what, tokens, field in asked:
+        if tokens > sequence:
+            found, do = f"{tokens:,} of {sequence:,} tokens", f"lower {'.'.join(field[-2:])}, or raise sequence"
+            raise FieldError(f"{what} at most the sequence", found, do, ("model", "attention", *field))
+    if about is not None and about.select.top > (blocks := -(-sequence // about.select.block)):
+        must, do = "a token selects at most the blocks that there are", "lower select.top, or raise sequence"
         found = f"{about.select.top:,} of {blocks:,} with {about.select.block:,} tokens each"
-        raise FieldError(must, found, f"lower select.top, {do}", (*at, "sparse", "select", "top"))
+        raise FieldError(must, found, do, ("model", "attention", "sparse", "select", "top"))

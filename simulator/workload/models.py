@@ -126,7 +126,15 @@ class DecoderModel(Part):
             raise FieldError(must, found, "lower dense_layers, or name a dense feed_forward", ("feed_forward",))
 
 
-class LlamaModel(Part):
+class _AlikeLayers(Part):
+    """A model whose layers are all alike."""
+
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers."""
+        return self.model_copy(update={"layers": layers})
+
+
+class LlamaModel(_AlikeLayers):
     """The dimensions of a decoder with grouped-query attention and a gated feed-forward (LLaMA family).
 
     Attributes
@@ -185,12 +193,8 @@ class LlamaModel(Part):
             tied_embeddings=self.tied_embeddings,
         )
 
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
 
-
-class ResidencyAcceptanceModel(Part):
+class ResidencyAcceptanceModel(_AlikeLayers):
     """The dimensions of the step on which the open-source HyperOffload planner was measured.
 
     Attributes
@@ -204,10 +208,6 @@ class ResidencyAcceptanceModel(Part):
     hidden: Count
     heads: Count
     ffn: Count
-
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
 
 
 Model = Annotated[
