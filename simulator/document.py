@@ -5,9 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -66,6 +74,8 @@ MOST_RANKS = 1 << 20
 """Most ranks of a job, and most devices: what is said of each of them still takes seconds."""
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
 """How many ranks or devices there are, also along one axis."""
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
+"""A share in (0, 1]."""
 
 
 class Part(BaseModel):
@@ -75,6 +85,14 @@ class Part(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    def _check(self) -> None:
+        """Refuse what breaks a rule of the whole piece, beyond the types of its fields, by a `FieldError`."""
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        self._check()
+        return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -189,7 +207,7 @@ class Document(Part):
 
     def figures(self) -> Iterator[str]:
         """Field paths of the numbers that the document states, in its order."""
-        for path, value in _leaves(self, ""):
+        for path, value in _leaves(self):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield path
 
@@ -223,7 +241,7 @@ class Document(Part):
 
     def _stated(self) -> tuple[str, ...]:
         """Paths of all fields that an origin may be given for."""
-        return with_prefixes(path for path, _ in _leaves(self, ""))
+        return with_prefixes(path for path, _ in _leaves(self))
 
 
 def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
@@ -238,22 +256,15 @@ def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
 _ABOUT_ITSELF = ("schema_", "name", "title", "sources", "assumed", "fitted")
 
 
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+def _leaves(value: object, *path: str) -> Iterator[tuple[str, object]]:
     """Walk what was stated (not what was left at its default): path of keys as written -> value."""
     if isinstance(value, Part):
         fields = type(value).model_fields
         for name in fields:
             if name in value.model_fields_set and not (isinstance(value, Document) and name in _ABOUT_ITSELF):
-                yield from _leaves(getattr(value, name), _join(path, fields[name].alias or name))
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _leaves(entry, _join(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            yield from _leaves(entry, _join(path, str(index)))
+                yield from _leaves(getattr(value, name), *path, fields[name].alias or name)
+    elif isinstance(value, Mapping | list | tuple):
+        for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(entry, *path, str(key))
     else:
-        yield path, value
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+        yield ".".join(path), value

@@ -81,6 +81,7 @@ class GraphBuilder:
         self._rank_groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
         self._sizes: list[int] = []
+        self._shared: set[int] = set()
         self._there: set[int] = set()  # from the start, or written by an op so far
         self._early: dict[int, tuple[str, int]] = {}
 
@@ -91,6 +92,7 @@ class GraphBuilder:
         kind: str = "activation",
         *,
         persistent: bool = False,
+        shared: str | None = None,
     ) -> int:
         """Add a tensor and return its id; the parameters are the fields of `Tensor`.
 
@@ -106,11 +108,15 @@ class GraphBuilder:
         known = _TENSOR_KINDS.get(kind)
         if known is None:
             raise self._bad_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if shared not in (None, "node", "supernode"):
+            raise self._bad_choice("tensor", name, "shared", shared, ("node", "supernode"))
         t = self._tensor_ids[name] = len(self._tensors)
-        self._tensors.append(Tensor(name, size_bytes, known, persistent))
+        self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
         self._sizes.append(size_bytes)
         if persistent or known is TensorKind.INPUT:
             self._there.add(t)
+        if shared:
+            self._shared.add(t)
         return t
 
     def group(self, name: str, members: Iterable[Iterable[int]]) -> None:
@@ -213,6 +219,9 @@ class GraphBuilder:
         if not self._there.issuperset(read_ids):
             for t in filterfalse(self._there.__contains__, read_ids):
                 self._early.setdefault(t, (name, self.line))
+        if not self._shared.isdisjoint(write_ids):
+            must, found = "no op writes a shared tensor", "one among its writes"
+            raise self._error("op", name, must, found, "do not share the tensor")
         self._there.update(write_ids)
         self._op_ids[name] = len(self._ops)
         self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))

@@ -159,6 +159,9 @@ class Trace:
         they lack themselves, then for which others they wait.
     stands_in
         For each rank, the one whose rows are its own, too: itself unless ranks were folded.
+    stored_once
+        Rows ``(rank, tier, tensor, bytes)``: of what lies at home in a tier that ranks share, and is stored there once
+        for several of them, so many bytes of the rank's residencies are those of another rank, too [B].
     until_ns
         If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
     rates
@@ -175,10 +178,30 @@ class Trace:
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
+    stored_once: tuple[tuple[int, int, int, int], ...] = ()
     rates: Table = field(default_factory=lambda: Table(RATES))
     addresses: Table = field(default_factory=lambda: Table(ADDRESSES))
     reserved: Table = field(default_factory=lambda: Table(RESERVED))
     compactions: Table = field(default_factory=lambda: Table(COMPACTIONS))
+
+    def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
+        """Count, for each row of residencies, bytes that another rank's rows count, too (see `stored_once`) [B].
+
+        Parameters
+        ----------
+        rows
+            Rows of the residencies.
+        """
+        found = np.zeros(len(rows["tier"]), np.int64)
+        if not self.stored_once or not len(found):
+            return found
+        tiers, tensors = (int(max(row[i] for row in self.stored_once)) + 1 for i in (1, 2))
+        known = {(rank * tiers + tier) * tensors + tensor: size for rank, tier, tensor, size in self.stored_once}
+        inside = (rows["tier"] < tiers) & (rows["tensor"] >= 0) & (rows["tensor"] < tensors)
+        keys = (rows["rank"] * tiers + rows["tier"]) * tensors + rows["tensor"]
+        at = np.flatnonzero(inside & np.isin(keys, np.array(sorted(known), np.int64)))
+        found[at] = [known[key] for key in keys[at].tolist()]
+        return found
 
     def by_rank(self) -> tuple[Trace, ...]:
         """What happened on each rank: as many traces of one rank, which is number 0 there.
@@ -190,7 +213,7 @@ class Trace:
             return (self,)
         names = ("spans", "waits", "residencies", "addresses", "reserved", "compactions")
         tables = [getattr(self, name).by_rank(ranks) for name in names]
-        lone = replace(self, stands_in=(0,))
+        lone = replace(self, stands_in=(0,), stored_once=())
         alone = [
             replace(lone, issued=(issued,), **dict(zip(names, mine, strict=True)))
             for issued, *mine in zip(self.issued, *tables, strict=True)

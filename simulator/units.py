@@ -11,30 +11,20 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import cache
+from operator import itemgetter
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-_DEFINITIONS = """
-n- = 1e-9
-u- = 1e-6
-m- = 1e-3
-k- = 1e3
-M- = 1e6
-G- = 1e9
-T- = 1e12
-P- = 1e15
-Ki- = 2**10
-Mi- = 2**20
-Gi- = 2**30
-Ti- = 2**40
-byte = [information] = B
-second = [time] = s
-FLOP = [work]
-"""
+_DEFINITIONS = (
+    *(f"{prefix}- = 1e{power}" for prefix, power in zip("numkMGTP", (-9, -6, -3, 3, 6, 9, 12, 15), strict=True)),
+    *(f"{prefix}i- = 2**{10 * number}" for number, prefix in enumerate("KMGT", 1)),
+    *("byte = [information] = B", "second = [time] = s", "FLOP = [work]"),
+)
 
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB")
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -74,6 +64,15 @@ class FieldError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.must}, found {self.found}; {self.do}"
+
+
+@contextmanager
+def in_field(*at: str) -> Iterator[None]:
+    """Say of what is found to be wrong inside which field it is about."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(error.must, error.found, error.do, at) from None
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
@@ -119,7 +118,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 def _registry() -> Any:
     import pint  # noqa: PLC0415 - only when a document is read: most of the start-up time otherwise
 
-    return pint.UnitRegistry(_DEFINITIONS.strip().splitlines(), non_int_type=Decimal, cache_folder=None)
+    return pint.UnitRegistry(_DEFINITIONS, non_int_type=Decimal, cache_folder=None)
 
 
 def parse(text: object, unit: str, example: str = "") -> int | float:
@@ -185,21 +184,23 @@ def _whole(number: Decimal, name: str, unit: str, text: str) -> int:
     return whole
 
 
-_SHOWN: dict[str, tuple[tuple[str, int], ...]] = {
-    "B": (
-        ("TiB", 2**40),
-        ("TB", 10**12),
-        ("GiB", 2**30),
-        ("GB", 10**9),
-        ("MiB", 2**20),
-        ("MB", 10**6),
-        ("KiB", 2**10),
-        ("kB", 1000),
-    ),
-    "B/s": (("TB/s", 10**12), ("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 1000)),
-    "ns": (("s", 10**9), ("ms", 10**6), ("us", 1000)),
-    "FLOP/s": (("TFLOP/s", 10**12), ("GFLOP/s", 10**9)),
+_DECIMAL = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 1000))
+_BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_SHOWN: dict[str, list[tuple[str, int]]] = {
+    "B": sorted([*_BINARY, *((f"{prefix}B", size) for prefix, size in _DECIMAL)], key=itemgetter(1), reverse=True),
+    "B/s": [(f"{prefix}B/s", size) for prefix, size in _DECIMAL],
+    "ns": [("s", 10**9), ("ms", 10**6), ("us", 1000)],
+    "FLOP/s": [(f"{prefix}FLOP/s", size) for prefix, size in _DECIMAL[:2]],
 }
+
+
+def unit_of(text: object) -> str | None:
+    """The unit inside of a quantity (of ``inf`` any); None if the text is none."""
+    for unit in ("B/s", "FLOP/s", "ns", "B"):
+        with suppress(FieldError):
+            parse(text, unit)
+            return unit
+    return None
 
 
 def exact(value: int | float, unit: str) -> str:

@@ -26,114 +26,85 @@ here consumes them, and a training loop holds them for the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from simulator.builders.naming import blocks
+from simulator.builders.decoder.tape import FP32_BYTES, Tape, blocks
 from simulator.errors import ConfigError
 from simulator.graph import Job
-from simulator.graph_builder import GraphBuilder
-from simulator.workload import ResidencyAcceptanceModel, Workload
+from simulator.layout import Mesh
+from simulator.workload import AXES, ResidencyAcceptanceModel, Workload
 
 _STATISTICS_BYTES = 8
-_FP32_BYTES = 4
 
 
-class _Tape:
-    """Writes down the step; tensors are made by the op that writes them first."""
+class _Step(Tape):
+    """The tape of the step; tensors are made by the op that writes them first."""
 
     def __init__(self, workload: Workload, model: ResidencyAcceptanceModel) -> None:
-        self.graph = GraphBuilder(workload.name, f"workload {workload.name}")
-        self.dtype, self.model = workload.dtypes.compute, model
-        self.element_bytes = workload.dtypes.element_bytes
-        self.tokens = workload.batch * workload.sequence
-        self.attention_flops = 2 * self.tokens * workload.sequence * model.hidden
-        self.block, self.phase = "", "forward"
-        self.outputs: list[str] = []
-        self.sizes: dict[str, int] = {}
+        super().__init__(workload, Mesh((1,) * len(AXES), AXES), {}, workload.name)
+        self.model, self.outputs = model, list[str]()
+        self.attention_flops = 2 * self.own_tokens * workload.sequence * model.hidden
         h, f = model.hidden, model.ffn
         self.linears = {"qkv": (h, 3 * h), "proj": (h, h), "fc1": (h, f), "fc2": (f, h)}
+        self.kinds = {f"{name}.dw": "gradient" for name in self.linears}
 
-    def wide(self, name: str, width: int) -> tuple[str, int]:
-        """Name and size of what has `width` elements a token."""
-        return name, self.tokens * width * self.element_bytes
+    def wide(self, name: str, width: int, element_bytes: int = 0) -> str:
+        """Add a tensor of `width` elements a token."""
+        return self.tensor(name, width, self.cut(), element_bytes)
 
-    def op(
-        self,
-        name: str,
-        reads: Iterable[str],
-        writes: Iterable[tuple[str, int]],
-        flops: int = 0,
-        weight_bytes: int = 0,
-        kind: str = "activation",
-    ) -> str:
-        """Add an op that makes what it writes; return the full name of the first."""
-        reads, made = list(reads), []
-        for tensor, size_bytes in writes:
-            made.append(f"{self.block}/{tensor}")
-            self.sizes[made[-1]] = size_bytes
-            self.graph.tensor(made[-1], size_bytes, kind)
-        short = {"forward": "fwd", "backward": "bwd"}[self.phase]
-        self.graph.op(
-            f"{self.block}/{short}/{name}",
-            reads,
-            made,
-            flops=flops,
-            read_bytes=weight_bytes + sum(map(self.sizes.__getitem__, reads)),
-            dtype=self.dtype,
-            op_class="matmul" if flops else "vector",
-            phase=self.phase,
-        )
-        return made[0]
+    def made(self, name: str, reads: list[str], writes: list[str], flops: int = 0, weight_bytes: int = 0) -> str:
+        """Add an op; return what it writes first."""
+        read_bytes, op_class = weight_bytes + self.made_bytes(*reads), "matmul" if flops else "vector"
+        self.op(name, reads, writes, flops=flops, read_bytes=read_bytes, op_class=op_class)
+        return writes[0]
 
-    def linear(self, name: str, x: str, out: str) -> str:
+    def linear_forward(self, name: str, x: str, out: str) -> str:
         """Add the forward op of a linear."""
         inputs, outputs = self.linears[name]
-        weight_bytes = inputs * outputs * self.element_bytes
-        return self.op(name, [x], [self.wide(out, outputs)], 2 * self.tokens * inputs * outputs, weight_bytes)
+        flops, weight_bytes = 2 * self.own_tokens * inputs * outputs, inputs * outputs * self.element_bytes
+        return self.made(name, [x], [self.wide(out, outputs)], flops, weight_bytes)
 
-    def linear_backward(self, name: str, x: str, dy: str, out: str) -> str:
+    def gradients(self, name: str, x: str, dy: str, out: str) -> str:
         """Add both backward ops of a linear; return the gradient of its input."""
         inputs, outputs = self.linears[name]
-        flops, weight_bytes = 2 * self.tokens * inputs * outputs, inputs * outputs * self.element_bytes
-        dx = self.op(f"{name}.dgrad", [dy], [self.wide(out, inputs)], flops, weight_bytes)
-        self.outputs.append(self.op(f"{name}.wgrad", [x, dy], [(f"{name}.dw", weight_bytes)], flops, kind="gradient"))
+        flops, weight_bytes = 2 * self.own_tokens * inputs * outputs, inputs * outputs * self.element_bytes
+        dx = self.made(f"{name}.dgrad", [dy], [self.wide(out, inputs)], flops, weight_bytes)
+        weight = self.tensor(f"{name}.dw", outputs, self.cut(), rows=(inputs,))
+        self.outputs.append(self.made(f"{name}.wgrad", [x, dy], [weight], flops))
         return dx
 
 
 class _Layer:
     """One layer on the tape."""
 
-    def __init__(self, tape: _Tape, block: str) -> None:
+    def __init__(self, tape: _Step, block: str) -> None:
         self.tape, self.block = tape, block
-        self.stats_bytes = tape.tokens * _STATISTICS_BYTES
 
     def forward(self, x: str) -> str:
         t, h, f = self.tape, self.tape.model.hidden, self.tape.model.ffn
         t.block, self.x = self.block, x
-        self.n1 = t.op("ln1", [x], [t.wide("n1", h), ("ln1.stats", self.stats_bytes)])
-        self.qkv = t.linear("qkv", self.n1, "qkv")
-        lse_bytes = _FP32_BYTES * t.model.heads * t.tokens
-        self.ctx = t.op("attn", [self.qkv], [t.wide("ctx", h), ("lse", lse_bytes)], t.attention_flops)
-        self.r = t.op("add1", [x, t.linear("proj", self.ctx, "proj")], [t.wide("r", h)])
-        self.n2 = t.op("ln2", [self.r], [t.wide("n2", h), ("ln2.stats", self.stats_bytes)])
-        self.u = t.linear("fc1", self.n2, "u")
-        self.g = t.op("gelu", [self.u], [t.wide("g", f)])
-        return t.op("add2", [self.r, t.linear("fc2", self.g, "fc2")], [t.wide("y", h)])
+        self.n1 = t.made("ln1", [x], [t.wide("n1", h), t.wide("ln1.stats", 1, _STATISTICS_BYTES)])
+        self.qkv = t.linear_forward("qkv", self.n1, "qkv")
+        lse = ("lse", t.model.heads, FP32_BYTES)
+        self.ctx = t.made("attn", [self.qkv], [t.wide("ctx", h), t.wide(*lse)], t.attention_flops)
+        self.r = t.made("add1", [x, t.linear_forward("proj", self.ctx, "proj")], [t.wide("r", h)])
+        self.n2 = t.made("ln2", [self.r], [t.wide("n2", h), t.wide("ln2.stats", 1, _STATISTICS_BYTES)])
+        self.u = t.linear_forward("fc1", self.n2, "u")
+        self.g = t.made("gelu", [self.u], [t.wide("g", f)])
+        return t.made("add2", [self.r, t.linear_forward("fc2", self.g, "fc2")], [t.wide("y", h)])
 
     def backward(self, dy: str) -> str:
         t, h = self.tape, self.tape.model.hidden
         t.block = self.block
-        dg = t.linear_backward("fc2", self.g, dy, "dg")
-        du = t.op("gelu", [dg, self.u], [t.wide("du", t.model.ffn)])
-        dl = t.linear_backward("fc1", self.n2, du, "fc1.dl")
-        dn = t.op("ln2", [dl, self.r, f"{self.block}/ln2.stats"], [t.wide("ln2.dn", h)])
-        dr = t.op("add2", [dy, dn], [t.wide("dr", h)])
-        dc = t.linear_backward("proj", self.ctx, dr, "dc")
+        dg = t.gradients("fc2", self.g, dy, "dg")
+        du = t.made("gelu", [dg, self.u], [t.wide("du", t.model.ffn)])
+        dl = t.gradients("fc1", self.n2, du, "fc1.dl")
+        dn = t.made("ln2", [dl, self.r, f"{self.block}/ln2.stats"], [t.wide("ln2.dn", h)])
+        dr = t.made("add2", [dy, dn], [t.wide("dr", h)])
+        dc = t.gradients("proj", self.ctx, dr, "dc")
         saved = [self.qkv, self.ctx, f"{self.block}/lse"]
-        dq = t.op("attn", [dc, *saved], [t.wide("dq", 3 * h)], 5 * t.attention_flops // 2)
-        dl = t.linear_backward("qkv", self.n1, dq, "qkv.dl")
-        dn = t.op("ln1", [dl, self.x, f"{self.block}/ln1.stats"], [t.wide("ln1.dn", h)])
-        return t.op("add1", [dr, dn], [t.wide("dx", h)])
+        dq = t.made("attn", [dc, *saved], [t.wide("dq", 3 * h)], 5 * t.attention_flops // 2)
+        dl = t.gradients("qkv", self.n1, dq, "qkv.dl")
+        dn = t.made("ln1", [dl, self.x, f"{self.block}/ln1.stats"], [t.wide("ln1.dn", h)])
+        return t.made("add1", [dr, dn], [t.wide("dx", h)])
 
 
 def build(workload: Workload, model: ResidencyAcceptanceModel) -> Job:
@@ -159,16 +130,16 @@ def build(workload: Workload, model: ResidencyAcceptanceModel) -> Job:
     if workload.parallel.ranks == "all" or workload.parallel.micro_batches > 1 or workload.pools:
         must, found = "the family residency_acceptance trains on one rank", "a layout or pools"
         raise ConfigError(f"workload {workload.name}", must, found, "remove them, or use the family llama")
-    tape = _Tape(workload, model)
+    tape = _Step(workload, model)
     layers = [_Layer(tape, block) for block in blocks(model.layers)]
     tape.block = "embed"
-    x = tape.op("tokens", [], [tape.wide("x", model.hidden)])
+    x = tape.made("tokens", [], [tape.wide("x", model.hidden)])
     for layer in layers:
         x = layer.forward(x)
     tape.block = "head"
-    loss = tape.op("loss", [x], [("loss", _FP32_BYTES)])
+    loss = tape.made("loss", [x], [tape.tensor("loss", 1, tape.cut(), FP32_BYTES, (1,))])
     tape.phase = "backward"
-    dy = tape.op("loss", [x, loss], [tape.wide("dy", model.hidden)])
+    dy = tape.made("loss", [x, loss], [tape.wide("dy", model.hidden)])
     for layer in reversed(layers):
         dy = layer.backward(dy)
     return Job.of(tape.graph.build(tape.outputs, workload.steps))

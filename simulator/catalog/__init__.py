@@ -1,13 +1,11 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
-from simulator.catalog.axes import Axis, at
-from simulator.catalog.largest import question
+from simulator.catalog.axes import Axis, at, axis, question, taken, unstated
 from simulator.catalog.loaded import Loaded
 from simulator.catalog.resolved import resolve
 from simulator.catalog.settings import factor, multiplied, setting
 from simulator.catalog.shelf import (
     KINDS,
-    Entry,
     dump,
     load,
     names,
@@ -17,13 +15,10 @@ from simulator.catalog.shelf import (
     read_workload,
     schema,
 )
-from simulator.catalog.unstated import axis, taken, unstated
-from simulator.inputs import shown
 
 __all__ = [
     "KINDS",
     "Axis",
-    "Entry",
     "Loaded",
     "at",
     "axis",
@@ -40,7 +35,6 @@ __all__ = [
     "resolve",
     "schema",
     "setting",
-    "shown",
     "taken",
     "unstated",
 ]

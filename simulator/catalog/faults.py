@@ -5,7 +5,8 @@ Each problem gets its file, line and field path, the rule that must hold, what w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -36,6 +37,15 @@ class Fault:
     must: str
     found: str
     do: str
+
+
+@contextmanager
+def told_at(where: str) -> Iterator[None]:
+    """Say of what is found to be wrong inside that it is wrong there."""
+    try:
+        yield
+    except (FieldError, ConfigError) as error:
+        raise ConfigError(where, error.must, error.found, error.do) from None
 
 
 def to_error(faults: Iterable[Fault], file: str, place: Callable[[Path], str]) -> ConfigError:

@@ -1,4 +1,4 @@
-"""A scenario with all that it names."""
+"""A scenario with all that it names, and what its documents must hold beside one another."""
 
 from __future__ import annotations
 
@@ -7,14 +7,57 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.catalog.checks import check_budget, place
 from simulator.catalog.settings import Change, apply, multiplied
 from simulator.catalog.shelf import Entry, dump
 from simulator.catalog.text import scalar
-from simulator.document import Fit
+from simulator.document import Document, Fit
+from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
+from simulator.units import human, nearest
 from simulator.workload import Workload
+
+
+def place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:
+    """Say where a field of a scenario stands; its name and the path if it was read from no file."""
+    return entry.place(*keys) if entry else f"scenario {scenario.name!r}, {'.'.join(keys)}"
+
+
+def check_tiers(loaded: Loaded) -> None:
+    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
+    scenario, tiers = loaded.scenario, tuple(loaded.hardware.tiers)
+    named = [("homes", pattern, tier, (*tiers, "free")) for pattern, tier in scenario.homes.items()]
+    for table, key, tier, known in [*named, *(("kv_tiers", tier, tier, tiers) for tier in scenario.kv_tiers)]:
+        if tier not in known:
+            must = "a home is a tier, or free" if table == "homes" else "a tier of the machine keeps KV blocks"
+            raise ConfigError(loaded.place(table, key), must, repr(tier), nearest(tier, known))
+
+
+def check_budget(scenario: Scenario, hardware: Hardware, where: str) -> None:
+    """Refuse a budget above what the compute tier has; `where` is what an error points at."""
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
+        must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
+        do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
+        raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
+
+
+def check_figures(loaded: Loaded) -> None:
+    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
+    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
+    for number, one in enumerate(loaded.scenario.expect):
+        where = loaded.place("expect", str(number), "figure")
+        if one.kind == "predicted" and one.figure in fits:
+            path, document = fits[one.figure]
+            must = "no scenario predicts a printed figure that something in it was fitted to"
+            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
+            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
+        if one.kind == "fitted" and one.figure not in fits:
+            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+            raise ConfigError(where, must, repr(one.figure), do)
+
 
 OUTSIDE = "changed for this run"
 

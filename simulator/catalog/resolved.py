@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator import inputs
-from simulator.catalog.checks import check_budget, check_figures, check_tiers, place
-from simulator.catalog.loaded import Loaded, outside, own_change, recorded
+from simulator.catalog.axes import check_open
+from simulator.catalog.loaded import (
+    Loaded,
+    check_budget,
+    check_figures,
+    check_tiers,
+    outside,
+    own_change,
+    place,
+    recorded,
+)
 from simulator.catalog.settings import apply
 from simulator.catalog.shelf import Entry, load, path_of
-from simulator.catalog.unstated import check_open
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import Scenario
@@ -53,15 +61,15 @@ def resolve(
             inputs[kind] = _named(kind, ref, base, entry)
     changes = changes or {}
     scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes, entry)
-    check_tiers(scenario, machine, entry)
-    check_budget(scenario, machine, place(scenario, entry, "budget"))
     subject = workload or inputs["workload"].document
-    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
-        check_figures(scenario, (machine, subject, scenario), entry)
     workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
     paths = {role: found.path for role, found in inputs.items()}
     digests = {role: found.sha256 for role, found in inputs.items()}
     loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, entries=inputs)
+    check_tiers(loaded)
+    check_budget(scenario, machine, loaded.place("budget"))
+    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
+        check_figures(loaded)
     _add_files(loaded, inputs)
     if not changes and hardware is None and workload is None:
         check_open(loaded)
@@ -105,15 +113,15 @@ def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
                 more = f" {one.relative_to(_above(path))}" if one != path else ""
                 _add_file(loaded, f"plan {choice.row}{more}", one, inputs.get("scenario"), keys)
             loaded.paths[f"plan {choice.row}"] = path
-    if loaded.scenario.draws.file is not None:
-        path = loaded.scenario_dir / loaded.scenario.draws.file
-        _add_file(loaded, "draws", path, inputs.get("scenario"), ("draws", "file"))
-    if loaded.workload.graph is not None:
-        path = loaded.workload_dir / loaded.workload.graph
-        _add_file(loaded, "graph", path, inputs.get("workload"), ("graph",))
-    if loaded.workload.requests is not None and loaded.workload.requests.file is not None:
-        path = loaded.workload_dir / loaded.workload.requests.file
-        _add_file(loaded, "requests", path, inputs.get("workload"), ("requests", "file"))
+    work, of_work = loaded.workload, inputs.get("workload")
+    files: tuple[tuple[str | None, Path, Entry[Any] | None, tuple[str, ...]], ...] = (
+        (loaded.scenario.draws.file, loaded.scenario_dir, inputs.get("scenario"), ("draws", "file")),
+        (work.graph, loaded.workload_dir, of_work, ("graph",)),
+        (work.requests.file if work.requests else None, loaded.workload_dir, of_work, ("requests", "file")),
+    )
+    for file, folder, entry, field in files:
+        if file is not None:
+            _add_file(loaded, field[0], folder / file, entry, field)
 
 
 def _matching(path: Path) -> list[Path]:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simulator.catalog.faults import Path, of_validation, to_error
+from simulator.catalog.faults import Path, of_validation, to_error, told_at
 from simulator.catalog.text import scalar
 from simulator.document import Document
 from simulator.errors import ConfigError
-from simulator.units import FieldError, exact, nearest, parse
+from simulator.units import FieldError, exact, nearest, parse, unit_of
 
 Changed = TypeVar("Changed", bound=Document)
 _FIXED = ("schema", "name", "title", "sources", "assumed", "fitted")
@@ -106,10 +106,8 @@ def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
     stated = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
     places: dict[Path, str] = {}
     for key, change in changes.items():
-        try:
+        with told_at(change.where):
             paths = _expand(key, complete, _kind(type(document)))
-        except FieldError as error:
-            raise ConfigError(change.where, error.must, error.found, error.do) from None
         for path in paths:
             _put(stated, path, change.value)
             _note(stated, ".".join(path), change)
@@ -164,12 +162,9 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
     complete = _without_fixed(document.model_dump(mode="json", by_alias=True))
     found: dict[str, Any] = {}
     for key, factor in factors.items():
-        try:
-            paths = _expand(key, complete, _kind(type(document)))
-            for path in paths:
+        with told_at(f"scale, {key}"):
+            for path in _expand(key, complete, _kind(type(document))):
                 found[".".join(path)] = _times(_at(complete, path), Decimal(repr(factor)))
-        except FieldError as error:
-            raise ConfigError(f"scale, {key}", error.must, error.found, error.do) from None
     return found
 
 
@@ -179,13 +174,9 @@ def _times(value: Any, factor: Decimal) -> Any:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(Decimal(repr(value)) * factor)
-    for unit in ("B/s", "FLOP/s", "ns", "B"):
-        try:
-            whole = parse(value, unit)
-        except FieldError:
-            continue
-        return exact(int((Decimal(whole) * factor).to_integral_value()), unit)
-    raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it")
+    if (unit := unit_of(value)) is None:
+        raise FieldError("a figure that is multiplied is a number", repr(value), "name a figure below it")
+    return exact(int((Decimal(parse(value, unit)) * factor).to_integral_value()), unit)
 
 
 def _at(data: Any, path: tuple[str, ...]) -> Any:

@@ -15,8 +15,7 @@ from simulator.catalog import Loaded
 from simulator.claims.validation import judged, validate
 from simulator.claims.verdict_table import Judged
 from simulator.errors import ConfigError
-from simulator.report.expectations import signed
-from simulator.report.rows import listed, present
+from simulator.report.rows import listed, present, signed
 from simulator.report.view import Panel, Section, View, by, curve, texts
 from simulator.report.view import Row as ShownRow
 from simulator.report.view import Rows as ShownRows

@@ -11,8 +11,7 @@ from simulator.catalog import Axis, Loaded
 from simulator.claims.verdict_table import Fitted, Judged, claims_view
 from simulator.document import Fit
 from simulator.errors import ConfigError
-from simulator.report import junit
-from simulator.report.expectations import Summaries, Verdict, untested, verdicts
+from simulator.report.expectations import Check, Summaries, Verdict, check, untested, verdicts
 from simulator.run import prepare, run_case
 from simulator.run.sweep import Point, Progress, Rows, Study, sweep
 from simulator.run.swept import Sweep
@@ -38,11 +37,11 @@ class Validation(Sweep):
         return any(one.verdict.is_broken for one in self.judged)
 
     @property
-    def checks(self) -> dict[str, list[junit.Case]]:
+    def checks(self) -> dict[str, list[Check]]:
         """What it fails for, as tests, by scenario."""
-        found: dict[str, list[junit.Case]] = {one.scenario.name: [] for one in self.loaded}
+        found: dict[str, list[Check]] = {one.scenario.name: [] for one in self.loaded}
         for one in self.judged:
-            found[one.scenario].append(junit.case(one.verdict))
+            found[one.scenario].append(check(one.verdict))
         return found
 
 

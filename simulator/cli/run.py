@@ -57,9 +57,9 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
     case = read(scenario, set=dict(catalog.setting(change) for change in changes), **_readings(more))
     results = _run(case, policies or None, out)
     if more["junit"] is not None:
-        from simulator.report import junit
+        from simulator.report.expectations import write_junit
 
-        junit.write({case.loaded.scenario.name: results.checks}, more["junit"])
+        write_junit({case.loaded.scenario.name: results.checks}, more["junit"])
     if more["as_json"]:
         click.echo(results.json(), nl=False)
     else:

@@ -215,8 +215,8 @@ def validate(
         check_file("--junit", junit)
     found = _run(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **options)
     if junit is not None:
-        from simulator.report.junit import write
+        from simulator.report.expectations import write_junit
 
-        write(found.checks, junit)
+        write_junit(found.checks, junit)
     click.echo(found.json() if as_json else f"{found}\n", nl=False)
     return 1 if found.is_broken else 0

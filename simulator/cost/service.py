@@ -79,7 +79,7 @@ def lead_ns(size_bytes: int, link: Link) -> int:
     size_bytes
         Size of the transfer [B].
     link
-        The link it takes; see `simulator.hardware.staged` for what the fill is.
+        The link it takes; see `simulator.hardware.memory` for what the fill is.
     """
     if not link.stages or not size_bytes:
         return link.latency_ns

@@ -26,7 +26,7 @@ from simulator.engine.stream import Stream
 from simulator.engine.tier import TierInstance
 from simulator.engine.waits import Wanted
 from simulator.errors import ScopeError
-from simulator.hardware.allocator import Allocator
+from simulator.hardware.device import Allocator
 from simulator.offsets import offsets
 from simulator.trace import COMPACTIONS, packer
 

@@ -16,6 +16,7 @@ from simulator.engine.program import Program
 from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.plan import COPY
+from simulator.stored import repeated
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
@@ -55,6 +56,7 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
     """Tiers whose room ranks take from one another."""
     on_node = hardware.topology.devices_per_node
     each = {id(program): program for program in programs}
+    again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
     for number, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue
@@ -64,6 +66,8 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         needs: Counter[int] = Counter()
         for rank, program in enumerate(programs):
             needs[rank // on_node if tier.scope == "node" else -1] += footprint[id(program)]
+        for one in again:
+            needs[one.rank // on_node if tier.scope == "node" else -1] -= one.size_bytes if one.tier == number else 0
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 

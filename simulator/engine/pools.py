@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from simulator.engine.spaces import Holes, Move, Range
 from simulator.engine.waits import Wanted
-from simulator.hardware.allocator import Allocator
+from simulator.hardware.device import Allocator
 
 _LARGE, _SMALL = 0, 1
 
 
 class Pools:
-    """Blocks of cached segments, by the rules of `simulator.hardware.allocator.Caching`.
+    """Blocks of cached segments, by the rules of `simulator.hardware.device.Caching`.
 
     The smallest cached block that suffices is given out, split if enough is left; where there is none, a segment is got
     from the device if that has as much left. A block that returns joins its neighbours in its segment, which is kept.

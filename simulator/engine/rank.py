@@ -137,7 +137,8 @@ class Rank:
             if home < 0:
                 continue
             tier, size = self._tiers[home], self.places.size_bytes[tensor]
-            tier.settle(tensor, size)
+            if not self.machine.is_stored(self.number, home, tensor):
+                tier.settle(tensor, size)
             self.places.valid[home][tensor] = True
             self.places.hold(tensor, home)
             if tier.used > tier.capacity:

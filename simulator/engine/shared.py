@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulator.engine.compaction import addressed
@@ -18,6 +18,7 @@ from simulator.errors import InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
+from simulator.stored import repeated
 from simulator.trace import RATES, packer
 
 Use = tuple[Resource, int]
@@ -36,6 +37,11 @@ class Machine:
         For each rank the one that is simulated in its place.
     forward
         Of one rank, takes what happens, which is then not kept.
+
+    Attributes
+    ----------
+    stored_once
+        By rank, tier and tensor, what its rows count for others as well [B].
     """
 
     def __init__(
@@ -59,6 +65,27 @@ class Machine:
         self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}
         self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
         self._instances: dict[tuple[str, str, int], Any] = {}
+        self._stored: set[tuple[int, int, int]] = set()
+        self.stored_once: Counter[tuple[int, int, int]] = Counter()
+
+    def store_once(self, programs: Sequence[Program]) -> None:
+        """Find what is stored once for several ranks; of those that are folded, the one simulated has it for all."""
+        on_node = self.hardware.topology.devices_per_node
+        scopes = [tier.scope for tier in self.hardware.tiers.values()]
+        folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
+        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
+            by = self.stands_in[rank]
+            if rank == by:
+                self._stored.update((rank, tier, tensor) for tensor in tensors)
+            if scopes[tier] != "node" or rank // on_node == by // on_node:
+                folded[by, tier, tensors] += 1
+        for (by, tier, tensors), ranks in folded.items():
+            for tensor in tensors:
+                self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
+
+    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
+        """Whether another rank has stored this tensor here for the rank, too."""
+        return (rank, tier, tensor) in self._stored
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""

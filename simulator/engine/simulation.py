@@ -67,6 +67,7 @@ def run(
     """
     stands_in = _stands_in(programs, hardware, fold)
     machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in)
+    machine.store_once(programs)
     with garbage.kept():
         return Simulation(machine, programs, progress).run()
 
@@ -139,7 +140,8 @@ class Simulation:
         told = [rank.blocked() for rank in self._ranks]
         blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
         trace = self._machine.recorder.trace(tuple(blocked), self._machine.stands_in)
-        return replace(trace, until_ns=None if self._begin_together else _until_ns(trace))
+        once = tuple((*place, size) for place, size in self._machine.stored_once.items())
+        return replace(trace, until_ns=None if self._begin_together else _until_ns(trace), stored_once=once)
 
     def checkpoint(self) -> None:
         """Write full blocks and report progress."""

@@ -24,6 +24,7 @@ tensor   `size_bytes`       size                                                
 tensor   `kind`             weight, gradient, optimizer_state, activation, kv_cache, expert,       activation
                             workspace or input
 tensor   `persistent`       it exists before the first op and after the last one of each step      false
+tensor   `shared`           node or supernode: read-only, stored once for all ranks there          not shared
 group    `group`            unique name of ranks that meet in collectives                          required
 group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
                             overlap, for send and recv pairs (from, to)
@@ -56,12 +57,13 @@ What an op reads was written by an earlier op, is persistent, or is of kind inpu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from sys import intern
 
 from simulator.formats import jsonl
-from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor, TensorKind
+from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder
 from simulator.units import counted, suggestion
 
@@ -71,30 +73,12 @@ _HEADER = jsonl.Shape(
     {"schema": str, "name": str, "steps": int, "outputs": list, "tensors": int, "ops": int}, ("schema",)
 )
 _TENSOR = jsonl.Shape(
-    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool},
+    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool, "shared": str},
     ("tensor", "size_bytes"),
 )
-_OP = jsonl.Shape(
-    {
-        "op": str,
-        "reads": list,
-        "writes": list,
-        "read_bytes": int,
-        "write_bytes": int,
-        "flops": int,
-        "workspace_bytes": int,
-        "duration_ns": int,
-        "kind": str,
-        "op_class": str,
-        "dtype": str,
-        "phase": str,
-        "barrier": bool,
-        "repeatable": bool,
-        "late": dict,
-        "collective": dict,
-    },
-    ("op",),
-)
+_TYPES: dict[str, type] = {"int": int, "int | None": int, "str": str, "OpKind": str, "bool": bool}
+_FIELDS = {field.name: _TYPES[str(field.type)] for field in fields(Op)[1:] if field.type in _TYPES}
+_OP = jsonl.Shape({"op": str, "reads": list, "writes": list} | _FIELDS | {"late": dict, "collective": dict}, ("op",))
 _RANKS = "a list of lists of ranks, such as [[0, 1], [2, 3]]"
 _GROUP = jsonl.Shape({"group": str, "ranks": list}, ("group", "ranks"), {"ranks": _RANKS})
 _COLLECTIVE = jsonl.Shape(
@@ -233,26 +217,14 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
         yield record
 
 
+def _stated(value: Tensor | Op | Collective | Late, plain: object, keys: Iterable[str]) -> dict[str, object]:
+    """Fields that are not as those of a plain one."""
+    return {key: found for key in keys if (found := getattr(value, key)) != getattr(plain, key)}
+
+
 def _tensor_record(tensor: Tensor) -> dict[str, object]:
     record: dict[str, object] = {"tensor": tensor.name, "size_bytes": tensor.size_bytes}
-    if tensor.kind is not TensorKind.ACTIVATION:
-        record["kind"] = tensor.kind.value
-    if tensor.persistent:
-        record["persistent"] = True
-    return record
-
-
-_PLAIN = Op("")
-_PLAIN_KEYS = (
-    "flops",
-    "workspace_bytes",
-    "duration_ns",
-    "op_class",
-    "dtype",
-    "phase",
-    "barrier",
-    "repeatable",
-)
+    return record | _stated(tensor, Tensor("", 0), ("kind", "persistent", "shared"))
 
 
 def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
@@ -267,20 +239,13 @@ def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
         record["write_bytes"] = op.write_bytes
     if op.kind is not OpKind.COMPUTE and op.collective is None:
         record["kind"] = op.kind.value
-    for key in _PLAIN_KEYS:
-        value = getattr(op, key)
-        if value != getattr(_PLAIN, key):
-            record[key] = value
-    if op.collective is not None:
-        record["collective"] = _collective_record(op.collective)
+    record |= _stated(op, Op(""), [key for key in _FIELDS if key not in ("read_bytes", "write_bytes", "kind")])
+    if about := op.collective:
+        made = {"does": about.kind, "group": about.group, "size_bytes": about.size_bytes}
+        record["collective"] = made | _stated(about, Collective(about.kind, "", 0), ["algorithm"])
     return record
-
-
-def _collective_record(about: Collective) -> dict[str, object]:
-    record: dict[str, object] = {"does": str(about.kind), "group": about.group, "size_bytes": about.size_bytes}
-    return record if about.algorithm == "auto" else {**record, "algorithm": about.algorithm}
 
 
 def _late_record(late: Late, revealed_by: str, names: list[str]) -> dict[str, object]:
     record: dict[str, object] = {"revealed_by": revealed_by, "candidates": [names[t] for t in late.candidates]}
-    return record | {key: value for key in ("samples", "each") if (value := getattr(late, key)) != 1}
+    return record | _stated(late, Late(0, ()), ("samples", "each"))

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
-from simulator.formats.csv_rows import read_rows, whole
+from simulator.formats.routing_csv import Table
 from simulator.workload import Arriving, Request
 from simulator.workload.requests import MOST
 
-_LARGEST = 10_000_000
+_MOST_TOKENS = 10_000_000
 _LONGEST_S = 10**9
 _NS = 10**9
 _SELDOM = 1 << 12
@@ -75,9 +75,8 @@ def read(path: Path, count: int | None = None, tell: Callable[[int], None] = lam
         If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if all are to be
         served, and are too many.
     """
-    rows = read_rows(path, "a file of requests")
-    lines = _Lines(path, [name.strip() for name in next(rows, ())])
-    answered = lines.answered(rows, tell)
+    lines = _Requests(path)
+    answered = lines.answered(tell)
     kept = nsmallest(count or MOST, answered if count else _few(answered, path), key=lambda one: one.arrival_ns)
     if not kept:
         raise ConfigError(str(path), "a file of requests has some that add a token", "none", "add lines")
@@ -94,8 +93,8 @@ def _few(requests: Iterable[Request], path: Path) -> Iterator[Request]:
         yield request
 
 
-class _Lines:
-    """The lines below the first one, which names the columns.
+class _Requests(Table):
+    """A file of requests.
 
     Attributes
     ----------
@@ -103,19 +102,20 @@ class _Lines:
         Requests that added no token, and were left out.
     """
 
-    def __init__(self, path: Path, head: list[str]) -> None:
-        self._path, self._head = path, head
-        names = next((names for names in _KNOWN if set(names) <= set(head)), None)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "a file of requests")
+        self.head = [name.strip() for name in self.head]
+        names = next((names for names in _KNOWN if set(names) <= set(self.head)), None)
         if names is None:
             must = f"the first line names {' or '.join(','.join(names) for names in _KNOWN)}"
-            raise ConfigError(f"{path}:1", must, repr(",".join(head)), "name the columns")
-        self._names, self._shares = names, {_PREFIX, _PREFIX_TOKENS} <= set(head)
+            raise self.error(1, must, repr(",".join(self.head)), "name the columns")
+        self._names, self._shares = names, {_PREFIX, _PREFIX_TOKENS} <= set(self.head)
         self._prefixes: dict[str, int] = {}
         self.unanswered = 0
 
-    def answered(self, rows: Iterable[list[str]], tell: Callable[[int], None]) -> Iterator[Request]:
+    def answered(self, tell: Callable[[int], None]) -> Iterator[Request]:
         """Requests that add a token, line by line."""
-        for number, row in enumerate(rows, 2):
+        for number, row in enumerate(self.rows, 2):
             if not number % _SELDOM:
                 tell(number)
             if row:
@@ -125,25 +125,19 @@ class _Lines:
                     yield request
 
     def _request(self, number: int, row: list[str]) -> Request:
-        if len(row) != len(self._head):
-            raise self._error(number, f"a line has {len(self._head)} fields", f"{len(row)}")
-        field = dict(zip(self._head, row, strict=True))
-        prompt = self._whole(number, self._names.prompt, field, least=1)
-        output = self._whole(number, self._names.output, field, least=0)
+        if len(row) != len(self.head):
+            raise self.error(number, f"a line has {len(self.head)} fields", f"{len(row)}")
+        field = dict(zip(self.head, row, strict=True))
+        prompt = self.whole(number, self._names.prompt, field[self._names.prompt], 1, _MOST_TOKENS)
+        output = self.whole(number, self._names.output, field[self._names.output], 0, _MOST_TOKENS)
         arrival = self._time(number, field[self._names.arrival].strip())
         if not self._shares or not field[_PREFIX].strip():
             return Request(arrival, prompt, output)
-        tokens = self._whole(number, _PREFIX_TOKENS, field, least=0)
+        tokens = self.whole(number, _PREFIX_TOKENS, field[_PREFIX_TOKENS], 0, _MOST_TOKENS)
         if tokens > prompt:
-            raise self._error(number, "a prefix is a part of its prompt", f"{tokens:,} of {prompt:,} tokens")
+            raise self.error(number, "a prefix is a part of its prompt", f"{tokens:,} of {prompt:,} tokens")
         prefix = self._prefixes.setdefault(field[_PREFIX].strip(), len(self._prefixes))
         return Request(arrival, prompt, output, prefix, tokens)
-
-    def _whole(self, number: int, what: str, field: dict[str, str], *, least: int) -> int:
-        found = whole(field[what], least, _LARGEST)
-        if found is None:
-            raise self._error(number, f"{what} is a whole number from {least} to {_LARGEST:,}", repr(field[what]))
-        return found
 
     def _time(self, number: int, text: str) -> int:
         """A number of seconds, or a day with its time, as whole nanoseconds."""
@@ -153,7 +147,7 @@ class _Lines:
         except InvalidOperation:
             return self._moment(number, text, must)
         if not seconds.is_finite() or not 0 <= seconds <= _LONGEST_S:
-            raise self._error(number, must, repr(text))
+            raise self.error(number, must, repr(text))
         return int(seconds * _NS)
 
     def _moment(self, number: int, text: str, must: str) -> int:
@@ -164,8 +158,5 @@ class _Lines:
             offset = datetime.fromisoformat(f"1970-01-01T00:00:00{found['offset']}").utcoffset() or timedelta()
             past = datetime.fromisoformat(found["seconds"]) - datetime(1970, 1, 1) - offset
         except (ValueError, TypeError):
-            raise self._error(number, must, repr(text)) from None
+            raise self.error(number, must, repr(text)) from None
         return (past.days * 86_400 + past.seconds) * _NS + int((found["part"] or "").ljust(9, "0")[:9])
-
-    def _error(self, number: int, must: str, found: str) -> ConfigError:
-        return ConfigError(f"{self._path}:{number}", must, found, "correct the line")

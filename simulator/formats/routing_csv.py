@@ -12,16 +12,47 @@ positions among the op's candidates; steps and positions count from 0.
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+from simulator import inputs
 from simulator.draws import Routing, Shares
 from simulator.errors import ConfigError
-from simulator.formats.csv_rows import read_rows, whole
 
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
-_LARGEST = 1_000_000
+_MOST_CHOICES = 1_000_000
+
+
+class Table:
+    """A file whose first line, the head, names columns, and what is wrong with its other lines."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self.what, self.rows = path, what, self._read()
+        self.head = next(self.rows, [])
+
+    def _read(self) -> Iterator[list[str]]:
+        """Read the rows one after another; a file may be larger than the memory."""
+        lines = (line.decode("utf-8") for block in inputs.blocks(self.path) for line in block)
+        try:
+            yield from csv.reader(lines)
+        except (UnicodeDecodeError, csv.Error) as error:
+            do = "correct the path or the file"
+            raise ConfigError(str(self.path), f"{self.what} can be read", str(error), do) from None
+
+    def error(self, number: int, must: str, found: str, do: str = "correct the line") -> ConfigError:
+        """Make the error that says what is wrong with a line."""
+        return ConfigError(f"{self.path}:{number}", must, found, do)
+
+    def whole(self, number: int, what: str, text: str, least: int, most: int) -> int:
+        """Read a whole number in digits."""
+        digits = text.strip()
+        if digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= len(str(most)):
+            found = int(digits.lstrip("0") or "0")
+            if least <= found <= most:
+                return found
+        raise self.error(number, f"{what} is a whole number from {least} to {most:,}", repr(text))
 
 
 def read(path: Path) -> Shares | Routing:
@@ -37,65 +68,40 @@ def read(path: Path) -> Shares | Routing:
     ConfigError
         If it cannot be read, has other columns, or a line is wrong; the message names the line.
     """
-    rows = read_rows(path, "a file of routing")
-    head = tuple(next(rows, ()))
-    lines = _Lines(path, [(number, row) for number, row in enumerate(rows, 2) if row])
-    if head == _SHARES:
-        return Shares(lines.shares(), str(path))
-    if head == _ROUTING:
-        return Routing(lines.routing(), str(path))
-    must = f"the first line is {','.join(_SHARES)} or {','.join(_ROUTING)}"
-    raise ConfigError(f"{path}:1", must, repr(",".join(head)), "name the columns")
+    table = Table(path, "a file of routing")
+    head, rows = tuple(table.head), [(number, row) for number, row in enumerate(table.rows, 2) if row]
+    if head not in (_SHARES, _ROUTING):
+        must = f"the first line is {','.join(_SHARES)} or {','.join(_ROUTING)}"
+        raise table.error(1, must, repr(",".join(head)), "name the columns")
+    if not rows:
+        raise ConfigError(str(path), "a file of routing has lines", "none", "add them")
+    shares: dict[int, dict[int, float]] = {}
+    routing: dict[tuple[int, str], tuple[int, ...]] = {}
+    for number, row in rows:
+        if len(row) != len(_SHARES):
+            raise table.error(number, "a line has three fields", f"{len(row)}")
+        if head == _SHARES:
+            _add_share(table, number, row, shares)
+        else:
+            _add_choice(table, number, row, routing)
+    return Shares(shares, str(path)) if head == _SHARES else Routing(routing, str(path))
 
 
-class _Lines:
-    """The lines below the first one, with their numbers."""
+def _add_share(table: Table, number: int, row: list[str], found: dict[int, dict[int, float]]) -> None:
+    try:
+        value = float(row[2])
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise table.error(number, "a share is a number from 0", repr(row[2]))
+    layer, expert = (table.whole(number, what, row[at], 0, _MOST_CHOICES) for at, what in enumerate(_SHARES[:2]))
+    if expert in found.setdefault(layer, {}):
+        raise table.error(number, "a layer names each expert once", f"{expert} twice")
+    found[layer][expert] = value
 
-    def __init__(self, path: Path, rows: list[tuple[int, list[str]]]) -> None:
-        self._path, self._rows = path, rows
 
-    def shares(self) -> Mapping[int, Mapping[int, float]]:
-        found: dict[int, dict[int, float]] = {}
-        for number, (layer, expert, share) in self._fields():
-            value = self._share(number, share)
-            known = found.setdefault(self._whole(number, "layer", layer), {})
-            at = self._whole(number, "expert", expert)
-            if at in known:
-                raise self._error(number, "a layer names each expert once", f"{at} twice")
-            known[at] = value
-        return found
-
-    def routing(self) -> Mapping[tuple[int, str], tuple[int, ...]]:
-        found: dict[tuple[int, str], tuple[int, ...]] = {}
-        for number, (step, op, chosen) in self._fields():
-            key = self._whole(number, "step", step), op.strip()
-            if key in found:
-                raise self._error(number, "a step names each op once", f"{op!r} twice")
-            found[key] = tuple([self._whole(number, "chosen", one) for one in chosen.split()])
-        return found
-
-    def _fields(self) -> Iterator[tuple[int, tuple[str, str, str]]]:
-        if not self._rows:
-            raise ConfigError(str(self._path), "a file of routing has lines", "none", "add them")
-        for number, row in self._rows:
-            if len(row) != len(_SHARES):
-                raise self._error(number, "a line has three fields", f"{len(row)}")
-            yield number, (row[0], row[1], row[2])
-
-    def _whole(self, number: int, what: str, text: str) -> int:
-        found = whole(text, 0, _LARGEST)
-        if found is None:
-            raise self._error(number, f"{what} is a whole number from 0 to {_LARGEST:,}", repr(text))
-        return found
-
-    def _share(self, number: int, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value < math.inf:
-            raise self._error(number, "a share is a number from 0", repr(text))
-        return value
-
-    def _error(self, number: int, must: str, found: str) -> ConfigError:
-        return ConfigError(f"{self._path}:{number}", must, found, "correct the line")
+def _add_choice(table: Table, number: int, row: list[str], found: dict[tuple[int, str], tuple[int, ...]]) -> None:
+    key = table.whole(number, "step", row[0], 0, _MOST_CHOICES), row[1].strip()
+    if key in found:
+        raise table.error(number, "a step names each op once", f"{row[1]!r} twice")
+    found[key] = tuple([table.whole(number, "chosen", one, 0, _MOST_CHOICES) for one in row[2].split()])

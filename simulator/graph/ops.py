@@ -59,12 +59,16 @@ class Tensor:
         What it is for.
     persistent
         It exists before the first op and after the last one of every step (weights, optimizer state).
+    shared
+        ``node`` or ``supernode`` if it is read-only, so that a tier that ranks share stores it once for all of them
+        there, if it is persistent and has its home in that tier.
     """
 
     name: str
     size_bytes: int
     kind: TensorKind = TensorKind.ACTIVATION
     persistent: bool = False
+    shared: str | None = None
 
 
 @cache

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints
 
-from simulator.document import Few, Key, Part
-from simulator.hardware.numbers import Fraction
+from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, Nanoseconds
 
 Scope = Literal["device", "node", "supernode"]
@@ -54,19 +53,17 @@ class Tier(Part):
         """The capacity of which so much may be used [B]."""
         return usable_bytes + self.reserved_bytes + self._staging_bytes
 
-    @model_validator(mode="after")
-    def _reserve_is_a_part(self) -> Self:
+    def _check(self) -> None:
         if self.reserved_bytes > self.capacity_bytes:
             found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
             raise FieldError("what is reserved is part of the capacity", found, "lower it", ("reserved",))
-        return self
 
 
 class EfficiencyPoint(Part):
     """The share of a link's bandwidth that a copy of a given size reaches."""
 
     size_bytes: Bytes = Field(alias="size")
-    fraction: Fraction
+    fraction: Share
 
 
 class Link(Part):
@@ -138,8 +135,7 @@ class Link(Part):
         position = (math.log(size_bytes) - math.log(low.size_bytes)) / span
         return low.fraction + (high.fraction - low.fraction) * position
 
-    @model_validator(mode="after")
-    def _has_a_rate_or_a_way(self) -> Self:
+    def _check(self) -> None:
         if not self.via and "bandwidth_bytes_per_s" not in self.model_fields_set:
             do = "add it, or the links that it goes via"
             raise FieldError("the key 'bandwidth' is needed here", "none", do)
@@ -149,16 +145,11 @@ class Link(Part):
         if self.chunk_bytes and not self.via:
             must, do = "only a link that goes via others has chunks", "remove it, or say which links it goes via"
             raise FieldError(must, f"{self.chunk_bytes:,} B", do, ("chunk",))
-        return self
-
-    @model_validator(mode="after")
-    def _sizes_increase(self) -> Self:
         sizes = [point.size_bytes for point in self.efficiency]
         if 0 in sizes or sizes != sorted(set(sizes)):
             found = ", ".join(f"{size:,} B" for size in sizes)
             must, do = "the sizes of the curve are above 0 B and increase", "sort the points, and leave out one at 0 B"
             raise FieldError(must, found, do, ("efficiency",))
-        return self
 
 
 class Bus(Part):

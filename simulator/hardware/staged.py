@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from simulator.hardware.memory import Link, Tier
-from simulator.hardware.topology import Topology
 from simulator.units import FieldError, nearest
 
 CHUNKS = 2
@@ -105,20 +104,21 @@ def _check_way(name: str, link: Link, links: Mapping[str, Link]) -> None:
         raise FieldError(must, f"sharing {link.sharing}", "write sharing: servers", ("links", name, "sharing"))
 
 
-def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], topology: Topology) -> dict[str, int]:
+def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> dict[str, int]:
     """What staged links keep of each tier between [B].
 
     Parameters
     ----------
-    links, tiers, topology
-        Of the machine; each device that shares a tier has its own chunks there.
+    links, tiers
+        Of the machine.
+    devices
+        How many share a tier of each scope; each has its own chunks there.
 
     Raises
     ------
     FieldError
         If a tier has no room for them.
     """
-    devices = {"device": 1, "node": topology.devices_per_node, "supernode": topology.devices}
     kept: dict[str, dict[str, int]] = {}
     for name, link in links.items():
         for stage in link.stages[1:]:

@@ -18,7 +18,7 @@ class Instances:
     """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
 
     A rank that stands in for others counts once for each of them in its instance: ranks are folded only where every
-    instance that is left out is like one that is there.
+    instance that is left out is like one that is there. What is stored once for several ranks counts once.
 
     Parameters
     ----------
@@ -34,6 +34,7 @@ class Instances:
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
         rank, by = np.arange(len(trace.stands_in)), np.array(trace.stands_in)
         self.ranks = len(rank)
+        self._repeated_bytes = trace.repeated_bytes
         node = rank // hardware.topology.devices_per_node
         member = {"device": rank, "node": node, "supernode": np.zeros_like(rank)}
         self._member = np.array([member[tier.scope] for tier in hardware.tiers.values()])
@@ -48,7 +49,7 @@ class Instances:
 
     def delta_bytes(self, rows: Block) -> Ints:
         """By how much each row changes what its instance holds [B]."""
-        found: Ints = rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]]
+        found: Ints = rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]] - self._repeated_bytes(rows)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,8 @@ class Room:
     ----------
     hardware, stands_in, budget_bytes
         The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
+    once
+        For each tier, by instance, what rows count but the tier stores once for several ranks [B]; default: nothing.
     """
 
     def __init__(
@@ -59,11 +61,14 @@ class Room:
         hardware: Hardware,
         stands_in: Sequence[int],
         budget_bytes: int | float,
+        once: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         self._hardware, ranks = hardware, len(stands_in)
         capacity = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
         self._capacity = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
         self._sharers = [sharers(hardware, stands_in, tier.scope) for tier in hardware.tiers.values()]
+        spare = [[(once or {}).get(name, {}).get(instance, 0) for instance in range(ranks)] for name in hardware.tiers]
+        self._spare = np.array(spare, np.int64)
         self._used = np.zeros((len(hardware.tiers), ranks), np.int64)
         self._known: list[list[Ints]] = [[] for _ in hardware.tiers]
         self._rows = self._now_ns = 0
@@ -100,7 +105,7 @@ class Room:
         where = instance[rank]
         sums = np.cumsum(delta * counts[rank])
         used = sums - np.append(0, sums[:-1])[_firsts(where)] + known[where]
-        wrong = np.flatnonzero((used < 0) | (used > self._capacity[number]))
+        wrong = np.flatnonzero((used < 0) | (used - self._spare[number][where] > self._capacity[number]))
         if len(wrong):
             first, name = int(wrong[0]), self._hardware.tier_names[number]
             must = f"a tier holds at least 0 B and at most its capacity ({_bytes(self._capacity[number])} in {name})"
@@ -108,7 +113,7 @@ class Room:
             raise broken(self._where(int(at[first])), must, found)
         known[where] = used
         if self._capacity[number] != math.inf:
-            self._known[number].append(np.stack((where, rows["time_ns"][at], used)))
+            self._known[number].append(np.stack((where, rows["time_ns"][at], used - self._spare[number][where])))
 
     def name(self, tier: int) -> str:
         """The name of a tier."""

@@ -133,6 +133,7 @@ class Walk:
     ) -> None:
         self._graph, self._plan, self._pinned, self._draws = graph, plan, frozenset(pinned), draws
         self._tiers = len(plan.tiers)
+        self._scopes = [hardware.tiers[name].scope for name in plan.tiers]
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         numbers = {name: i for i, name in enumerate(plan.tiers)}
         self._linked = {(numbers[k.source], numbers[k.target]) for k in hardware.links.values()}
@@ -268,6 +269,9 @@ class Walk:
             here = self._plan.tiers[tier]
             found = f"that it detaches {self._name(tensor)}, whose home the scenario sets to {here}"
             raise self._error(f"what has its home in {here} stays there", found, "leave its home free, or keep it")
+        if self._plan.home[tensor] == tier and self._stays_for_others(tensor, tier):
+            must = f"what several ranks read in {self._plan.tiers[tier]} stays there (shared: node or supernode)"
+            raise self._error(must, f"that it detaches {self._name(tensor)}", "keep it, or do not share the tensor")
         self._put(place, ABSENT)
         self._detached[place] = self._here[0]
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
@@ -280,6 +284,10 @@ class Walk:
         ahead = (op.name for o, op in enumerate(self._graph.ops) if tensor in op.writes and o not in self._ran)
         maker = next(ahead, None)
         return "drop this detach" if maker is None else f"compute {maker!r}, which makes it, before it, or drop it"
+
+    def _stays_for_others(self, tensor: int, tier: int) -> bool:
+        what = self._graph.tensors[tensor]
+        return what.shared is not None and what.persistent and self._scopes[tier] != "device"
 
     def _sync(self, tensor: int, _: int, __: int) -> None:
         self._check_range("a tensor id", tensor, len(self._graph.tensors))

@@ -19,6 +19,7 @@ from simulator.referee import (
     data_laws,
     meeting_laws,
     place_laws,
+    stored_once,
     time_laws,
     work_laws,
 )
@@ -86,7 +87,9 @@ def check_trace(
     decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
     _check_status(decided, trace)
     _check_folded(job, hardware, decided, trace)
-    room = place_laws.Room(hardware, trace.stands_in, budget_bytes)
+    once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
+    stored_once.check(hardware, trace, once)
+    room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
     room.take(trace.residencies.whole())
     rows, ranks, lines = RankRows(trace), list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}

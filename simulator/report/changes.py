@@ -8,14 +8,13 @@ from html import escape
 from typing import Any, NamedTuple
 
 from simulator.metrics import figure_of
-from simulator.report.rows import ABSENT, percent, shown
+from simulator.report.rows import ABSENT, percent, shown, signed
 from simulator.report.summaries import spent
 from simulator.report.text import Column, aligned, in_markdown, markdown
 from simulator.units import counted, in_yaml
 
 Said = Mapping[str, Any]
 """What a ``summary.json`` says."""
-_SIDES = ("old", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,15 @@ class Change:
     def written(self) -> str:
         """The difference for people, with its sign."""
         size = self.difference
-        return ABSENT if size is None else f"{_sign(size)}{shown(self.column, abs(size))}"
+        return ABSENT if size is None else f"{'-' * (size < 0) or '+' * (size > 0)}{shown(self.column, abs(size))}"
 
     @property
     def written_share(self) -> str:
         """The share for people, with its sign; empty if nothing changed."""
         if self.share is None or not self.difference:
             return ""
-        share = percent(abs(self.share))
-        return f"{_sign(self.share)}{share}" if share != "0 %" else "<0.1 %"
-
-
-def _sign(value: float) -> str:
-    return "-" if value < 0 else "+" if value else ""
+        share = signed(self.share)
+        return share if share != "0 %" else "<0.1 %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +304,10 @@ def _table(rows: Sequence[RowChange], tolerance: float) -> list[Column]:
 
 def _sides(changed: Sequence[Change], what: str = "") -> list[Column]:
     """Both values of figures, and their differences."""
-    values = [tuple(shown(one.column, value) for one, value in zip(changed, side, strict=True))
-              for side in ([one.old for one in changed], [one.new for one in changed])]  # fmt: skip
-    heads = (f"{side} {what}".rstrip() for side in _SIDES)
-    columns = [Column(head, cells) for head, cells in zip(heads, values, strict=True)]
+    columns = [
+        Column(f"{side} {what}".rstrip(), tuple(shown(one.column, getattr(one, side)) for one in changed))
+        for side in ("old", "new")
+    ]
     return [*columns, Column("change", tuple(one.written for one in changed))]
 
 

@@ -1,9 +1,11 @@
-"""Colours that colour-blind readers can tell apart, the same in pictures and pages.
+"""Colours that colour-blind readers can tell apart, and how text and lines look; the same in pictures and pages.
 
 Tensor kinds take the light fills, causes of a stall the vibrant tones and compute the greys of Paul Tol's schemes.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 KIND = {
     "weight": "#77aadd",
@@ -41,3 +43,9 @@ PEAK = "#b4c4d4"
 
 GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
 """Groups of ranks -> colours of their collectives, in turn."""
+
+INK, FAINT = "#222222", "#8a8a8a"
+TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
+SMALL: dict[str, Any] = TEXT | {"fontsize": 8}
+LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
+"""The line of a limit, such as a budget."""

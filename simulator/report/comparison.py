@@ -1,4 +1,4 @@
-"""The picture of a table: what the step of each row is spent on, beside what the row holds in each memory."""
+"""Pictures of what steps are spent on: of the rows of a table, beside what each holds in memory; of a row's ranks."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from simulator.report import colours
 from simulator.report.drawing import (
-    FAINT,
-    INK,
-    LIMIT,
-    SMALL,
     WIDTH_IN,
     Picture,
     byte_unit,
     name_lanes,
     plain,
+    side_legend,
+    stacked,
     styled,
     units,
 )
+from simulator.report.ranks import of_ranks
 from simulator.report.rows import DRAINED, Row, held_to, is_ok, percent, present, quantity, spent
 from simulator.trace import CAUSES
 
@@ -45,11 +47,16 @@ _NEAR = 2
 """A limit so many times as high as the longest bar is drawn."""
 _HALF = 0.36
 """Half of the height of a bar, in rows."""
-_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
+_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": colours.FAINT, "linestyle": "--"}
+_APART = 64
+"""So many ranks are told apart by a line between two."""
+_FEW = 16
+"""So few changes of the program from one rank to the next are marked."""
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Lines of bounds of different plans."""
 _SHADE = {"compute": colours.COMPUTE, "recompute": colours.RECOMPUTE, DRAINED: colours.DRAIN}
 _SHADE |= {f"stall: {cause}": colours.CAUSE[cause] for cause in CAUSES}
+"""What a step is spent on -> its colour."""
 
 
 class _Line(NamedTuple):
@@ -58,7 +65,7 @@ class _Line(NamedTuple):
     parts: Sequence[tuple[dict[str, Any], int]]
     text: str
     mark: int | float = math.inf
-    style: dict[str, Any] = LIMIT
+    style: dict[str, Any] = colours.LIMIT
     is_number: bool = True
 
 
@@ -85,7 +92,9 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     title
         What was run.
     """
-    panels = [_steps(rows), *(_peaks(rows, tier) for tier in _used(rows))]
+    machine = rows[0].hardware
+    used = [t for t in machine.tiers if t == machine.compute_tier or any(_held(row, t)[0] for row in rows)]
+    panels = [_steps(rows), *(_peaks(rows, tier) for tier in used)]
     memories = len(panels) - 1
     picture = Picture(_AROUND_IN + _ROW_IN * len(rows))
     share = max(_STEP_SHARE, 0.7 if memories == 1 else 0)
@@ -93,22 +102,17 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
     axes = picture.subplots(1, len(panels), sharey=True, width_ratios=ratios, squeeze=False)[0]
     for ax, panel in zip(axes, panels, strict=True):
         plain(ax)
-        ax.set_title(panel.head, loc="left", linespacing=1.2, **SMALL)
-        ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **SMALL)
+        ax.set_title(panel.head, loc="left", linespacing=1.2, **colours.SMALL)
+        ax.set_xlabel(f"[{panel.unit}]" if panel.unit else "", **colours.SMALL)
         ax.tick_params(axis="y", length=0)
-    name_lanes(axes[0], [_label(row) for row in rows])
+    shorten = partial(textwrap.wrap, width=_LABEL, max_lines=_LABEL_LINES, placeholder=" …")
+    name_lanes(axes[0], ["\n".join(shorten(row.label)) for row in rows])
     is_limited = any(line.mark <= panel.end for panel in panels[1:] for line in panel.lines)
     picture.title(title, _marks(rows, is_limited=is_limited))
     picture.settle()
     for ax, panel in zip(axes, panels, strict=True):
         _draw(ax, panel)
     return picture
-
-
-def _used(rows: Sequence[Row]) -> list[str]:
-    """Memories that any row uses, and the one that computes read, in the order of the machine."""
-    machine = rows[0].hardware
-    return [t for t in machine.tiers if t == machine.compute_tier or any(_held(row, t)[0] for row in rows)]
 
 
 def _held(row: Row, tier: str) -> tuple[int, bool]:
@@ -118,39 +122,32 @@ def _held(row: Row, tier: str) -> tuple[int, bool]:
     return (int(row.summary.get(f"peak_{tier}_bytes") or 0), True) if is_ok(row) else (0, False)
 
 
-def _label(row: Row) -> str:
-    return "\n".join(textwrap.wrap(row.label, _LABEL, max_lines=_LABEL_LINES, placeholder=" …"))
-
-
 def _steps(rows: Sequence[Row]) -> _Panel:
     """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
     steps, bounds = [int(row.summary["step_ns"]) for row in rows if is_ok(row)], _bounds(rows)
     lines = []
     for row in rows:
         if not is_ok(row):
-            lines.append(_Line((), f"{_why(row)}", is_number=False))
+            short = row.shortfall
+            why = f": {short.tier} is short by {quantity(short.gap_bytes, 'B')}" if short else ""
+            lines.append(_Line((), f"{row.summary['status']}{why}", is_number=False))
             continue
         step, stall = int(row.summary["step_ns"]), int(row.summary.get("stall_ns") or 0)
         text = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
         bound = row.summary.get("bound_ns")
-        mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, LIMIT)
-        lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in spent(row)], text, *mark))
+        mark = (bound, bounds[held_to(rows, row)]) if present(bound) else (math.inf, colours.LIMIT)
+        parts = sorted(spent(row), key=lambda part: (part[0] == DRAINED, [*_SHADE].index(part[0])))
+        lines.append(_Line([({"color": _SHADE[what]}, ns) for what, ns in parts], text, *mark))
     end = _end(steps)
     unit, size = units(int(end))
     return _Panel("one step", unit if steps else "", size, end, lines)
-
-
-def _why(row: Row) -> str:
-    if row.shortfall is None:
-        return str(row.summary["status"])
-    return f"{row.summary['status']}: {row.shortfall.tier} is short by {quantity(row.shortfall.gap_bytes, 'B')}"
 
 
 def _bounds(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """A line for each kind of plans of which there are bounds."""
     kinds = [held_to(rows, row) for row in rows if is_ok(row) and present(row.summary.get("bound_ns"))]
     styles = zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False)
-    return {kind: {"color": INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
+    return {kind: {"color": colours.INK, "linewidth": 1.4, "linestyle": style} for kind, style in styles}
 
 
 def _peaks(rows: Sequence[Row], tier: str) -> _Panel:
@@ -206,7 +203,7 @@ def _write(ax: Axes, y: int, line: _Line, where: tuple[float, float, float]) -> 
         ax.plot([0.985 * end, 0.995 * end], [y + 0.45, y - 0.45], color="white", linewidth=3)
     inch = ax.get_xlim()[1] / (ax.get_position().width * WIDTH_IN)
     at = mark if at <= mark < at + (len(text) + 2) * _LETTER_IN * inch else at
-    style = SMALL if line.is_number else SMALL | {"color": FAINT}
+    style = colours.SMALL if line.is_number else colours.SMALL | {"color": colours.FAINT}
     ax.annotate(text, (at, y), (6, 0), textcoords="offset points", va="center", zorder=3, **style)
 
 
@@ -216,6 +213,45 @@ def _marks(rows: Sequence[Row], *, is_limited: bool) -> list[Patch | Line2D]:
     marks: list[Patch | Line2D] = [Patch(color=shade, label=what) for what, shade in _SHADE.items() if what in there]
     bounds = _bounds(rows)
     marks += [Line2D([], [], label=name, **line) for name, line in bounds.items()]
-    marks += [Line2D([], [], label="budget, capacity", **LIMIT)] if is_limited else []
+    marks += [Line2D([], [], label="budget, capacity", **colours.LIMIT)] if is_limited else []
     marks += [Patch(label="would need", **_HOLLOW)] if any(row.shortfall is not None for row in rows) else []
     return marks
+
+
+@styled()
+def by_rank(row: Row) -> Picture:
+    """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
+
+    Parameters
+    ----------
+    row
+        A row of several ranks that ran to its end.
+    """
+    views = {view.rank: view for view in of_ranks(row)}
+    shown = [views[by] for by in (row.trace.stands_in if row.trace is not None else ())]
+    most, spending = max(view.summary["step_ns"] for view in shown), [dict(spent(view)) for view in shown]
+    unit, size = units(int(most))
+    picture, (ax,) = stacked([2.4])
+    edges, below = np.arange(len(shown) + 1) - 0.5, np.zeros(len(shown))
+    marks = []
+    for what, shade in _SHADE.items():
+        values = np.array([each.get(what, 0) for each in spending]) / size
+        if values.any() and what != DRAINED:
+            ax.stairs(below + values, edges, baseline=below, fill=True, color=shade)
+            marks.append((what, shade))
+            below += values
+    met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
+    ax.stairs(met, edges, baseline=None, **colours.LIMIT)
+    for edge in edges[1:-1] if len(shown) <= _APART else ():
+        ax.axvline(edge, color="white", linewidth=0.8)
+    changes = np.flatnonzero(np.diff(row.job.graph_of)) + 0.5
+    for at in changes if len(changes) < _FEW else ():
+        ax.axvline(at, color=colours.FAINT, linewidth=1.1, linestyle=":")
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_ylim(0, 1.08 * most / size)
+    ax.set_ylabel(f"one step [{unit}]", **colours.TEXT)
+    ax.set_xlabel("rank", **colours.TEXT)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    side_legend(picture, [*marks, ("collectives under way", "--")])
+    picture.title(f"{row.label}: where the step of each rank goes")
+    return picture

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from simulator.report import colours
-from simulator.report.drawing import FAINT, INK, TEXT, Picture, byte_unit, plain, styled, units, widths
+from simulator.report.drawing import Picture, byte_unit, plain, styled, units, widths
 from simulator.report.view import Curve, Panel
 
 _BESIDE, _PANEL_IN, _HEAD_IN = 3, 2.7, 0.9
@@ -36,7 +36,7 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
     """
     lines = max(1, -(-len(panels) // _BESIDE))
     picture = Picture(_HEAD_IN + _PANEL_IN * lines)
-    picture.suptitle(title, x=0.01, ha="left", **(TEXT | {"fontsize": 11}))
+    picture.title(title)
     places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     styles = {
@@ -71,17 +71,17 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     for curve in panel.curves:
         _draw_curve(ax, curve, places, size, styles[curve.label])
     if limit:
-        ax.axhline(limit / size, color=INK, linewidth=1.1, linestyle=(0, (5, 2)))
+        ax.axhline(limit / size, **colours.LIMIT)
     if unit == "%":
-        ax.axhline(0, color=FAINT, linewidth=0.8, linestyle=":")
+        ax.axhline(0, color=colours.FAINT, linewidth=0.8, linestyle=":")
     elif heights and most > _DECADES * min(heights) > 0:
         ax.set_yscale("log")
     else:
         ax.set_ylim(0, 1.1 * max(most, limit) / size or 1)
     _label(ax, places)
-    ax.set_title(panel.title, loc="left", **TEXT)
-    ax.set_xlabel(panel.axis, **TEXT)
-    ax.set_ylabel(f"[{unit}]" if unit else "", **TEXT)
+    ax.set_title(panel.title, loc="left", **colours.TEXT)
+    ax.set_xlabel(panel.axis, **colours.TEXT)
+    ax.set_ylabel(f"[{unit}]" if unit else "", **colours.TEXT)
     plain(ax)
 
 

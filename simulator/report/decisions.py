@@ -18,7 +18,7 @@ from simulator.policies.static.ledger import Slot
 from simulator.policies.static.remade import IN_PASSING
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Choice, Decision
-from simulator.report.rows import percent
+from simulator.report.rows import grouped, percent
 from simulator.report.text import aligned_lines
 from simulator.units import counted, human
 
@@ -35,17 +35,8 @@ def pattern(name: str) -> str:
 
 def told(explanation: Explanation) -> str:
     """Tell the whole plan."""
-    parts = [
-        _decisions(explanation, Decision.MOVE),
-        _decisions(explanation, Decision.KEEP),
-        _decisions(explanation, Decision.RECOMPUTE),
-        _positions(explanation),
-        _ledger(explanation.slots),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-_EXTRA = {Decision.MOVE: "to", Decision.KEEP: "to", Decision.RECOMPUTE: "again"}
+    decided = (_decisions(explanation, decision) for decision in (Decision.MOVE, Decision.KEEP, Decision.RECOMPUTE))
+    return "\n\n".join(filter(None, (*decided, _positions(explanation), _ledger(explanation.slots))))
 
 
 def _decisions(explanation: Explanation, decision: Decision) -> str:
@@ -53,12 +44,26 @@ def _decisions(explanation: Explanation, decision: Decision) -> str:
     if not chosen:
         return ""
     tensors = explanation.problem.graph.tensors
-    groups: dict[tuple[str, ...], list[Choice]] = {}
-    for choice in chosen:
+
+    def alike(choice: Choice) -> tuple[str, str, str]:
         about = tensors[choice.gap.tensor]
-        groups.setdefault((str(about.kind), pattern(about.name), choice.reason), []).append(choice)
+        return str(about.kind), pattern(about.name), choice.reason
+
+    groups = grouped(chosen, alike)
     ordered = sorted(groups.items(), key=lambda item: -sum(c.gap.size_bytes for c in item[1]))
-    lines = [("kind", "tensors", "gaps", "size", _EXTRA[decision], "idle", "copies", "score", "why")]
+    lines = [
+        (
+            "kind",
+            "tensors",
+            "gaps",
+            "size",
+            "again" if decision is Decision.RECOMPUTE else "to",
+            "idle",
+            "copies",
+            "score",
+            "why",
+        )
+    ]
     for (kind, name, why), group in ordered[:MOST_LINES]:
         gaps = [choice.gap for choice in group]
         idle = human(median(gap.lead_ns + gap.trail_ns for gap in gaps), "ns")
@@ -89,10 +94,8 @@ def _extra(explanation: Explanation, decision: Decision, group: Sequence[Choice]
 
 def _positions(explanation: Explanation) -> str:
     augmented = explanation.candidate.augmented
-    groups: dict[tuple[Role, str], list[CacheOp]] = {}
-    for one in augmented.cache_ops:
-        if one.role is not Role.DETACH:
-            groups.setdefault((one.role, pattern(augmented.graph.tensors[one.tensor].name)), []).append(one)
+    moving = (one for one in augmented.cache_ops if one.role is not Role.DETACH)
+    groups = grouped(moving, lambda one: (one.role, pattern(augmented.graph.tensors[one.tensor].name)))
     if not groups:
         return ""
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], -sum(one.size_bytes for one in item[1])))
@@ -113,9 +116,9 @@ def _after_last_use(low: int, high: int) -> str:
     """How many ops after its last use a tensor is stored; a store may be issued before that, once nobody writes it."""
     if low >= 0:
         return f"{_range((low, high))} after the last use"
-    return (
-        f"{-low} before to {high} after the last use" if high >= 0 else f"{_range((-high, -low))} before the last use"
-    )
+    if high >= 0:
+        return f"{-low} before to {high} after the last use"
+    return f"{_range((-high, -low))} before the last use"
 
 
 def _last_use(explanation: Explanation, one: CacheOp) -> int:
@@ -125,13 +128,9 @@ def _last_use(explanation: Explanation, one: CacheOp) -> int:
 def _ledger(slots: Sequence[Slot]) -> str:
     if not slots:
         return ""
-    links: dict[str, list[Slot]] = {}
-    for slot in slots:
-        links.setdefault(slot.link, []).append(slot)
-    width_ns = slots[0].end_ns - slots[0].start_ns
-    lines = [
-        f"channels, {len(next(iter(links.values())))} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"
-    ]
+    links, width_ns = grouped(slots, lambda slot: slot.link), slots[0].end_ns - slots[0].start_ns
+    many = len(next(iter(links.values())))
+    lines = [f"channels, {many} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"]
     width = max(8, *map(len, links))
     for link, mine in links.items():
         over = sum(slot.is_oversubscribed for slot in mine)
@@ -202,12 +201,10 @@ def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
     until = ops[gap.before].name if gap.before < len(ops) else "the end of the step"
     idle = human(gap.lead_ns + gap.trail_ns, "ns")
     around = ", over the step boundary" if gap.wraps else ""
-    lines = [
-        f"  gap from {ops[gap.after].name} to {until}{around}: idle for {idle}; {choice.decision}: {choice.reason}"
-    ]
+    why = f"idle for {idle}; {choice.decision}: {choice.reason}"
     terms = [f"{term} {value:+.2f}" for term, value in zip(TERMS, choice.score.terms, strict=True) if value]
-    lines.append(f"    score {choice.score.total:.2f} = {', '.join(terms)}")
-    lines += _remade_told(explanation, choice)
+    score = f"    score {choice.score.total:.2f} = {', '.join(terms)}"
+    lines = [f"  gap from {ops[gap.after].name} to {until}{around}: {why}", score, *_remade_told(explanation, choice)]
     for one in augmented.cache_ops:
         own = augmented.gaps[one.trip]
         if (own.tensor, own.after, own.before, own.wraps) == (gap.tensor, gap.after, gap.before, gap.wraps):

@@ -21,18 +21,16 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from numpy.typing import NDArray
+
+from simulator.report import colours
 
 Ints = NDArray[np.int64]
 
 WIDTH_IN, _DPI = 13.0, 110
 _AXIS_IN, _HEAD_IN, _LINE_IN = 0.5, 0.45, 0.175
 """What a time axis with its label takes, a title, and a line of the legend."""
-INK, FAINT = "#222222", "#8a8a8a"
-TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
-SMALL: dict[str, Any] = TEXT | {"fontsize": 8}
-LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
-"""The line of a limit, such as a budget."""
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
 
@@ -82,22 +80,18 @@ class Picture(Figure):
     def title(self, text: str, handles: Sequence[Artist] = (), beside: int = 12) -> None:
         """Write above the picture what it shows, and what some marks mean, so many of them beside each other."""
         if not handles:
-            self.suptitle(text, x=0.01, ha="left", **(TEXT | {"fontsize": 11}))
+            self.suptitle(text, x=0.01, ha="left", **(colours.TEXT | {"fontsize": 11}))
             return
-        legend = self.legend(
-            handles=handles,
-            loc="outside upper left",
-            title=text,
-            title_fontsize=11,
-            alignment="left",
-            ncols=beside,
-            fontsize=8,
-            frameon=False,
-            handlelength=1.2,
-            columnspacing=1.4,
-        )
-        for written in (legend.get_title(), *legend.get_texts()):
+        look = {"loc": "outside upper left", "title": text, "title_fontsize": 11, "alignment": "left"}
+        self.key(handles, **look, ncols=beside, columnspacing=1.4)
+
+    def key(self, handles: Sequence[Artist], **look: Any) -> list[Text]:
+        """Write what marks mean, and return the texts of it."""
+        legend = self.legend(handles=handles, fontsize=8, frameon=False, handlelength=1.2, **look)
+        texts = [*legend.get_texts(), legend.get_title()]
+        for written in texts:
             written.set_parse_math(False)
+        return texts[:-1]
 
     def settle(self) -> None:
         """Place everything for good, so that axes know their pixels: what they are labelled with is known by now."""
@@ -144,20 +138,21 @@ def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
     marks = list(marks)
     handles: list[Artist] = []
     for text, mark in marks:
-        style: dict[str, Any] = {"color": FAINT if mark == ":" else INK, "linewidth": 1.1, "linestyle": mark}
+        style: dict[str, Any] = {
+            "color": colours.FAINT if mark == ":" else colours.INK,
+            "linewidth": 1.1,
+            "linestyle": mark,
+        }
         handles.append(Patch(color=mark, label=text) if mark.startswith("#") else Line2D([], [], label=text, **style))
-    legend = picture.legend(
-        handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=1.2, labelspacing=0.35
-    )
-    for written, (_, mark) in zip(legend.get_texts(), marks, strict=True):
-        written.set_parse_math(False)
+    texts = picture.key(handles, loc="outside right upper", labelspacing=0.35)
+    for written, (_, mark) in zip(texts, marks, strict=True):
         written.set_fontweight("normal" if mark else "bold")
 
 
 def name_lanes(ax: Axes, names: Sequence[str]) -> None:
     """Name the lanes of an axis, the first one on top."""
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_yticks(range(len(names)), names, **TEXT)
+    ax.set_yticks(range(len(names)), names, **colours.TEXT)
     ax.tick_params(axis="y", length=0)
 
 
@@ -168,13 +163,16 @@ def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
 
 def units(extent_ns: int) -> tuple[str, int]:
     """Choose the unit of a time axis: its name, and how many ns it has."""
-    return next((unit for unit in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)) if extent_ns >= unit[1]), ("ns", 1))
+    return _unit(extent_ns, (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)))
 
 
 def byte_unit(most: float) -> tuple[str, int]:
     """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
-    known = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    return next((unit for unit in known if most >= unit[1]), ("B", 1))
+    return _unit(most, (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)))
+
+
+def _unit(most: float, known: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    return next((unit for unit in known if most >= unit[1]), known[-1])
 
 
 def widths(curves: int) -> list[float]:
@@ -188,8 +186,8 @@ def plain(ax: Axes) -> None:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        ax.spines[side].set_color(FAINT)
-    ax.tick_params(colors=INK, labelsize=8)
+        ax.spines[side].set_color(colours.FAINT)
+    ax.tick_params(colors=colours.INK, labelsize=8)
 
 
 def bars(
@@ -215,7 +213,7 @@ def bars(
     """
     edges, (start, end) = pixels(ax, size), ends
     spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
-    tops = np.vstack([np.zeros(len(edges) - 1), np.cumsum(spent, axis=0)])
+    tops = np.cumsum([np.zeros(len(edges) - 1), *spent], axis=0)
     heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
     for key, tint in enumerate(tints):
         if spent[key].any():

@@ -1,13 +1,16 @@
-"""What a scenario expects of its rows, held against what came out."""
+"""What a scenario expects of its rows, held against what came out; and the same as JUnit XML, a case an expectation."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
-from simulator.report.rows import ABSENT, percent, present, ratio, shown
+from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.scenario import Claim, Expectation, Kind
 
 Word = Literal["holds", "fitted", "shown", "missed", "BROKEN"]
@@ -76,14 +79,6 @@ class Verdict:
         return "holds" if self.kind == "predicted" else self.kind
 
 
-def signed(share: float | None) -> str:
-    """Write a difference in per cent with its sign, or `ABSENT`."""
-    if not present(share) or share is None:
-        return ABSENT
-    written = percent(abs(share))
-    return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
-
-
 def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "") -> list[Verdict]:
     """Check all expectations.
 
@@ -108,44 +103,41 @@ def untested(claim: Claim) -> list[Verdict]:
     claim
         Of the scenario.
     """
-    return [
-        Verdict(
-            "no row",
-            one.why,
-            "run",
-            ABSENT,
-            holds=False,
-            why=one.why,
-            asks=one.why,
-            printed=one.printed,
-            difference=ABSENT,
-            source=one.source or claim.source,
-            tolerance=ABSENT,
-            figure=one.figure,
-            missed=one.missed,
-        )
-        for one in claim.untested
-    ]
+    found = []
+    for one in claim.untested:
+        printed = {"printed": one.printed, "difference": ABSENT, "source": one.source or claim.source}
+        more: dict[str, Any] = {**printed, "tolerance": ABSENT, "figure": one.figure, "missed": one.missed}
+        found.append(Verdict("no row", one.why, "run", ABSENT, holds=False, why=one.why, asks=one.why, **more))
+    return found
 
 
 def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
-    value = _value(one, rows)
-    checks = _checks(one, rows, value)
+    value, own = _value(one, rows), rows[one.row].get("step_ns")
+    checks, found = [(text, holds(value)) for text, holds in _limits(one)], _said(one, value)
+    if one.faster_than is not None:
+        other, found = rows[one.faster_than].get("step_ns"), _shown("step_ns", own)
+        checks.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
     must, holds = " and ".join(text for text, _ in checks), all(good for _, good in checks)
-    found = _said(one, value) if one.faster_than is None else _shown("step_ns", rows[one.row].get("step_ns"))
-    verdict = Verdict(
-        one.row,
-        one.column,
-        must or "anything: the printed figure is only shown",
-        found if holds else _in_full(one, str(rows[one.row]["status"]), (value, found, must)),
-        holds,
-        one.why,
-        asks(one),
-        kind=one.kind,
-        figure=one.figure or "",
-        missed=one.missed,
-    )
-    return verdict if one.printed is None else _beside_printed(verdict, one, value, source)
+    if not holds:
+        found = _in_full(one, str(rows[one.row]["status"]), (value, found, must))
+    must = must or "anything: the printed figure is only shown"
+    more = {"kind": one.kind, "figure": one.figure or "", "missed": one.missed} | _printed(one, value, must, source)
+    return Verdict(one.row, one.column, must, found, holds, one.why, asks(one), **more)
+
+
+def _printed(one: Expectation, value: object, must: str, source: str) -> dict[str, Any]:
+    """What a verdict says of the printed figure; nothing if there is none."""
+    if one.printed is None:
+        return {}
+    ends, error = [_number(end) for end in one.printed_ends], None
+    nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
+    if nearest and math.isfinite(nearest) and present(share := _number(value) / nearest - 1):
+        error = share
+    tolerance = must if one.kind != "shown" else ABSENT
+    if one.is_close_to_printed:
+        tolerance = percent(one.within) if len(ends) == 1 else "within"
+    about = {"printed": _said_range(one), "difference": signed(error), "source": one.source or source}
+    return {**about, "error": error, "tolerance": tolerance}
 
 
 def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> str:
@@ -174,10 +166,10 @@ def _summed(one: Expectation, row: Mapping[str, Any]) -> object:
 
 def asks(one: Expectation) -> str:
     """Say what is expected, in words that do not change with what comes out: by them two runs are compared."""
-    limits = [text for text, _ in _limits(one)]
-    limits += [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
+    faster = [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
+    limits = " and ".join([*(text for text, _ in _limits(one)), *faster])
     over = "".join(f" over {divisor}" for divisor in (one.over, one.over_printed) if divisor is not None)
-    return f"{one.row}: {one.column}{over} is {' and '.join(limits) or 'shown'}"
+    return f"{one.row}: {one.column}{over} is {limits or 'shown'}"
 
 
 def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
@@ -201,34 +193,6 @@ def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
         least = _number(one.bound("at_least"))
         found.append((f"at least {_said(one, least)}", lambda value: _number(value) >= least))
     return found
-
-
-def _checks(one: Expectation, rows: Summaries, value: object) -> list[tuple[str, bool]]:
-    """What must hold, for people, and whether it does."""
-    checks = [(text, holds(value)) for text, holds in _limits(one)]
-    if one.faster_than is not None:
-        own, other = (rows[label].get("step_ns") for label in (one.row, one.faster_than))
-        checks.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
-    return checks
-
-
-def _beside_printed(verdict: Verdict, one: Expectation, value: object, source: str) -> Verdict:
-    """Add the printed figure."""
-    ends = [_number(end) for end in one.printed_ends]
-    nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
-    share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else math.nan
-    error = share if present(share) else None
-    tolerance = verdict.must if one.kind != "shown" else ABSENT
-    if one.is_close_to_printed:
-        tolerance = percent(one.within) if len(ends) == 1 else "within"
-    return replace(
-        verdict,
-        printed=_said_range(one),
-        difference=signed(error),
-        source=one.source or source,
-        error=error,
-        tolerance=tolerance,
-    )
 
 
 def _said_range(one: Expectation) -> str:
@@ -256,3 +220,75 @@ def _shown(column: str, value: object) -> str:
 def _number(value: object) -> float:
     """The value if it is a number, else NaN, which no comparison accepts."""
     return value if isinstance(value, int | float) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A test for those who read JUnit.
+
+    Attributes
+    ----------
+    name
+        What it is called, in every run alike.
+    failure, details
+        Why it fails, in one line and in full; empty if it does not.
+    skipped
+        Why it was not looked at; empty if it was.
+    """
+
+    name: str
+    failure: str = ""
+    details: str = ""
+    skipped: str = ""
+
+
+def check(verdict: Verdict) -> Check:
+    """Make a test of a verdict.
+
+    Parameters
+    ----------
+    verdict
+        Of an expectation.
+    """
+    if not verdict.is_broken:
+        return Check(verdict.asks, skipped="" if verdict.holds else f"known to be missed, {verdict}: {verdict.missed}")
+    printed = f"{verdict.printed} ({verdict.source})" if verdict.source else verdict.printed
+    lines = {"must be": verdict.must, "found": verdict.found, "why": verdict.why, "printed": printed}
+    return Check(verdict.asks, str(verdict), "\n".join(f"{what}: {said}" for what, said in lines.items() if said))
+
+
+def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
+    """Write tests as JUnit XML, which GitHub, GitLab and Jenkins show as tests; times are 0, none is of this machine.
+
+    Parameters
+    ----------
+    suites
+        By name of the scenario.
+    file
+        An earlier one is replaced; its folders are made. What XML 1.0 has no way to write is replaced in it.
+    """
+    root = ElementTree.Element(
+        "testsuites", {"name": "hosim", **_counts([one for own in suites.values() for one in own])}
+    )
+    for name, cases in suites.items():
+        skipped = str(sum(bool(one.skipped) for one in cases))
+        suite = ElementTree.SubElement(root, "testsuite", {"name": name, **_counts(cases), "skipped": skipped})
+        for one in cases:
+            about = ElementTree.SubElement(suite, "testcase", {"classname": name, "name": one.name, "time": "0"})
+            if one.failure:
+                failure = {"message": one.failure, "type": "expectation"}
+                ElementTree.SubElement(about, "failure", failure).text = one.details
+            if one.skipped:
+                ElementTree.SubElement(about, "skipped", {"message": one.skipped})
+    ElementTree.indent(root)
+    text = re.sub(_UNWRITABLE, "\ufffd", ElementTree.tostring(root, encoding="unicode"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode())
+
+
+_UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+
+
+def _counts(cases: Sequence[Check]) -> dict[str, str]:
+    failures = sum(bool(one.failure) for one in cases)
+    return {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "time": "0"}

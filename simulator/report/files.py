@@ -40,25 +40,18 @@ def check_target(out: Path) -> None:
         If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
         be made: it is filled beside its place.
     """
-    where, must = f"--out {out}", "the results get a folder of their own"
+    where, must, do = f"--out {out}", "the results get a folder of their own", "choose another folder"
     if out.is_symlink() and not out.exists():
-        raise ConfigError(where, must, "a link that leads nowhere", "remove it, or choose another folder")
-    if not out.exists():
-        check_beside(where, out, must, "choose another folder")
-        return
-    if not out.is_dir():
-        raise ConfigError(where, must, "a file", "choose another folder")
-    if Path.cwd().is_relative_to(out.resolve()):
+        raise ConfigError(where, must, "a link that leads nowhere", f"remove it, or {do}")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(where, must, "a file", do)
+    if out.exists() and Path.cwd().is_relative_to(out.resolve()):
         raise ConfigError(where, must, "the working directory", "name a folder inside it")
-    if strange := _strange(out):
+    if out.exists() and (strange := _strange(out)):
+        must = "an existing folder is empty or holds an earlier run of hosim, and nothing else"
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise ConfigError(
-            where,
-            "an existing folder is empty or holds an earlier run of hosim, and nothing else",
-            f"{strange[0]!r}{more}",
-            "choose another folder, or move that away",
-        )
-    check_beside(where, out, must, "choose another folder")
+        raise ConfigError(where, must, f"{strange[0]!r}{more}", f"{do}, or move that away")
+    check_beside(where, out, must, do)
 
 
 def _strange(folder: Path) -> list[str]:
@@ -223,13 +216,12 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
     more
         Further entries of ``summary.json``: provenance, sentences, expectations.
     """
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    said = summaries.content(rows, more)
     with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, said["rows"][0] if rows else (), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
-    files = sorted({*_contents(folder), "summary.json"})
-    said = {**summaries.content(rows, more), "files": files}
+        writer.writerows(said["rows"])
+    said["files"] = sorted({*_contents(folder), "summary.json"})
     (folder / "summary.json").write_bytes(summaries.dumped(said))
 
 
@@ -248,14 +240,14 @@ def check_file(option: str, file: Path) -> None:
     ConfigError
         If it cannot be written.
     """
-    where, do = f"{option} {file}", "choose another file"
-    if file.exists():
-        try:
-            file.open("ab").close()
-        except OSError as error:
-            raise ConfigError(where, "the file can be written", str(error.strerror), do) from error
-    else:
-        check_beside(where, file, "the file can be written", do)
+    where, must, do = f"{option} {file}", "the file can be written", "choose another file"
+    if not file.exists():
+        check_beside(where, file, must, do)
+        return
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(where, must, str(error.strerror), do) from error
 
 
 def check_beside(where: str, path: Path, must: str, do: str) -> None:

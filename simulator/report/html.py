@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from simulator.metrics import Peak, peak_breakdown
+from simulator.metrics import peak_breakdown
 from simulator.processes import Aside
-from simulator.report import colours, perfetto, ranks_figure
-from simulator.report.comparison import comparison
+from simulator.report import colours, perfetto
+from simulator.report.comparison import by_rank, comparison
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.ranks import chosen, is_job, of_ranks, omitted
-from simulator.report.rows import Row, causes, is_ok, percent, quantity, recomputed_ns
-from simulator.report.stalls import Stall, by_cause, largest
-from simulator.report.text import PIPE_WIDTH, Column, folded, rank_columns
+from simulator.report.rows import Row, is_ok, quantity, recomputed_ns, spent
+from simulator.report.stalls import by_cause, largest
+from simulator.report.text import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
 from simulator.report.usage import usages
+from simulator.report.view import rendered
 
-_TEMPLATES = Path(__file__).parent
 _MOST_RANKS = 16
 """So many lines of a table are still read."""
 
@@ -53,25 +50,6 @@ class Story:
     expectations: tuple[Mapping[str, Any], ...] = ()
     claim: Mapping[str, Any] | None = None
 
-    @property
-    def printed(self) -> list[Mapping[str, Any]]:
-        """The expectations that have a printed figure."""
-        return [one for one in self.expectations if one["printed"]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """What the page shows of one row."""
-
-    row: Row
-    ok: bool
-    whose: str
-    ranks: list[Column]
-    omitted: str
-    causes: list[tuple[str, str, int, str, str]]
-    stalls: list[Stall]
-    peaks: list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]
-
 
 def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callable[[Row], Sequence[bytes]]) -> str:
     """Write the page.
@@ -88,76 +66,36 @@ def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callabl
         The PNGs of a row: its timeline, and of several ranks what they spend their time on; rows without a trace have
         none. Asked for last, when all else is known.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"bytes": lambda value: quantity(value, "B"), "ns": lambda value: quantity(value, "ns")}
-    template = environment.get_template("page.html.j2")
-    return template.render(
+    return rendered(
+        "page.html.j2",
         story=story,
         tables=folded(rows, PIPE_WIDTH),
         statuses=[str(row.summary["status"]) for row in rows],
-        comparison=_text(comparison),
+        comparison=comparison,
         spoken="; ".join(map(_spoken, rows)),
         recomputes=any(map(recomputed_ns, rows)),
         sections=[_section(row) for row in rows],
-        pictures=lambda row: _encoded(row, pictures(row)),
-        colours={
-            "cause": colours.CAUSE,
-            "kind": colours.KIND,
-        },
+        pictures=pictures,
+        colours=colours,
     )
-
-
-def _encoded(row: Row, pictures: Sequence[bytes]) -> list[tuple[str, str]]:
-    """What a picture shows, and the picture as text, for each of a row."""
-    alts = (f"Timeline of {row.label}", f"What each rank of {row.label} spends a step on")
-    return [(alt, _text(picture)) for alt, picture in zip(alts, pictures, strict=False)]
-
-
-def _text(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
 
 
 def _spoken(row: Row) -> str:
     """What one who cannot see the picture of the table is told of a row."""
-    if not is_ok(row):
-        return f"{row.label}: {row.summary['status']}"
-    parts = [("compute", int(row.summary["compute_ns"])), ("recompute", recomputed_ns(row))]
-    parts += [(f"stall: {cause}", ns) for cause, ns in causes(row)]
-    parts.append(("copies after the last op", int(row.summary.get("drain_ns") or 0)))
-    return f"{row.label}: " + ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts if ns)
+    parts = [f"{what} {quantity(ns, 'ns')}" for what, ns in spent(row)] if is_ok(row) else [str(row.summary["status"])]
+    return f"{row.label}: {', '.join(parts)}"
 
 
-def _section(row: Row) -> _Section:
-    told, shown = _told(row), chosen(row, _MOST_RANKS) if is_job(row) else []
-    return _Section(
-        row=row,
-        ok=is_ok(row),
-        whose=f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if told is not row else "",
-        ranks=rank_columns(of_ranks(row, shown)) if shown else [],
-        omitted=omitted(row, shown) if shown else "",
-        causes=by_cause(told),
-        stalls=largest(told),
-        peaks=_peaks(told),
-    )
-
-
-def _told(row: Row) -> Row:
-    """What the stalls and peaks of a section are about: of several ranks the slowest."""
-    if not is_job(row) or row.trace is None:
-        return row
-    return of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
-
-
-def _peaks(row: Row) -> list[tuple[Peak, list[tuple[str, str, str]], list[tuple[str, str]]]]:
-    peaks = []
-    for usage, trace in [(usage, row.trace) for usage in usages(row) if row.trace is not None]:
-        found = peak_breakdown(row.graph, row.hardware, trace, usage.tier)
-        shares = {kind: percent(size / found.used_bytes) for kind, size in found.by_kind.items()}
-        kinds = [(kind, quantity(size, "B"), shares[kind]) for kind, size in found.by_kind.items()]
-        peaks.append((found, kinds, [(name, quantity(size, "B")) for name, size in found.largest]))
-    return peaks
+def _section(row: Row) -> dict[str, Any]:
+    """What the page shows of one row; of several ranks the stalls and peaks of the slowest."""
+    told, of_some = row, dict[str, Any](whose="", ranks=[], omitted="")
+    if row.trace is not None and is_job(row):
+        told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
+        shown, whose = chosen(row, _MOST_RANKS), f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})"
+        of_some = {"whose": whose, "ranks": rank_columns(of_ranks(row, shown)), "omitted": omitted(row, shown)}
+    peaks = [peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace]
+    causes, stalls = by_cause(told), largest(told)
+    return {"row": row, "ok": is_ok(row), **of_some, "causes": causes, "stalls": stalls, "peaks": peaks}
 
 
 RowWriter = Callable[[Any, Path], None]
@@ -218,4 +156,4 @@ def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
     perfetto.write(row, folder / "trace.perfetto.json.gz")
     (folder / _TIMELINE).write_bytes(timeline(row).png())
     if is_job(row) and is_ok(row):
-        (folder / _RANKS).write_bytes(ranks_figure.spent(row).png())
+        (folder / _RANKS).write_bytes(by_rank(row).png())

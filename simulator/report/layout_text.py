@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import lifetimes, live_bytes
+from simulator.report.rows import grouped
 from simulator.report.text import Column, aligned
 from simulator.units import counted, human
 from simulator.workload import Workload
@@ -134,11 +135,8 @@ def exchanges(job: Job) -> Iterator[Exchange]:
     """What the ranks of each graph do together in a step, in the order of its first time."""
     for number, graph in enumerate(job.graphs):
         ranks, groups = set(job.ranks_of(number)), {group.name: group for group in graph.groups}
-        found = Counter(
-            (op.phase, str(what.kind), what.group, what.size_bytes)
-            for op in graph.ops
-            if (what := op.collective) is not None
-        )
+        met = ((op.phase, what) for op in graph.ops if (what := op.collective) is not None)
+        found = Counter((phase, str(what.kind), what.group, what.size_bytes) for phase, what in met)
         for (phase, kind, name, size_bytes), times in found.items():
             mine = tuple(members for members in groups[name].members if _takes_part(members, kind, ranks))
             yield Exchange(job.labels[number], phase, kind, Group(name, mine), times, size_bytes)
@@ -154,9 +152,8 @@ def _head(job: Job, workload: Workload) -> str:
     lines, parallel, pools = [f"{job.name}: {counted(job.ranks, 'rank')}"], workload.parallel, workload.pools
     if pools is not None:
         answers = counted(pools.new_tokens, "token")
-        lines[0] += (
-            f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model; {answers} an answer"
-        )
+        lines[0] += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model"
+        lines[0] += f"; {answers} an answer"
     if parallel.ranks == "all":
         axes = [name for name in parallel.axis_names if name != "expert"]
         lines[0] += " = " + " x ".join(f"{name} {getattr(parallel, name)}" for name in axes)
@@ -194,11 +191,11 @@ def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
 
 
 def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> list[Column]:
-    groups: dict[tuple[str, str, str], list[Weight]] = {}
-    for weight in weights.values():
+    def alike(weight: Weight) -> tuple[str, str, str]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
-        shape = " x ".join(map(str, weight.shape))
-        groups.setdefault((re.sub(r"\d+", "*", weight.name), shape, f"[{cut}]"), []).append(weight)
+        return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
+
+    groups = grouped(weights.values(), alike)
     names, shapes, cuts = zip(*groups, strict=True)
     firsts = [group[0] for group in groups.values()]
     return [

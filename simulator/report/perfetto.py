@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import orjson
@@ -30,10 +30,9 @@ from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.metrics import blocker_name, op_name, place_name, run_numbers, steps_of
 from simulator.plan import COMPUTE, COPY
-from simulator.report import meetings
-from simulator.report.ranks import chosen, is_job, of_ranks, omitted
-from simulator.report.rows import Row, quantity
-from simulator.report.usage import KINDS, Usage, shared_usages, space, usages
+from simulator.report.ranks import Met, chosen, collectives, is_job, of_ranks, omitted
+from simulator.report.rows import Row, grouped, only, quantity
+from simulator.report.usage import KINDS, Usage, lasting, loads, shared_usages, space, usages
 from simulator.trace import CAUSES, Block, Trace
 
 Ints = NDArray[np.int64]
@@ -48,7 +47,7 @@ _NAMED = 16
 
 
 def write(row: Row, path: Path) -> None:
-    """Write the trace of a row as Chrome JSON; gzipped if the name ends in ``.gz``.
+    """Write the trace of a row as Chrome JSON, gzipped.
 
     Parameters
     ----------
@@ -57,21 +56,13 @@ def write(row: Row, path: Path) -> None:
     path
         The file.
     """
-    with path.open("wb") as plain:
-        if path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as packed:
-                _write(row, cast(IO[bytes], packed))
-        else:
-            _write(row, plain)
-
-
-def _write(row: Row, out: IO[bytes]) -> None:
-    out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     between, every = b"", events(row)
-    while chunk := list(islice(every, _CHUNK)):
-        out.write(between + orjson.dumps(chunk)[1:-1])
-        between = b",\n"
-    out.write(b"\n]}\n")
+    with path.open("wb") as plain, gzip.GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as out:
+        out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        while chunk := list(islice(every, _CHUNK)):
+            out.write(between + orjson.dumps(chunk)[1:-1])
+            between = b",\n"
+        out.write(b"\n]}\n")
 
 
 def events(row: Row) -> Iterator[Event]:
@@ -89,25 +80,27 @@ def events(row: Row) -> Iterator[Event]:
     if is_job(row) and (said := omitted(row, ranks)):
         yield _meta("process_labels", ranks[0], 0, labels=said)
     for view in shown:
-        if view.trace is not None:
-            yield from _of_rank(view, view.trace, alone=not is_job(row))
+        yield from _of_rank(view, alone=not is_job(row))
     if is_job(row):
         yield from _meetings(shown, row.trace)
         yield from _shared(row, everybody)
 
 
-def _of_rank(view: Row, trace: Trace, *, alone: bool) -> Iterator[Event]:
+def _of_rank(view: Row, *, alone: bool) -> Iterator[Event]:
     """All that one rank did."""
-    spans, waits = trace.spans.whole(), trace.waits.whole()
-    met = {one.span: one for one in meetings.of_rank(view)}
+    if view.trace is None:
+        return
+    spans, waits = view.trace.spans.whole(), view.trace.waits.whole()
+    steps = steps_of(view.graph, view.hardware, view.trace, spans)
+    spans["run"], waits["run"] = run_numbers(view.graph, view.hardware, view.trace)
     is_stall = np.isin(waits["cause"], [CAUSES.index(cause) for cause in ("peer", "capacity", "transfer")])
     # a stream of collectives stalls if these have something to wait for, and idles otherwise
-    told = np.asarray((waits["stream"] == 0) | is_stall | (not view.graph.meets))
-    yield from _names(view, spans, {name: column[told] for name, column in waits.items()}, met)
-    yield from _step_slices(view, trace, spans)
-    of_spans, of_waits = run_numbers(view.graph, view.hardware, trace)
-    yield from _span_slices(view, spans, of_spans, met)
-    yield from _wait_slices(view, {name: column[told] for name, column in waits.items()}, of_waits[told])
+    waits = only(waits, (waits["stream"] == 0) | is_stall | (not view.graph.meets))
+    met = {one.span: one for one in collectives(view)}
+    yield from _names(view, spans, waits, met)
+    yield from _step_slices(view, spans, steps)
+    yield from _span_slices(view, spans, met)
+    yield from _wait_slices(view, waits)
     yield from _arrows(view, spans)
     for usage in usages(view):
         if alone or view.hardware.tiers[usage.tier].scope == "device":
@@ -118,7 +111,7 @@ def _of_rank(view: Row, trace: Trace, *, alone: bool) -> Iterator[Event]:
             yield from _counter(f"{kept.tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
 
 
-def _names(view: Row, spans: Block, waits: Block, met: Mapping[int, meetings.Met]) -> Iterator[Event]:
+def _names(view: Row, spans: Block, waits: Block, met: Mapping[int, Met]) -> Iterator[Event]:
     runs, rank = ", ".join(filter(None, (view.label, view.program))), view.rank
     times = f" x{view.stands_for}" if view.stands_for > 1 else ""
     yield _meta("process_name", rank, 0, name=f"{runs}{times}, rank")
@@ -134,7 +127,7 @@ def _names(view: Row, spans: Block, waits: Block, met: Mapping[int, meetings.Met
             threads[_stalls(stream)] = f"stalls{those or f' of stream {stream}'}" if stream else "stalls"
     for i, (name, link) in enumerate(view.hardware.links.items()):
         for channel in range(link.channels):
-            threads[_LINKS + _CHANNELS * i + channel] = f"{name} #{channel}" if link.channels > 1 else name
+            threads[_channel(i, channel)] = f"{name} #{channel}" if link.channels > 1 else name
     for order, (tid, name) in enumerate(sorted(threads.items())):
         yield _meta("thread_name", rank, tid, name=name)
         yield _meta("thread_sort_index", rank, tid, sort_index=order)
@@ -148,6 +141,11 @@ def _stream(number: int) -> int:
 def _stalls(number: int) -> int:
     """Thread id of the stalls of a stream, which viewers then show below it."""
     return _STREAMS + 2 * number + 1
+
+
+def _channel(link: int, number: int) -> int:
+    """Thread id of a channel of a link."""
+    return _LINKS + _CHANNELS * link + number
 
 
 def _meta(what: str, pid: int, tid: int, **args: object) -> Event:
@@ -165,9 +163,8 @@ def _slice(where: tuple[int, int], name: str, category: str, ends_ns: tuple[int,
     return event | {"ts": _us(start), "dur": _us(end - start)} | ({"args": args} if args else {})
 
 
-def _step_slices(view: Row, trace: Trace, spans: Block) -> Iterator[Event]:
+def _step_slices(view: Row, spans: Block, of_step: Ints) -> Iterator[Event]:
     """From the end of one step to the end of the next, on the stream that ends last; among ranks, that computes."""
-    of_step = steps_of(view.graph, view.hardware, trace, spans)
     mine, start = spans["kind"] == COMPUTE, 0
     if not mine.any():
         return
@@ -179,9 +176,9 @@ def _step_slices(view: Row, trace: Trace, spans: Block) -> Iterator[Event]:
         start = end
 
 
-def _span_slices(view: Row, spans: Block, runs: Ints, met: Mapping[int, meetings.Met]) -> Iterator[Event]:
+def _span_slices(view: Row, spans: Block, met: Mapping[int, Met]) -> Iterator[Event]:
     graph, links = view.graph, view.hardware.link_names
-    rows = zip(*(column.tolist() for column in spans.values()), runs.tolist(), strict=True)
+    rows = zip(*(column.tolist() for column in spans.values()), strict=True)
     for at, (_, kind, item, track, channel, _, issued, start, end, run) in enumerate(rows):
         about: Event = {"issued_us": _us(issued)}
         thread, name = (view.rank, _stream(track)), op_name(graph, item, run) if kind == COMPUTE else ""
@@ -193,12 +190,12 @@ def _span_slices(view: Row, spans: Block, runs: Ints, met: Mapping[int, meetings
             about |= {"class": op.op_class, "flops": op.flops}
             yield _slice(thread, name, phase, (start, end), about)
         else:
-            tensor, thread = graph.tensors[item], (view.rank, _LINKS + _CHANNELS * track + channel)
+            tensor, thread = graph.tensors[item], (view.rank, _channel(track, channel))
             about |= {"link": links[track], "kind": tensor.kind.value, "bytes": tensor.size_bytes}
             yield _slice(thread, tensor.name, "transfer", (start, end), about)
 
 
-def _about(one: meetings.Met) -> Event:
+def _about(one: Met) -> Event:
     """What a collective is; members that met have the same ``meeting``."""
     members = ", ".join(map(str, one.members[:_NAMED])) + (", ..." if len(one.members) > _NAMED else "")
     return {
@@ -211,9 +208,9 @@ def _about(one: meetings.Met) -> Event:
     }
 
 
-def _wait_slices(view: Row, waits: Block, runs: Ints) -> Iterator[Event]:
+def _wait_slices(view: Row, waits: Block) -> Iterator[Event]:
     graph = view.graph
-    rows = zip(*(column.tolist() for column in waits.values()), runs.tolist(), strict=True)
+    rows = zip(*(column.tolist() for column in waits.values()), strict=True)
     for _, stream, op, _, start, end, cause, tensor, on, blocker, run in rows:
         where = place_name(view.hardware, cause, on)
         lacked = graph.tensors[tensor].name if tensor >= 0 else ""
@@ -242,52 +239,53 @@ def first_readers(graph: Graph, hardware: Hardware, spans: Block) -> list[tuple[
     inward = [i for i, link in enumerate(hardware.links.values()) if link.target == hardware.compute_tier]
     copies = np.flatnonzero((spans["kind"] == COPY) & np.isin(spans["track"], inward))
     computes = np.flatnonzero(spans["kind"] == COMPUTE)
-    computes = computes[np.argsort(spans["start_ns"][computes], kind="stable")]
-    reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    columns = (spans[name][computes].tolist() for name in ("item", "start_ns"))
-    for at, op, start in zip(computes.tolist(), *columns, strict=True):
-        for tensor in graph.ops[op].reads:
-            reads[tensor].append((start, at))
+    item, start, end = (spans[name].tolist() for name in ("item", "start_ns", "end_ns"))
+    readers: dict[int, list[int]] = defaultdict(list)
+    for at in computes[np.argsort(spans["start_ns"][computes], kind="stable")].tolist():
+        for tensor in graph.ops[item[at]].reads:
+            readers[tensor].append(at)
     found = []
-    for copy, tensor, end in zip(
-        copies.tolist(), *(spans[c][copies].tolist() for c in ("item", "end_ns")), strict=True
-    ):
-        first = bisect_left(reads[tensor], (end, 0))
-        if first < len(reads[tensor]):
-            found.append((copy, reads[tensor][first][1]))
+    for copy in copies.tolist():
+        reading = readers[item[copy]]
+        first = bisect_left(reading, end[copy], key=start.__getitem__)
+        found += [(copy, at) for at in reading[first : first + 1]]
     return found
 
 
 def _arrows(view: Row, spans: Block) -> Iterator[Event]:
-    for number, (copy, compute) in enumerate(first_readers(view.graph, view.hardware, spans)):
-        link, channel, start, end = (int(spans[c][copy]) for c in ("track", "channel", "start_ns", "end_ns"))
-        common = {"name": "read by", "cat": f"first reader {view.rank}", "id": number, "pid": view.rank}
-        thread = _LINKS + _CHANNELS * link + channel
-        yield {**common, "ph": "s", "tid": thread, "ts": _us(max(start, end - 1))}
-        reader = {"tid": _stream(int(spans["track"][compute])), "ts": _us(int(spans["start_ns"][compute]))}
-        yield {**common, "ph": "f", "bp": "e", **reader}
+    track, channel, start, end = (spans[name].tolist() for name in ("track", "channel", "start_ns", "end_ns"))
+    for number, (copy, at) in enumerate(first_readers(view.graph, view.hardware, spans)):
+        base: Event = {"name": "read by", "cat": f"first reader {view.rank}", "id": number, "pid": view.rank}
+        leaves = view.rank, _channel(track[copy], channel[copy]), max(start[copy], end[copy] - 1)
+        yield from _arrow(base, [leaves, (view.rank, _stream(track[at]), start[at])])
+
+
+def _arrow(base: Event, points: Sequence[tuple[int, int, int]]) -> Iterator[Event]:
+    """An arrow through threads of processes, at these times [ns]."""
+    for place, (pid, tid, ns) in enumerate(points):
+        how: Event = {"ph": "f", "bp": "e"} if place == len(points) - 1 else {"ph": "t" if place else "s"}
+        yield {**base, **how, "pid": pid, "tid": tid, "ts": _us(ns)}
 
 
 def _meetings(shown: Sequence[Row], trace: Trace) -> Iterator[Event]:
     """Arrows from each send to its receive, and through the members of each collective, of the ranks that are shown."""
-    met: dict[tuple[str, frozenset[int], int], list[tuple[Row, meetings.Met]]] = defaultdict(list)
-    for view in shown:
-        for one in meetings.of_rank(view):
-            simulated = frozenset(trace.stands_in[member] for member in one.members)
-            met[one.what.group, simulated, one.number].append((view, one))
+
+    def meeting(part: tuple[Row, Met]) -> tuple[str, frozenset[int], int]:
+        return part[1].what.group, frozenset(trace.stands_in[member] for member in part[1].members), part[1].number
+
+    met = grouped(((view, one) for view in shown for one in collectives(view)), meeting)
     spans = {view.rank: view.trace.spans.whole() for view in shown if view.trace is not None}
     for number, parts in enumerate(met.values()):
         if len(parts) < 2:
             continue
         is_message = parts[0][1].what.kind in PAIRED
-        ordered = sorted(parts, key=lambda part: part[1].what.kind is CollectiveKind.RECV)
-        for place, (view, one) in enumerate(ordered):
+        points = []
+        for view, one in sorted(parts, key=lambda part: part[1].what.kind is CollectiveKind.RECV):
             start, end, stream = (int(spans[view.rank][c][one.span]) for c in ("start_ns", "end_ns", "track"))
-            last = place == len(ordered) - 1
-            how: Event = {"ph": "f", "bp": "e"} if last else {"ph": "t" if place else "s"}
-            base = {"name": "received by" if is_message else "meets", "cat": "meeting", "id": number}
-            moment = max(start, end - 1) if is_message and last else start
-            yield {**base, **how, "pid": view.rank, "tid": _stream(stream), "ts": _us(moment)}
+            points.append((view.rank, _stream(stream), start))
+        if is_message:
+            points[-1] = (*points[-1][:2], max(start, end - 1))
+        yield from _arrow({"name": "received by" if is_message else "meets", "cat": "meeting", "id": number}, points)
 
 
 def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
@@ -304,7 +302,7 @@ def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
     for scope, instance, usage in shared_usages(row):
         yield from process(scope, instance)
         yield from _memory(row, usage, known[scope, instance])
-    for load in meetings.loads(row, everybody):
+    for load in loads(row, everybody):
         yield from process(load.scope, load.instance)
         pid, cap = known[load.scope, load.instance], quantity(load.bandwidth_bytes_per_s, "B/s")
         yield from _counter(f"{load.bus}: under way", pid, load.time_ns, load.flows, "flows")
@@ -312,7 +310,7 @@ def _shared(row: Row, everybody: Sequence[Row]) -> Iterator[Event]:
 
 
 def _memory(row: Row, usage: Usage, pid: int) -> Iterator[Event]:
-    last = np.append(usage.time_ns[1:] != usage.time_ns[:-1], True)
+    last = lasting(usage.time_ns)
     limit = usage.limit(row.hardware.compute_tier)
     name = f"{usage.tier} ({limit})" if limit else usage.tier
     yield from _counter(name, pid, usage.time_ns[last], usage.total_bytes[last])

@@ -15,12 +15,13 @@ from matplotlib.patches import Rectangle
 
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
-from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.augmented import Augmented, Role
 from simulator.policies.static.explanation import Explanation
 from simulator.policies.static.ledger import Slot
 from simulator.policies.static.score import TERMS
 from simulator.policies.static.select import Decision
 from simulator.report.drawing import Picture, byte_unit, stacked, styled, units
+from simulator.report.rows import grouped
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
 _WANTED, _TOO_MUCH, _BUSY = "#4477aa", "#cc3311", "#bbccdd"
@@ -101,19 +102,14 @@ def dot(augmented: Augmented) -> Iterator[str]:
     for one, other in pairwise(ops):
         yield f"  {json.dumps(one.name)} -> {json.dumps(other.name)} [style=bold];"
     for node in augmented.cache_ops:
-        name, label = (
-            json.dumps(augmented.name(node)),
-            json.dumps(f"{augmented.name(node)}\n{_issued(augmented, node)}"),
-        )
-        yield f'  {name} [label={label}, shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[node.role]}"];'
+        name, points = augmented.name(node), f"points {node.first} to {node.last}"
+        label = json.dumps(f"{name}\n{augmented.point(node.position)}; {points}")
+        look = f'shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[node.role]}"'
+        yield f"  {json.dumps(name)} [label={label}, {look}];"
     for edge in augmented.edges():
         style = ' [style=dashed, label="next step"]' if edge.wraps else ""
         yield f"  {json.dumps(edge.source)} -> {json.dumps(edge.target)}{style};"
     yield "}"
-
-
-def _issued(augmented: Augmented, one: CacheOp) -> str:
-    return f"{augmented.point(one.position)}; points {one.first} to {one.last}"
 
 
 @styled()
@@ -125,7 +121,7 @@ def picture(explanation: Explanation) -> Picture:
     explanation
         The plan.
     """
-    links = list(dict.fromkeys(slot.link for slot in explanation.slots))
+    links = grouped(explanation.slots, lambda slot: slot.link)
     drawing, axes = stacked([1.8, 2.4, *([0.9] * len(links))], apart=2)
     clock = np.array(explanation.problem.clock)
     unit, ns = units(max(int(clock[-1]), 1))
@@ -136,12 +132,11 @@ def picture(explanation: Explanation) -> Picture:
     if links:
         unit, ns = units(explanation.slots[-1].end_ns)
         axes[-1].set_xlabel(f"time of a step, with its stalls [{unit}]", fontsize=9)
-    for ax, link in zip(axes[2:], links, strict=True):
-        _draw_slots(ax, [slot for slot in explanation.slots if slot.link == link], ns)
+    for ax, slots in zip(axes[2:], links.values(), strict=True):
+        _draw_slots(ax, slots, ns)
     for ax in axes:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
-    title = f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides"
-    drawing.title(title)
+    drawing.title(f"{explanation.problem.graph.name}: what the plan of {explanation.plan.policy!r} decides")
     return drawing
 
 
@@ -193,8 +188,8 @@ def _draw_slots(ax: Axes, slots: Sequence[Slot], ns: int) -> None:
         chosen = [slot for slot in slots if slot.wanted_ns and slot.is_oversubscribed == too_much]
         draw([(slot, slot.wanted_ns) for slot in chosen], fill=False, edgecolor=colour)
     ax.add_patch(Rectangle((0, 0), 0, 0, color=_BUSY, label="busy"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_WANTED, label="wanted, as planned"))
-    ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=_TOO_MUCH, label="over 100 % (cut)"))
+    for label, colour in (("wanted, as planned", _WANTED), ("over 100 % (cut)", _TOO_MUCH)):
+        ax.add_patch(Rectangle((0, 0), 0, 0, fill=False, edgecolor=colour, label=label))
     ax.axhline(100, color="#222222", linewidth=0.6)
     ax.set_xlim(0, 1.02 * slots[-1].end_ns / ns)
     ax.set_ylim(0, 1.05 * _CUT)

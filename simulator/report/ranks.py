@@ -1,12 +1,17 @@
-"""The ranks of a row for readers: each as a row of its own, and which of them are worth showing."""
+"""The ranks of a row for readers: each as a row of its own, which of them are worth showing, and who met whom."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+
+from simulator.graph import Collective, CollectiveKind
 from simulator.metrics import by_rank
+from simulator.plan import COMPUTE
 from simulator.report.rows import Row, present
 from simulator.trace import Trace
 from simulator.units import counted
@@ -30,26 +35,13 @@ def of_ranks(row: Row, ranks: Sequence[int] | None = None) -> list[Row]:
     trace = row.trace
     if trace is None:
         return []
-    if not is_job(row):
-        return [_of_rank(row, 0, row.trace, row.summary)]
-    alone, counts = trace.by_rank(), by_rank(row.job, row.hardware, trace)
-    return [_of_rank(row, rank, alone[rank], counts[rank]) for rank in (simulated(trace) if ranks is None else ranks)]
-
-
-def _of_rank(row: Row, rank: int, alone: Trace | None, summary: Mapping[str, Any]) -> Row:
-    return Row(
-        row.label,
-        row.policy,
-        dict(summary),
-        row.job,
-        row.hardware,
-        row.budget_bytes,
-        plans=row.plans,
-        trace=alone,
-        homes_are_given=row.homes_are_given,
-        rank=rank,
-        stands_for=Counter(row.trace.stands_in)[rank] if row.trace is not None else 1,
-    )
+    counts = by_rank(row.job, row.hardware, trace) if is_job(row) else [row.summary]
+    alone, stand = trace.by_rank(), Counter(trace.stands_in)
+    one = replace(row, ran=None, shortfall=None)
+    return [
+        replace(one, summary=dict(counts[rank]), trace=alone[rank], rank=rank, stands_for=stand[rank])
+        for rank in (simulated(trace) if ranks is None or not is_job(row) else ranks)
+    ]
 
 
 def simulated(trace: Trace) -> list[int]:
@@ -105,7 +97,57 @@ def omitted(row: Row, shown: Sequence[int]) -> str:
     if own < total:
         text += f"; {total - own:,} do exactly what the one does that stands for them"
     if len(shown) < own:
-        text += (
-            "; of those with rows of their own, the first of each program and node, the slowest, and the lowest numbers"
-        )
+        text += "; of those with rows of their own, the first of each program and node, the slowest, and the"
+        text += " lowest numbers"
     return text
+
+
+class Met(NamedTuple):
+    """A collective that a rank took part in.
+
+    Attributes
+    ----------
+    what
+        Kind, group, size and algorithm.
+    members
+        Ranks that met.
+    number
+        Which one of this group and these members, from 1.
+    span
+        Row of its span in the rank's trace.
+    """
+
+    what: Collective
+    members: tuple[int, ...]
+    number: int
+    span: int
+
+
+def collectives(view: Row) -> list[Met]:
+    """List the collectives that a rank took part in, in the order of issue.
+
+    Parameters
+    ----------
+    view
+        What the rank did.
+    """
+    if view.trace is None or not view.graph.meets:
+        return []
+    spans = view.trace.spans.whole()
+    order = np.argsort(spans["issue"], kind="stable")
+    order = order[spans["kind"][order] == COMPUTE]
+    groups = {group.name: group for group in view.graph.groups}
+    members: dict[tuple[str, CollectiveKind], tuple[int, ...] | None] = {}
+    count: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    found = []
+    for row, op in zip(order.tolist(), spans["item"][order].tolist(), strict=True):
+        what = view.graph.ops[op].collective
+        if what is None:
+            continue
+        key = what.group, what.kind
+        if key not in members:
+            members[key] = groups[what.group].of(view.rank, what.kind)
+        whom = members[key] or (view.rank,)
+        count[what.group, whom] += 1
+        found.append(Met(what, whom, count[what.group, whom], row))
+    return found

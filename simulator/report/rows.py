@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics import Ran, figure_of
 from simulator.plan import Plan
-from simulator.trace import CAUSES, Trace
+from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted, human
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 ABSENT = "-"
 """What a cell shows when there is no such number."""
 
@@ -85,14 +90,14 @@ class Row:
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
 
 
+def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
+    """Choose rows of some spans or waits."""
+    return {name: column[wanted] for name, column in block.items()}
+
+
 def is_ok(row: Row) -> bool:
     """Whether the row ran to its end."""
     return bool(row.summary["status"] == "ok")
-
-
-def copies_nothing(row: Row) -> bool:
-    """Whether the row ran to its end and copied nothing over any link."""
-    return is_ok(row) and not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)
 
 
 def present(value: object) -> bool:
@@ -124,6 +129,14 @@ def percent(fraction: object) -> str:
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 
+def signed(share: float | None) -> str:
+    """Write a difference in per cent with its sign, or `ABSENT`."""
+    if not present(share) or share is None:
+        return ABSENT
+    written = percent(abs(share))
+    return written if written == "0 %" else f"{'+' if share > 0 else '-'}{written}"
+
+
 def ratio(value: object) -> str:
     """Write how many times something is longer, such as ``1.32x``, or `ABSENT`."""
     return f"{float(value):.2f}x" if present(value) else ABSENT  # type: ignore[arg-type]
@@ -148,11 +161,16 @@ def causes(row: Row) -> list[tuple[str, int]]:
 
 
 def spent(row: Row) -> list[tuple[str, int]]:
-    """What a step is spent on, in words, and how long [ns]; without what is 0."""
-    parts = [("compute", row.summary["compute_ns"]), ("recompute", recomputed_ns(row))]
-    parts += [(f"stall: {cause}", row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
-    parts.append((DRAINED, row.summary.get("drain_ns")))
-    return [(what, int(ns)) for what, ns in parts if ns]
+    """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
+    stalls = ((f"stall: {cause}", ns) for cause, ns in causes(row))
+    drained = int(row.summary.get("drain_ns") or 0)
+    parts = [
+        ("compute", int(row.summary["compute_ns"])),
+        ("recompute", recomputed_ns(row)),
+        *stalls,
+        (DRAINED, drained),
+    ]
+    return [(what, ns) for what, ns in parts if ns]
 
 
 DRAINED = "copies after the last op"
@@ -173,10 +191,17 @@ def recomputed_ns(row: Row) -> int:
     return int(row.summary.get("recompute_ns") or 0)
 
 
-def fastest_ns(rows: Sequence[Row]) -> float | None:
-    """Least step time of the rows that ran to their end [ns]."""
-    times = [row.summary["step_ns"] for row in rows if is_ok(row) and present(row.summary.get("step_ns"))]
-    return min(times, default=None)
+def by_step(rows: Iterable[Row]) -> list[Row]:
+    """Sort the rows that ran to their end, the fastest first."""
+    return sorted(filter(is_ok, rows), key=lambda row: int(row.summary["step_ns"]))
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Put together what has the same key, in the order of the first ones."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def listed(names: Sequence[str]) -> str:
@@ -188,24 +213,10 @@ _WHATEVER_HOMES = ("compute", "critical path")
 """Kinds of bounds that are the same wherever tensors have their homes."""
 
 
-def bounded_plans(kind: str, *, homes_are_given: bool, also: str = "") -> str:
-    """Name a bound by the plans that it holds for, such as ``lower bound for this placement``.
-
-    Parameters
-    ----------
-    kind
-        Its kind.
-    homes_are_given
-        Whether some homes are not free.
-    also
-        What else holds of such plans, such as ``without recompute``.
-    """
-    given = homes_are_given and kind.removesuffix(OF_FIXED) not in _WHATEVER_HOMES
-    return " ".join(filter(None, ("lower bound", also, "for this placement" if given else "")))
-
-
 def held_to(rows: Sequence[Row], row: Row) -> str:
-    """Name the bound of a row: where others recompute and it does not, it is of plans that do not, either.
+    """Name the bound of a row by the plans that it holds for, such as ``lower bound for this placement``.
+
+    Where others recompute and it does not, it is of plans that do not, either.
 
     Parameters
     ----------
@@ -213,25 +224,6 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
         The rows of a table, and one of them.
     """
     also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
-    kind = str(row.summary.get("bound_kind") or "compute")
-    return bounded_plans(kind, homes_are_given=row.homes_are_given, also=also)
-
-
-def above_bound(gap: float, kind: str, bound: str) -> str:
-    """Say how far above a bound a step is, as the end of a sentence.
-
-    Parameters
-    ----------
-    gap, kind
-        How far, as a share of the bound, and what it comes from.
-    bound
-        Its name: see `bounded_plans`.
-    """
-    far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
-    if not kind.endswith(OF_FIXED):
-        return f", {far} the {bound} ({kind})"
-    return f"; over the run {far} the {bound} of plans that are fixed before it ({kind.removesuffix(OF_FIXED)})"
-
-
-_NO_GAP = 0.0005
-"""A smaller gap is not shown."""
+    kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
+    given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
+    return " ".join(filter(None, ("lower bound", also, given)))

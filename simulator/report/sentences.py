@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from simulator.report.ranks import of_ranks
 from simulator.report.rows import (
+    OF_FIXED,
     UNBOUNDED,
     Row,
-    above_bound,
+    by_step,
     causes,
-    copies_nothing,
-    fastest_ns,
+    grouped,
     held_to,
     is_ok,
     listed,
@@ -32,6 +32,9 @@ _BLOCKED = 3
 
 _WAYS_OUT = 2
 """So many ways to make something fit are told in a sentence; the report has all."""
+
+_NO_GAP = 0.0005
+"""A smaller gap is not shown."""
 
 _WIDE = 0.1
 """A gap from which on it is said what the bound leaves out."""
@@ -68,34 +71,30 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     said = [_not_running(rows), _fastest(rows), _unbounded(rows), _needless(rows), _of_ranks(rows)]
     said += map(_unsettled, rows)
     said += [*crowded(rows), _losing(rows)]
-    return [_sentence(text) for text in said if text]
-
-
-def _sentence(text: str) -> str:
-    return text[0] + text[1:] + "."
+    return [f"{text}." for text in said if text]
 
 
 def _not_running(rows: Sequence[Row]) -> str:
-    parts = []
-    unfit = [row for row in rows if row.shortfall is not None]
-    groups: dict[tuple[str, int, str, str, str], list[str]] = {}
-    for row in unfit:
-        if row.shortfall is not None:
-            short = row.shortfall
-            key = (short.tier, short.gap_bytes, short.at, short.full, short.staged)
-            groups.setdefault(key, []).append(row.label)
-    for (tier, gap, at, full, staged), labels in groups.items():
-        who = "nothing" if len(labels) == len(rows) > 1 else listed(labels)
-        verb = "do" if 1 < len(labels) < len(rows) else "does"
-        text = f"{who} fits" if who == "nothing" else f"{who} {verb} not fit"
+    parts, unfit = [], [(row, row.shortfall) for row in rows if row.shortfall is not None]
+    groups = grouped(unfit, lambda own: (own[1].tier, own[1].gap_bytes, own[1].at, own[1].full, own[1].staged))
+    for (tier, gap, at, full, staged), alike in groups.items():
+        labels = [row.label for row, _ in alike]
+        text = "nothing fits" if len(labels) == len(rows) > 1 else f"{_do(labels, 'does', 'do')} not fit"
         place = at if " " in at else f"op {at!r}"
         since = f", and full {full}" * bool(full) + f", {staged}" * bool(staged)
         parts.append(f"{text} in {tier}: short by {quantity(gap, 'B')} at {place}{since}")
     if len(unfit) == len(rows):
-        parts += _way_out(unfit, is_common=len(groups) == 1)
+        row, least = min(unfit, key=lambda item: (item[1].gap_bytes, item[0].policy != "static"))
+        whose = f"for {row.label}, " if len(groups) > 1 else ""
+        parts += [whose + ", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
     parts += [f"{row.label} blocks itself: {_blocked(row)}" for row in rows if row.blocked]
     return "; ".join(parts)
+
+
+def _do(names: Sequence[str], one: str, many: str) -> str:
+    """Names, and the verb that goes with so many of them."""
+    return f"{listed(names)} {one if len(names) == 1 else many}"
 
 
 def _blocked(row: Row) -> str:
@@ -110,32 +109,41 @@ def _blocked(row: Row) -> str:
     return "; ".join([*list(first.values())[:_BLOCKED], *more])
 
 
-def _way_out(unfit: Sequence[Row], *, is_common: bool) -> list[str]:
-    """What would help where nothing fits: the first levers of the row that lacks least; of several, of `static`."""
-    found = [(row.shortfall, row.label, row.policy != "static") for row in unfit if row.shortfall is not None]
-    least, label, _ = min(found, key=lambda item: (item[0].gap_bytes, item[2]))
-    said = ", or ".join(least.levers[:_WAYS_OUT])
-    return [said if is_common else f"for {label}, {said}"] if said else []
-
-
 def _fastest(rows: Sequence[Row]) -> str:
-    best = fastest_ns(rows)
-    if best is None:
+    running = by_step(rows)
+    if not running:
         return ""
-    leaders = [row for row in rows if is_ok(row) and row.summary["step_ns"] <= best * _TIE]
-    row = min(leaders, key=lambda r: r.summary["step_ns"])
-    step = quantity(best, "ns")
+    row, best = running[0], running[0].summary["step_ns"]
+    leaders = [row.label for row in rows if is_ok(row) and row.summary["step_ns"] <= best * _TIE]
     if len(leaders) > 1:
-        text = f"{listed([r.label for r in leaders])} tie at {step} a step"
+        text = f"{listed(leaders)} tie at {quantity(best, 'ns')} a step"
     else:
-        alone = sum(map(is_ok, rows)) == 1
-        text = f"{row.label} {'takes' if alone else 'is fastest:'} {step} a step"
-    gap = row.summary.get("gap_fraction")
-    if present(gap):
-        kind = str(row.summary.get("bound_kind") or "compute")
-        text += above_bound(float(gap or 0), kind, held_to(rows, row))
-        text += _unseen(row, float(gap or 0))
+        text = f"{row.label} {'takes' if len(running) == 1 else 'is fastest:'} {quantity(best, 'ns')} a step"
+    text += _above_bound(rows, row)
     return f"{text}; {'it' if len(leaders) == 1 else row.label} {_overlaps(row)}"
+
+
+def _above_bound(rows: Sequence[Row], row: Row) -> str:
+    """How far above its bound a row is, and which full tiers the bound, which gives each rank all of them, misses."""
+    gap, kind, bound = (
+        row.summary.get("gap_fraction"),
+        str(row.summary.get("bound_kind") or "compute"),
+        held_to(rows, row),
+    )
+    if gap is None or not present(gap):
+        return ""
+    kind = str(row.summary.get("bound_kind") or "compute")
+    far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
+    text = f", {far} the {bound} ({kind})"
+    if kind.endswith(OF_FIXED):
+        kind = kind.removesuffix(OF_FIXED)
+        text = f"; over the run {far} the {bound} of plans that are fixed before it ({kind})"
+    shared = ((name, tier) for name, tier in row.hardware.tiers.items() if tier.scope != "device")
+    if gap < _WIDE or not row.summary.get("ranks"):
+        return text
+    full = [name for name, tier in shared if row.summary[f"peak_{name}_bytes"] >= _FULL * tier.usable_bytes]
+    missed = f"; the bound does not know that {_do(full, 'is', 'are')} full, as it gives each rank all room there"
+    return text + missed * bool(full)
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
@@ -153,20 +161,20 @@ _NEVER_COPY = {"resident", "recompute"}
 
 def _needless(rows: Sequence[Row]) -> str:
     """Why policies that could have moved data moved none: because all of it fits."""
-    found = [row for row in rows if row.policy not in _NEVER_COPY and copies_nothing(row) and not recomputed_ns(row)]
+    able = [row for row in rows if row.policy not in _NEVER_COPY and is_ok(row) and not recomputed_ns(row)]
+    found = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
     if not found:
         return ""
     tier, budget = found[0].hardware.compute_tier, found[0].budget_bytes
     peak = max(row.summary[f"peak_{tier}_bytes"] for row in found)
-    who = listed([row.label for row in found])
+    who = _do([row.label for row in found], "moves", "move")
     room = f"all that a step holds at once, {quantity(peak, 'B')}, fits in the {quantity(budget, 'B')} of {tier}"
-    return f"{who} {'moves' if len(found) == 1 else 'move'} nothing, for nothing has to: {room}"
+    return f"{who} nothing, for nothing has to: {room}"
 
 
 def _of_ranks(rows: Sequence[Row]) -> str:
     """How the ranks of the fastest row fare, if there are several."""
-    best = fastest_ns(rows)
-    row = next((row for row in rows if is_ok(row) and row.summary["step_ns"] == best), None)
+    row = next(iter(by_step(rows)), None)
     if row is None or not row.summary.get("ranks"):
         return ""
     found = row.summary
@@ -189,10 +197,8 @@ def _unsettled(row: Row) -> str:
     if steps == 1:
         return ""
     times = f"from {quantity(least, 'ns')} to {quantity(row.summary['step_ns'], 'ns')}"
-    text = (
-        f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted, so that"
-    )
-    return f"{text} what is said of its ranks does not last; set steps of the workload to more than {steps}"
+    text = f"warning: {row.label} has not settled, as ranks that meet take {times} for the step that is counted"
+    return f"{text}, so that what is said of its ranks does not last; set steps of the workload to more than {steps}"
 
 
 def _longest_wait(row: Row) -> str:
@@ -200,15 +206,10 @@ def _longest_wait(row: Row) -> str:
     worst = (0, "")
     for view in of_ranks(row):
         for on, ns in waits_for_peers(view).items():
-            whom = ", ".join(filter(None, (f"rank {on}", _runs(row, on, view))))
-            worst = max(worst, (ns, f"{', '.join(filter(None, (f'rank {view.rank}', view.program)))} for {whom}"))
+            runs = row.job.labels[row.job.graph_of[on]] if len(row.job.graphs) > 1 else ""
+            whom = f"rank {on}" + f", {runs}" * (runs not in ("", view.program))
+            worst = max(worst, (ns, f"rank {view.rank}{f', {view.program}' * bool(view.program)} for {whom}"))
     return f"; the longest wait is of {worst[1]}: {quantity(worst[0], 'ns')} a step" if worst[0] else ""
-
-
-def _runs(row: Row, rank: int, other: Row) -> str:
-    """What a rank runs, where it is not the same as what the other one does."""
-    label = row.job.labels[row.job.graph_of[rank]]
-    return label if label != other.program and len(row.job.graphs) > 1 else ""
 
 
 def _overlaps(row: Row) -> str:
@@ -229,34 +230,18 @@ def _overlaps(row: Row) -> str:
     return listed(said)
 
 
-def _unseen(row: Row, gap: float) -> str:
-    """Which tiers are full that the bound, which lets each rank have all of them, takes for emptier than they are."""
-    if gap < _WIDE or not row.summary.get("ranks"):
-        return ""
-    shared = ((name, tier) for name, tier in row.hardware.tiers.items() if tier.scope != "device")
-    full = [name for name, tier in shared if row.summary[f"peak_{name}_bytes"] >= _FULL * tier.usable_bytes]
-    if not full:
-        return ""
-    verb = "is" if len(full) == 1 else "are"
-    return f"; the bound does not know that {listed(full)} {verb} full, as it gives each rank all room there"
-
-
 _COMPARED = ("static", "reactive")
 """Policies of which the fastest row is told where it is not the fastest of all: what hosim is there to compare."""
 
 
 def _losing(rows: Sequence[Row]) -> str:
     """What slower rows lose: the fastest of the policies that are compared, or else the next one; and the slowest."""
-    best = fastest_ns(rows)
-    if best is None:
-        return ""
-    slower = [row for row in rows if is_ok(row) and row.summary["step_ns"] > best * _TIE]
-    slower.sort(key=lambda row: row.summary["step_ns"])
+    running = by_step(rows)
+    slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
     compared = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
     told = {row.label for row in compared if row is not None} or {row.label for row in slower[:1]}
-    first = next(row.label for row in rows if is_ok(row) and row.summary["step_ns"] == best)
     losses = [_loss(row) for row in slower if row.label in told or row is slower[-1]]
-    return "; ".join(f"{row} takes {times} as long{f' as {first}' * (not number)}{why}"
+    return "; ".join(f"{row} takes {times} as long{f' as {running[0].label}' * (not number)}{why}"
                      for number, (row, times, why) in enumerate(losses))  # fmt: skip
 
 
@@ -334,13 +319,10 @@ def _largest(rows: Sequence[Row], *starts: str) -> tuple[float, str] | None:
 
 def _pulling(rows: Sequence[Row], bus: str) -> str:
     """How many transfers pull on a bus at once, and how much more than it carries they ask for, row by row."""
-    groups: dict[tuple[int, float], list[str]] = {}
-    for row in rows:
-        if present(row.summary.get(f"demand_{bus}")):
-            found = row.summary[f"pulling_{bus}"], row.summary[f"demand_{bus}"]
-            groups.setdefault(found, []).append(row.label)
+    asking = (row for row in rows if present(row.summary.get(f"demand_{bus}")))
+    groups = grouped(asking, lambda row: (row.summary[f"pulling_{bus}"], row.summary[f"demand_{bus}"]))
     parts = [
-        f"{count:,} transfers that ask for {demand:.2f} times what it carries under {listed(labels)}"
-        for (count, demand), labels in groups.items()
+        f"{count:,} transfers that ask for {demand:.2f} times what it carries under {listed([r.label for r in own])}"
+        for (count, demand), own in groups.items()
     ]
     return f"at once, {bus} has up to {listed(parts)}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.metrics import Ran, blocker_name, exposed_ns, place_name, waits_by_place
 from simulator.plan import COPY
-from simulator.report.rows import Row, is_ok, percent, quantity
+from simulator.report.rows import Row, grouped, is_ok, only, percent, quantity
 from simulator.trace import CAUSES, Block, Trace
 from simulator.units import counted
 
@@ -65,7 +65,7 @@ def _measured(row: Row, trace: Trace) -> Block:
     (first, last), waits = measured_ns(row), trace.waits.whole()
     waits["lasted_ns"] = np.minimum(waits["end_ns"], last) - np.maximum(waits["start_ns"], first)
     inside = (waits["lasted_ns"] > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
-    return {name: column[inside] for name, column in waits.items()}
+    return only(waits, inside)
 
 
 def cleared_by(row: Row, tier: int) -> str:
@@ -127,15 +127,13 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     return [{"cause": CAUSES[at[0]], "on": place_name(row.hardware, *at), "ns": ns} for at, ns in ordered]
 
 
-def _sums(row: Row) -> dict[tuple[int, int], list[int]]:
+def _sums(row: Row) -> dict[tuple[int, int], tuple[int, int]]:
     """How many waits there were, and how long they lasted [ns], by cause and place."""
-    trace, sums = _ended(row), dict[tuple[int, int], list[int]]()
+    trace = _ended(row)
     waits = _measured(row, trace) if trace is not None else {}
     columns = (waits[name].tolist() for name in ("cause", "on", "lasted_ns") if waits)
-    for cause, on, ns in zip(*columns, strict=True):
-        count, total = sums.get((cause, on), (0, 0))
-        sums[cause, on] = [count + 1, total + ns]
-    return sums
+    found = grouped(zip(*columns, strict=True), lambda wait: (wait[0], wait[1]))
+    return {place: (len(own), sum(ns for _, _, ns in own)) for place, own in found.items()}
 
 
 def by_cause(row: Row) -> list[tuple[str, str, int, str, str]]:

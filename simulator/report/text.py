@@ -109,11 +109,6 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
-def names(rows: Sequence[Row]) -> Column:
-    """Return the column of row names."""
-    return Column.texts("policy", (row.label for row in rows))
-
-
 _TIMES = ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction")
 
 
@@ -165,8 +160,13 @@ def _most(rows: Sequence[Row], column: str) -> float:
     return max(float(row.summary.get(column) or 0) for row in rows)
 
 
+def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
+    """Return the columns of some figures, under their own headings."""
+    return [Column.figure(summaries, column) for column in columns]
+
+
 def _figures(rows: Sequence[Row], columns: Iterable[str]) -> list[Column]:
-    return [Column.figure([row.summary for row in rows], column) for column in columns]
+    return figures([row.summary for row in rows], columns)
 
 
 def rank_columns(ranks: Sequence[Row]) -> list[Column]:
@@ -206,7 +206,7 @@ def folded(rows: Sequence[Row], width: int, gap: int = len(_GAP)) -> list[list[C
     list of list of Column
         Time, causes and memory stay whole and share a part where they fit.
     """
-    name = names(rows)
+    name = Column.texts("policy", (row.label for row in rows))
     parts: list[list[Column]] = [[name]]
 
     def fits(more: Sequence[Column]) -> bool:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.graph import Graph
 from simulator.metrics import run_numbers
 from simulator.plan import COMPUTE, COPY
-from simulator.report import colours, meetings
-from simulator.report.drawing import FAINT, TEXT, Picture, bars, name_lanes, side_legend, stacked, styled, units
-from simulator.report.memory_figure import SpacePanel, UsagePanel
-from simulator.report.ranks import chosen, is_job, of_ranks, omitted
-from simulator.report.rows import Row, is_ok, percent, present, quantity, recomputed_ns
-from simulator.report.usage import KINDS, space, tensor_kinds, usages
+from simulator.report import colours
+from simulator.report.drawing import Picture, bars, byte_unit, name_lanes, pixels, side_legend, stacked, styled, units
+from simulator.report.ranks import chosen, collectives, is_job, of_ranks, omitted
+from simulator.report.rows import Row, is_ok, only, percent, present, quantity, recomputed_ns
+from simulator.report.usage import KINDS, Space, Usage, lasting, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block
+from simulator.units import counted
 
 MOST_RANKS = 16
 """So many ranks can be drawn below each other and still be read."""
 _FEW_STEPS = 40
 """Steps whose ends can still be told apart."""
 Ints = NDArray[np.int64]
+HOLE, FREE = "#4477aa", "#dddddd"
+"""Colours of the largest hole, and of what is free beside it."""
+_FAR = 4
+"""A limit so many times the peak is left out of the picture."""
 
 
 class Bars(NamedTuple):
@@ -62,7 +67,7 @@ class _Acts(NamedTuple):
             raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
         spans, waits = row.trace.spans.whole(), row.trace.waits.whole()
         group = np.full(len(spans["kind"]), -1, np.int64)
-        for one in meetings.of_rank(row):
+        for one in collectives(row):
             group[one.span] = groups.index(one.what.group)
         copied = spans["kind"] == COPY
         moved = np.where(copied, tensor_kinds(row.graph, np.where(copied, spans["item"], 0)), -1)
@@ -71,15 +76,10 @@ class _Acts(NamedTuple):
         return cls(row, spans, waits, np.sort(spans["end_ns"][last_ops]).tolist())
 
     def within(self, first: int, last: int) -> _Acts:
-        spans, waits = (
-            only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last)) for block in (self.spans, self.waits)
-        )
-        return self._replace(spans=spans, waits=waits)
+        def those(block: Block) -> Block:
+            return only(block, (block["end_ns"] >= first) & (block["start_ns"] <= last))
 
-
-def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
-    """Choose rows of some spans or waits."""
-    return {name: column[wanted] for name, column in block.items()}
+        return self._replace(spans=those(self.spans), waits=those(self.waits))
 
 
 @styled()
@@ -135,8 +135,8 @@ def _drawn(
     if kept is not None:
         panels.append(SpacePanel(axes[-1], kept, float(row.budget_bytes), (first, last)))
         marks += panels[-1].marks if isinstance(panels[-1], SpacePanel) else []
-    axes[-1].set_xlabel(f"time [{unit}]", **TEXT)
-    axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **TEXT)
+    axes[-1].set_xlabel(f"time [{unit}]", **colours.TEXT)
+    axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **colours.TEXT)
     picture.title(_title(row))
     side_legend(picture, marks)
     picture.settle()
@@ -146,15 +146,10 @@ def _drawn(
             bars(axes[0], band, (part.start_ns, part.end_ns), part.group, part.tints, size)
     for panel in panels:
         panel.draw(size)
-    _draw_boundaries(axes, [end for end in acts[0].ends_ns[:-1] if first < end < last], size)
+    ends = [end for end in acts[0].ends_ns[:-1] if first < end < last]
+    for ax, end in product(axes, ends if len(ends) <= _FEW_STEPS else ()):
+        ax.axvline(end / size, color=colours.FAINT, linewidth=0.8, linestyle=":")
     return picture
-
-
-def _draw_boundaries(axes: Iterable[Axes], ends_ns: Sequence[int], size: int) -> None:
-    """Draw a dotted line where each step ends."""
-    for ax in axes if len(ends_ns) <= _FEW_STEPS else ():
-        for end in ends_ns:
-            ax.axvline(end / size, color=FAINT, linewidth=0.8, linestyle=":")
 
 
 def _title(row: Row) -> str:
@@ -218,18 +213,15 @@ def _colour(group: int) -> str:
     return colours.GROUPS[group % len(colours.GROUPS)]
 
 
-def _phases(graphs: Iterable[Graph]) -> dict[str, None]:
-    return dict.fromkeys(op.phase for graph in graphs for op in graph.ops if op.collective is None)
-
-
 def _marks(acts: Sequence[_Acts], held: set[int], groups: Sequence[str]) -> list[tuple[str, str]]:
     """What colours mean, of those that are there; `held` are kinds of tensors that are drawn besides those moved."""
 
     def seen(column: str) -> list[int]:
         return sorted({int(value) for one in acts for value in np.unique(one.spans[column]) if value >= 0})
 
-    first = acts[0].row
-    marks = [("compute", ""), *((phase or "any op", _shade(phase)) for phase in _phases(first.job.graphs))]
+    ops = (op for graph in acts[0].row.job.graphs for op in graph.ops)
+    phases = dict.fromkeys(op.phase for op in ops if op.collective is None)
+    marks = [("compute", ""), *((phase or "any op", _shade(phase)) for phase in phases)]
     if max(seen("run"), default=1) > 1:
         marks.append(("recompute", colours.RECOMPUTE))
     on_stream = [one.waits["cause"][(one.waits["stream"] == 0) | (len(acts) == 1)] for one in acts]
@@ -241,3 +233,123 @@ def _marks(acts: Sequence[_Acts], held: set[int], groups: Sequence[str]) -> list
         "tensors": [(KINDS[kind].replace("_", " "), colours.KIND[KINDS[kind]]) for kind in kinds],
     }
     return marks + [mark for head, some in sections.items() if some for mark in ((head, ""), *some)]
+
+
+class UsagePanel:
+    """What lies in a tier, by tensor kind, and its limit.
+
+    Parameters
+    ----------
+    ax, usage
+        Where, and what.
+    compute_tier
+        Name of the tier whose limit is the budget.
+    """
+
+    HEIGHT_IN = 1.65
+
+    def __init__(self, ax: Axes, usage: Usage, compute_tier: str) -> None:
+        self._ax, self._usage, limit = ax, usage, float(usage.limit_bytes)
+        peak = int(usage.total_bytes.max())
+        self.shows_limit = math.isfinite(limit) and limit <= _FAR * peak
+        allowed = usage.limit(compute_tier)
+        beyond = "" if self.shows_limit else " (beyond the picture)"
+        says = f"peak {quantity(peak, 'B')}" + (f", {allowed}{beyond}" if allowed else "")
+        self._scale = _labelled(ax, usage.tier, max(peak, limit if self.shows_limit else 0), says)
+
+    def draw(self, size: int) -> None:
+        """Draw the most that lies in the tier within each pixel; `size` is how many ns a unit of time has."""
+        usage, ax, edges = self._usage, self._ax, pixels(self._ax, size)
+        at = highest(usage.time_ns, usage.total_bytes, edges)
+        tops = np.cumsum(np.where(at >= 0, usage.kind_bytes[:, at], 0) / self._scale, axis=0)
+        for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
+            _fill(ax, edges / size, tops[k], colours.KIND[KINDS[k]])
+        ax.stairs(tops[-1], edges / size, color=colours.FAINT, linewidth=0.6)
+        if self.shows_limit:
+            ax.axhline(float(usage.limit_bytes) / self._scale, **colours.LIMIT)
+
+
+class SpacePanel:
+    """What is free of a tier, in it the largest hole, and as a line what is reserved and not used.
+
+    Parameters
+    ----------
+    ax, space
+        Where, and what happened.
+    limit_bytes
+        What may be used of the tier [B].
+    window_ns
+        First and last instant shown [ns].
+    """
+
+    HEIGHT_IN = 1.1
+
+    def __init__(self, ax: Axes, space: Space, limit_bytes: float, window_ns: tuple[int, int]) -> None:
+        self._ax, self._space = ax, space
+        self._free, self._unused = limit_bytes - space.live_bytes, space.reserved_bytes - space.live_bytes
+        self._hole = np.minimum(space.hole_bytes, self._free)
+        self._events = [ends for ends in space.compactions_ns if ends[1] >= window_ns[0] and ends[0] <= window_ns[1]]
+        apart = quantity(int((self._free - self._hole).max(initial=0)), "B")
+        count = f"{counted(len(self._events), 'compaction')} in what is shown"
+        says = f"{count}, at most {apart} free outside the largest hole"
+        most = float(max(self._free.max(initial=0), self._unused.max(initial=0)))
+        label = f"free {space.tier}"
+        self._scale = _labelled(ax, label, most, says if space.has_holes else "offsets fixed before the run")
+
+    @property
+    def marks(self) -> list[tuple[str, str]]:
+        """What the legend says."""
+        holes = [("largest hole", HOLE), ("free, in pieces", FREE)] if self._space.has_holes else [("free", FREE)]
+        return [("addresses", ""), *holes, ("reserved, unused", "-")]
+
+    def draw(self, size: int) -> None:
+        """Draw the smallest largest hole within each pixel; `size` is how many ns a unit of time has."""
+        ax, edges = self._ax, pixels(self._ax, size)
+        at = highest(self._space.time_ns, -self._space.hole_bytes, edges)
+        at = at[at >= 0]
+        time = edges[-1 - len(at) :] / size
+        _fill(ax, time, self._free[at] / self._scale, FREE)
+        if self._space.has_holes:
+            _fill(ax, time, self._hole[at] / self._scale, HOLE)
+        ax.stairs(self._unused[at] / self._scale, time, baseline=None, color=colours.INK, linewidth=0.8)
+        for start, end in self._events:
+            ax.axvspan(start / size, end / size, color=colours.CAUSE["compaction"], alpha=0.35, linewidth=0)
+
+
+def _labelled(ax: Axes, what: str, most: float, says: str) -> int:
+    """Say what a panel shows, in which unit; return how many bytes that has."""
+    unit, scale = byte_unit(most)
+    ax.set_ylim(0, 1.25 * most / scale or 1)
+    ax.set_ylabel(f"{what} [{unit}]", **colours.TEXT)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+    ax.text(0.004, 0.97, says, transform=ax.transAxes, va="top", fontsize=8, color=colours.INK, bbox=box)
+    return scale
+
+
+def _fill(ax: Axes, edges: NDArray[np.float64], values: NDArray[np.float64], colour: str) -> None:
+    ax.fill_between(edges, 0, np.append(values, values[-1:]), step="post", color=colour, linewidth=0)
+
+
+def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Choose for each pixel the change after which something that lasts from change to change is highest in it.
+
+    Parameters
+    ----------
+    time_ns, value
+        When it changes, ascending [ns], and to what; of several changes at one instant the last one counts.
+    edges
+        As `simulator.report.drawing.pixels` returns them.
+
+    Returns
+    -------
+    array of int
+        The number of a change; -1 for a pixel before the first.
+    """
+    at = np.flatnonzero(lasting(time_ns))
+    first = np.searchsorted(time_ns[at], edges[:-1], "right") - 1
+    last = np.searchsorted(time_ns[at], edges[1:], "left") - 1
+    found = np.where(first >= 0, at[first], -1)
+    for pixel in np.flatnonzero(last > first):
+        inside = at[max(first[pixel], 0) : last[pixel] + 1]
+        found[pixel] = inside[value[inside].argmax()]
+    return found

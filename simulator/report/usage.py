@@ -1,18 +1,22 @@
-"""What lies in each tier over time, by tensor kind: the data behind the pictures and the counters."""
+"""What lies in each tier and what shared buses carry, over time: the data behind the pictures and the counters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.graph import Graph, TensorKind
+from simulator.cost import phases
+from simulator.graph import CollectiveKind, Graph, TensorKind
 from simulator.metrics import Instances
-from simulator.report.ranks import is_job
-from simulator.report.rows import Row, quantity
+from simulator.plan import COPY
+from simulator.report.ranks import collectives, is_job
+from simulator.report.rows import Row, grouped, quantity
 from simulator.trace import NO_HOLES
 
 Ints = NDArray[np.int64]
@@ -56,6 +60,11 @@ class Usage:
         if not math.isfinite(self.limit_bytes):
             return ""
         return f"{'budget' if self.tier == compute_tier else 'capacity'} {quantity(self.limit_bytes, 'B')}"
+
+
+def lasting(time_ns: Ints) -> NDArray[np.bool_]:
+    """Whether a change is the last one of its instant."""
+    return np.append(time_ns[1:] != time_ns[:-1], [True] * bool(len(time_ns)))
 
 
 def tensor_kinds(graph: Graph, tensor: Ints) -> Ints:
@@ -152,10 +161,101 @@ def space(row: Row) -> Space | None:
         table.whole() for table in (row.trace.reserved, row.trace.compactions, row.trace.residencies)
     )
     here = places["tier"] == row.hardware.tier_names.index(row.hardware.compute_tier)
-    last = np.append(kept["time_ns"][1:] != kept["time_ns"][:-1], True)
+    last = lasting(kept["time_ns"])
     time, used = kept["time_ns"][last], np.append(0, np.cumsum(places["delta_bytes"][here]))
     live = used[np.searchsorted(places["time_ns"][here], time, "right")]
     remaps = events["is_remap"] == 1
     ends = zip(events["asked_ns"][remaps].tolist(), events["end_ns"][remaps].tolist(), strict=True)
     kept_bytes, holes = kept["reserved_bytes"][last], kept["largest_hole_bytes"][last]
     return Space(row.hardware.compute_tier, time, kept_bytes, holes, live, tuple(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an instance of a shared bus carried over time.
+
+    Attributes
+    ----------
+    bus
+        Its name.
+    scope, instance
+        Which one: of the ``supernode``, or of the ``node`` with this number.
+    bandwidth_bytes_per_s
+        Its cap [B/s].
+    time_ns, flows
+        Instants of change, ascending, each once [ns]; transfers and collectives under way from then on, also those
+        that wait out a latency.
+    rate_ns, bytes_per_s
+        Instants of change, ascending, each once [ns]; what goes over the bus from then on [B/s], rounded down: never
+        more than the cap.
+    """
+
+    bus: str
+    scope: str
+    instance: int
+    bandwidth_bytes_per_s: int | float
+    time_ns: Ints
+    flows: Ints
+    rate_ns: Ints
+    bytes_per_s: Ints
+
+
+def loads(row: Row, views: Sequence[Row]) -> Iterator[Load]:
+    """Fold a trace into the use of each bus that ranks share.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    views
+        All ranks that were simulated.
+    """
+    buses = row.hardware.buses
+    if row.trace is None or all(bus.scope == "device" for bus in buses.values()):
+        return
+    over: dict[str, list[Ints]] = defaultdict(list)
+    for view in views:
+        for capped, flows in _flows(view):
+            over[capped].append(flows)
+    rates, stands_in = row.trace.rates.whole(), np.array(row.trace.stands_in)
+    for position, (name, bus) in enumerate(buses.items()):
+        parts = [flows for capped, times in row.hardware.passing(bus.links).items() for flows in times * over[capped]]
+        if bus.scope == "device" or not parts:
+            continue
+        size = row.hardware.topology.devices_per_node if bus.scope == "node" else len(stands_in)
+        is_here = stands_in // size == np.arange(len(stands_in)) // size
+        counts = np.bincount(stands_in[is_here], minlength=len(stands_in))
+        flows = np.concatenate(parts, axis=1)
+        instance = flows[0] // size
+        for number in np.unique(instance).tolist():
+            under_way = _under_way(flows[:, instance == number], counts)
+            mine = (rates["bus"] == position) & (rates["instance"] == number)
+            time_ns, rate = rates["time_ns"][mine], rates["bytes_per_s"][mine]
+            last = lasting(time_ns)
+            yield Load(name, bus.scope, number, bus.bandwidth_bytes_per_s, *under_way, time_ns[last], rate[last])
+
+
+def _flows(view: Row) -> Iterator[tuple[str, Ints]]:
+    """Rank, start and end of what went over each link, and in collectives through each port, one column a flow."""
+    if view.trace is None:
+        return
+    spans = view.trace.spans.whole()
+    used: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(view.hardware.link_names):
+        used[name] += np.flatnonzero((spans["kind"] == COPY) & (spans["track"] == number)).tolist()
+    for (what, members), met in grouped(collectives(view), lambda one: (one.what, one.members)).items():
+        ways = {CollectiveKind.SEND: ("out",), CollectiveKind.RECV: ("in",)}.get(what.kind, ("out", "in"))
+        fabrics = dict.fromkeys(phase.fabric for phase in phases(what, members, view.hardware))
+        for fabric, way in product(fabrics, ways):
+            used[f"{fabric}.{way}"] += [one.span for one in met]
+    for name, rows in used.items():
+        yield name, np.stack([np.full(len(rows), view.rank), spans["start_ns"][rows], spans["end_ns"][rows]])
+
+
+def _under_way(flows: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Instants of change, and how many flows there are from then on; one of a rank counts so many times."""
+    rank, start, end = flows
+    time_ns, at = np.unique(np.concatenate((start, end)), return_inverse=True)
+    change = np.zeros(len(time_ns), np.int64)
+    np.add.at(change, at, np.concatenate((counts[rank], -counts[rank])))
+    return time_ns, np.cumsum(change)

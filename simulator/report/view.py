@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from simulator.report.rows import listed, present, quantity
+from simulator.report.rows import grouped, listed, percent, present, quantity
 from simulator.report.text import PIPE_WIDTH, Column, aligned
 
 Row = Mapping[str, Any]
@@ -124,8 +125,28 @@ class View:
     sentences: Sequence[str]
     panels: Sequence[Panel] = ()
 
+    def page(self, picture: bytes | None) -> str:
+        """Write it as HTML that needs no network: what there is to say, the picture, the tables and their notes.
+
+        Parameters
+        ----------
+        picture
+            A PNG of the curves, if there is one.
+        """
+        return rendered("view.html.j2", view=self, picture=picture)
+
     def __str__(self) -> str:
         return "\n\n".join(filter(None, (*map(str, self.sections), "\n".join(self.sentences))))
+
+
+def rendered(template: str, **shown: Any) -> str:
+    """Write a page from a template of this folder, with what it shows."""
+    import jinja2  # noqa: PLC0415 - text needs none of it
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
+    return environment.get_template(template).render(shown)
 
 
 def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool = True) -> Column:
@@ -133,22 +154,19 @@ def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool =
     return Column(head, tuple(str(write(row)) for row in rows), left=left)
 
 
-def quantities(head: str, rows: Rows, key: str, unit: str = "ns") -> Column:
-    """Return a column of quantities with their unit."""
-    return Column(head, tuple(quantity(row.get(key), unit) for row in rows))
-
-
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """Put rows together that agree in some columns, in the order of their first ones."""
-    rows = list(rows)
-    order = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
-    ranked = sorted(rows, key=lambda row: order.index(tuple(row[key] for key in keys)))
-    return {group: list(own) for group, own in groupby(ranked, lambda row: tuple(row[key] for key in keys))}
+    return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
 def number(value: object) -> str:
     """Write a value of an axis."""
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def point(row: Row, axes: Mapping[str, str]) -> str:
+    """Say where a row is: ``batch 8 and sequence 4096``; axes are heads with their columns."""
+    return " and ".join(f"{head} {number(row[key])}" for head, key in axes.items())
 
 
 _DID_NOT = {
@@ -177,8 +195,8 @@ def did_not_run(rows: Rows, axes: Mapping[str, str]) -> list[str]:
             if status not in _DID_NOT:
                 continue
             nowhere, elsewhere = _DID_NOT[status]
-            points = (" and ".join(f"{head} {number(row[key])}" for head, key in axes.items()) for row in lacking)
-            told = nowhere if len(lacking) == len(own) else f"{elsewhere} at {listed(list(points))}"
+            points = [point(row, axes) for row in lacking]
+            told = nowhere if len(lacking) == len(own) else f"{elsewhere} at {listed(points)}"
             why = dict.fromkeys(row.get("notes") for row in lacking if status in ("failed", "lost"))
             sentences.append(": ".join(filter(None, (f"{policy} {told}", "; ".join(map(str, why))))) + ".")
     return sentences

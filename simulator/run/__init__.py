@@ -11,7 +11,7 @@ from typing import Any
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.graph import Job
-from simulator.report.rows import fastest_ns, is_ok
+from simulator.report.rows import by_step, is_ok
 from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
 from simulator.run.largest import searched
 from simulator.run.results import Result, Results
@@ -128,7 +128,7 @@ def _with_largest(case: Case, results: list[Result], policies: Policies | None, 
 
 def _compared(results: list[Result]) -> None:
     """Add how much slower each row is than the fastest one, and than compute alone."""
-    best = fastest_ns(results)
+    best = next((row.summary["step_ns"] for row in by_step(results)), 0)
     for row in results:
         if is_ok(row) and best:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best

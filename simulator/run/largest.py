@@ -11,7 +11,7 @@ from typing import Any
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ScopeError, Shortfall
-from simulator.report.largest_view import largest_view
+from simulator.report.sweep_views import largest_view
 from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.execute import execute
 from simulator.run.row import plans_of, row_of, silent

@@ -11,6 +11,7 @@ from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware, Tier
 from simulator.plan import FREE
+from simulator.stored import repeated
 
 
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
@@ -88,6 +89,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
     """
     tiers = list(hardware.tiers.values())
     at_home = [_at_home_bytes(job, number, homes[number], len(tiers)) for number in range(len(job.graphs))]
+    again = list(repeated([(job.graphs[graph], homes[graph]) for graph in job.graph_of], hardware))
     found: list[list[int | float]] = [[tier.usable_bytes for tier in tiers] for _ in job.graphs]
     for number, tier in enumerate(tiers):
         place = _places(tier, hardware.topology.devices_per_node)
@@ -97,6 +99,8 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         taken: Counter[int] = Counter()
         for rank, graph in enumerate(job.graph_of):
             taken[rank // place] += at_home[graph][number]
+        for one in again:
+            taken[one.rank // place] -= one.size_bytes if one.tier == number else 0
         for rank, graph in enumerate(job.graph_of):
             left = tier.usable_bytes - taken[rank // place]
             found[graph][number] = min(found[graph][number], at_home[graph][number] + left // sharers[rank // place])

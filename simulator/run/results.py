@@ -13,11 +13,12 @@ from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan, Steps
 from simulator.processes import aside
-from simulator.report import expectations, files, junit, stalls, summaries
+from simulator.report import expectations, files, stalls, summaries
+from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row
-from simulator.report.scaling_view import pointer
 from simulator.report.sentences import sentences
+from simulator.report.sweep_views import pointer
 from simulator.run.case import Case
 from simulator.run.hints import hints
 from simulator.run.provenance import as_run, files_named, provenance
@@ -206,17 +207,15 @@ class Results(Mapping[str, Result]):
         return expectations.verdicts(scenario.expect, self.summaries, source)
 
     @property
-    def checks(self) -> list[junit.Case]:
+    def checks(self) -> list[Check]:
         """What `hosim run` fails for, as tests: that a row runs to its end, and each expectation."""
         states = " or ".join(sorted({row.status for row in self.values()}))
         ran = any(row.status == "ok" for row in self.values())
-        found = [junit.Case("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
-        known = {verdict.asks: junit.case(verdict) for verdict in self.expectations}
+        found = [Check("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
+        known = {verdict.asks: check(verdict) for verdict in self.expectations}
         why = "the machine was changed for this run" if self.case.is_changed else "not all of its rows were run"
-        for one in self.case.loaded.scenario.expect:
-            asks = expectations.asks(one)
-            found.append(known.get(asks, junit.Case(asks, skipped=why)))
-        return found
+        asked = map(expectations.asks, self.case.loaded.scenario.expect)
+        return found + [known.get(asks, Check(asks, skipped=why)) for asks in asked]
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from simulator import catalog, metrics, referee
 from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ConfigError
 from simulator.plan import Plan
-from simulator.report.robust_view import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
+from simulator.report.sweep_views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
 from simulator.run.case import Case, prepare
 from simulator.run.execute import execute
 from simulator.run.perturb import carried, jittered

@@ -83,14 +83,13 @@ class Sweep:
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
         from simulator.report import files  # noqa: PLC0415 - drawing takes time to import
-        from simulator.report.pages import page  # noqa: PLC0415
 
         with files.replaced(Path(out)) as folder:
             picture = self.figure() if self.view.panels else None
             if picture is not None:
                 for kind in ("png", "svg"):
                     picture.write(str(folder / f"{self.name}.{kind}"), kind)
-            (folder / "report.html").write_text(page(self.view, picture.png() if picture else None), encoding="utf-8")
+            (folder / "report.html").write_text(self.view.page(picture.png() if picture else None), encoding="utf-8")
             if self.outcomes:
                 self.table.to_csv(folder / "points.csv", index=False, lineterminator="\n")
             if len(self.loaded) == 1:

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Untested, label_of
-from simulator.scenario.unstated import Unstated
+from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
 from simulator.units import Bytes, FieldError, nearest
 
 __all__ = [
     "LIMITS",
-    "Bound",
     "Claim",
     "DrawsOrigin",
     "Expectation",
-    "Fold",
     "Keep",
     "Kind",
-    "Label",
     "Largest",
     "PolicyChoice",
     "Scenario",
     "Switches",
     "Unstated",
-    "Untested",
     "label_of",
 ]
 
@@ -94,18 +89,12 @@ class PolicyChoice(Part):
     def _bare_name(cls, data: Any) -> Any:
         return {"policy": data} if isinstance(data, str) else data
 
-    @model_validator(mode="after")
-    def _row_has_a_label(self) -> Self:
+    def _check(self) -> None:
         label_of(self.row)
-        return self
-
-    @model_validator(mode="after")
-    def _turns_are_of_a_policy(self) -> Self:
         if self.staggered and (self.alone or self.is_file):
             must = "turns are for a policy that knows what ranks share"
             found = "alone: true" if self.alone else f"the plan {self.policy!r}"
             raise FieldError(must, found, "drop staggered, or name a policy without alone", ("staggered",))
-        return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -135,8 +124,7 @@ class DrawsOrigin(Part):
     stickiness: Annotated[float, Field(ge=0, le=1)] = 0.0
     file: str | None = None
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check(self) -> None:
         others = self.model_fields_set - {"file"}
         if self.file is not None and others:
             must, do = "draws come from a file or from a distribution", "leave one of the two out"
@@ -144,7 +132,6 @@ class DrawsOrigin(Part):
         if self.distribution == "uniform" and "skew" in others:
             must, do = "a skew is of the distribution zipf", "write distribution: zipf, or remove skew"
             raise FieldError(must, "skew with uniform", do, ("skew",))
-        return self
 
 
 class Switches(Part):
@@ -199,12 +186,10 @@ class Largest(Part):
         """All values that may be tried, in order."""
         return range(self.multiple_of, self.at_most + 1, self.multiple_of)
 
-    @model_validator(mode="after")
-    def _some_are_tried(self) -> Self:
+    def _check(self) -> None:
         if not self.values:
             must = f"at_most is at least {self.multiple_of:,}, the least multiple that is tried"
             raise FieldError(must, f"{self.at_most:,}", "raise at_most, or lower multiple_of", ("at_most",))
-        return self
 
 
 class Scenario(Document):
@@ -280,18 +265,13 @@ class Scenario(Document):
     def _stated(self) -> tuple[str, ...]:
         return (*with_prefixes(self.figures()), *super()._stated())
 
-    @model_validator(mode="after")
-    def _points_are_whole(self) -> Self:
+    def _check(self) -> None:
         for key, values in self.scaling.items():
             first, points = next((name, len(listed)) for name, listed in self.scaling.items())
             if len(values) != points:
                 must = "each field of scaling has a value at each point"
                 found = f"{len(values)} here and {points} at {first}"
                 raise FieldError(must, found, "list as many values everywhere", ("scaling", key))
-        return self
-
-    @model_validator(mode="after")
-    def _rows_are_distinct(self) -> Self:
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
             if row in rows[:index]:
@@ -304,10 +284,9 @@ class Scenario(Document):
                     at = ("expect", str(index), key)
                     must = "an expectation names a row of policies"
                     raise FieldError(must, repr(named), nearest(named, tuple(rows)), at)
-        return self
+        self._check_names_of_figures()
 
-    @model_validator(mode="after")
-    def _printed_figures_have_names(self) -> Self:
+    def _check_names_of_figures(self) -> None:
         names: dict[tuple[object, str], str] = {}
         for index, expectation in enumerate(self.expect if self.claim else ()):
             if expectation.printed is None:
@@ -321,4 +300,3 @@ class Scenario(Document):
             if known != expectation.figure:
                 must, do = "what one source prints has one name", f"name it {known!r} here, too; fitted is told by name"
                 raise FieldError(must, f"{expectation.printed} of that source as {expectation.figure!r}", do, at)
-        return self

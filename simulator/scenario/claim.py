@@ -1,17 +1,132 @@
-"""What a scenario expects of its rows, and the published sentence that it puts to the test."""
+"""What a scenario expects of its rows, and the published sentence that it tests, with what its source leaves open."""
 
 from __future__ import annotations
 
 import math
 import re
 from contextlib import suppress
-from typing import Annotated, Literal, Self
+from functools import cached_property
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from simulator.document import Key, Part, flaw
-from simulator.scenario.unstated import Unstated
-from simulator.units import FieldError, parse
+from simulator.document import Count, Key, Line, Part, flaw
+from simulator.units import FieldError, exact, in_field, parse, unit_of
+
+End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, or a number."""
+_FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
+WORKLOAD = "workload."
+"""How paths to fields of the workload begin."""
+_PARTS = 64
+"""Into so many parts a range without multiples is cut."""
+MOST_VALUES = 100_000
+"""Most multiples in a range."""
+
+
+class Unstated(Part):
+    """A parameter that the source of a claim does not state.
+
+    Attributes
+    ----------
+    parameter
+        What it is called.
+    fields
+        Where it stands: field paths of the machine (``links.h2d.bandwidth``), or of the workload
+        (``workload.sequence``). All have one value.
+    low, high
+        The range in which it may lie, ``from`` and ``to``: quantities, or numbers without a unit; or factors (``0.5x``)
+        by which figures of the machine are multiplied, which reaches also what rows set for themselves. What the
+        scenario takes lies in it.
+    multiple_of
+        Of which whole number the values are multiples; for fields that are whole numbers.
+    why
+        Where the range comes from.
+    """
+
+    parameter: Annotated[Line, Field(min_length=1)]
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    low: End = Field(alias="from")
+    high: End = Field(alias="to")
+    multiple_of: Count | None = None
+    why: Annotated[str, Field(min_length=1)]
+
+    @cached_property
+    def unit(self) -> str | None:
+        """Unit of its values, of factors ``x``; None if they have none."""
+        if not isinstance(self.low, str):
+            return None
+        if _FACTOR.fullmatch(self.low):
+            return "x"
+        if (unit := unit_of(self.low)) is None:
+            must, do = "an end of a range is a quantity, or a number", "write such as '20 GB/s'"
+            raise FieldError(must, repr(self.low), do, ("from",))
+        return unit
+
+    def number(self, value: object) -> float:
+        """Read a value of one of its fields, as a number of its unit.
+
+        Parameters
+        ----------
+        value
+            As a document states it.
+
+        Raises
+        ------
+        FieldError
+            If it has another unit.
+        """
+        if self.is_factor:
+            return self._factor(value)
+        if self.unit is not None:
+            return parse(value, self.unit)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            must = "a value of a range without a unit is a number"
+            raise FieldError(must, repr(value), "give the ends of the range the same unit")
+        return value
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether figures are multiplied, and not replaced."""
+        return self.unit == "x"
+
+    def _factor(self, value: object) -> float:
+        if isinstance(value, str) and _FACTOR.fullmatch(value):
+            return float(value[:-1])
+        raise FieldError("both ends of a range are factors", repr(value), "write such as '2x'")
+
+    def written(self, number: float) -> str | float:
+        """Write a number of its unit as a document states it."""
+        if self.unit is not None and not self.is_factor:
+            return exact(int(number), self.unit)
+        return int(number) if self.multiple_of else number
+
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """The values that may be tried, ascending."""
+        low, high = self.number(self.low), self.number(self.high)
+        if self.multiple_of:
+            first, last = math.ceil(low / self.multiple_of), math.floor(high / self.multiple_of)
+            if last - first >= MOST_VALUES:
+                must, found = f"a range has at most {MOST_VALUES:,} multiples", f"{last - first + 1:,}"
+                raise FieldError(must, found, "narrow it, or raise multiple_of", ("to",))
+            return tuple(self.multiple_of * number for number in range(first, last + 1))
+        points = (low + part * (high - low) / _PARTS for part in range(_PARTS + 1))
+        whole = self.unit is not None and not self.is_factor
+        return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
+
+    def _check(self) -> None:
+        if self.is_factor and any(field.startswith(WORKLOAD) for field in self.fields):
+            must, found = "figures of the machine are multiplied", "a field of the workload"
+            raise FieldError(must, found, "state values", ("from",))
+        for key, end in (("from", self.low), ("to", self.high)):
+            with in_field(key):
+                number = self.number(end)
+            if math.isinf(number):
+                raise FieldError("an end of a range is finite", repr(end), "write a number", (key,))
+        if len(self.values) < 2 or self.number(self.low) >= self.number(self.high):
+            must = "a range goes from a value to a higher one, with two values in it at least"
+            raise FieldError(must, f"{self.low} to {self.high}", "widen it", ("to",))
 
 
 def label_of(label: str) -> str:
@@ -147,17 +262,14 @@ class Expectation(Part):
             return ()
         return () if self.kind == "shown" and any(isinstance(end, str) for end in ends) else ends
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _check(self) -> None:
         keys = (*LIMITS, "faster_than", "printed")
         if all(getattr(self, key) is None for key in keys):
             must = f"an expectation says {', '.join(keys[:-1])} or printed"
             raise FieldError(must, "none of them", "add one")
         for key in (*LIMITS, "printed"):
-            try:
+            with in_field(key):
                 ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
-            except FieldError as error:
-                raise FieldError(error.must, error.found, error.do, (key,)) from None
             texts = [end for end in ends if isinstance(end, str)]
             if any(map(_is_quantity, texts)):
                 must = "a limit with a unit is of a column that ends in _ns, _bytes or _bytes_per_s"
@@ -165,30 +277,22 @@ class Expectation(Part):
                 raise FieldError(must, found, "correct the column, or write a number without a unit", ("column",))
             if texts and (key != "equals" or any(map(_is_number, texts))):
                 must = f"{key} of the column {self.column!r} is a number"
-                raise FieldError(
-                    must, repr(getattr(self, key)), "write a finite number, or a text under equals", (key,)
-                )
+                do = "write a finite number, or a text under equals"
+                raise FieldError(must, repr(getattr(self, key)), do, (key,))
             if len(ends) == 2 and not ends[0] < ends[1]:  # type: ignore[operator]
                 must, found = "a range goes from less to more", f"{ends[0]} and {ends[1]}"
                 raise FieldError(must, found, "write the lower end first", (key,))
-        return self
+        self._check_divisor()
 
-    @model_validator(mode="after")
-    def _divides_by_one_number(self) -> Self:
+    def _check_divisor(self) -> None:
         if self.over is not None and self.over_printed is not None:
             must = "a value is divided by that of a row, or by a printed figure"
             raise FieldError(must, "both", "drop over or over_printed", ("over_printed",))
-        try:
+        with in_field("over_printed"):
             divisor = self.divisor
-        except FieldError as error:
-            raise FieldError(error.must, error.found, error.do, ("over_printed",)) from None
         if divisor is not None and not (isinstance(divisor, int | float) and divisor > 0):
             must = "a value is divided by a number above 0"
             raise FieldError(must, repr(self.over_printed), "write the printed figure", ("over_printed",))
-        return self
-
-    @model_validator(mode="after")
-    def _kind_has_a_printed_figure(self) -> Self:
         said = "missed" if self.missed else self.kind
         if said != "predicted" and self.printed is None:
             must = "what is fitted, shown or missed is a printed figure"
@@ -196,7 +300,6 @@ class Expectation(Part):
         if self.missed and self.kind != "predicted":
             must = "what is missed was to be predicted"
             raise FieldError(must, f"kind: {self.kind}", "drop kind, or missed", ("missed",))
-        return self
 
 
 class Untested(Part):
@@ -243,10 +346,7 @@ class Claim(Part):
 
 def _is_quantity(said: str) -> bool:
     """Whether a text is a quantity of some unit."""
-    for unit in ("ns", "B", "B/s", "FLOP/s"):
-        with suppress(FieldError):
-            return math.isfinite(parse(said, unit))
-    return False
+    return unit_of(said) is not None and said.strip() != "inf"
 
 
 def _is_number(said: str) -> bool:

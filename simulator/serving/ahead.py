@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import chain, filterfalse, pairwise
 
 from simulator.builders import Iteration
-from simulator.builders.decoder.serving import loaded, stored
+from simulator.builders.decoder.inference import loaded, stored
 from simulator.graph import Graph
 from simulator.plan import COPY, DETACH, SYNC, Code, Plan, Steps, View
 from simulator.policies import Problem

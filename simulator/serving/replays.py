@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from simulator import metrics
 from simulator.builders import Iteration, iteration
-from simulator.builders.decoder.serving import loaded as loaded_name
-from simulator.builders.decoder.serving import stored as stored_name
+from simulator.builders.decoder.inference import loaded as loaded_name
+from simulator.builders.decoder.inference import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Graph, Job

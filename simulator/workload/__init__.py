@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import FieldError
 from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.dtypes import Dtypes
-from simulator.workload.kv import KvBlocks
-from simulator.workload.layout import Parallel, Pools
+from simulator.workload.layout import AXES, Dtypes, KvBlocks, Parallel, Pools
 from simulator.workload.models import (
     DecoderModel,
-    Dense,
     Experts,
     LlamaModel,
     Model,
@@ -23,12 +20,11 @@ from simulator.workload.models import (
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 __all__ = [
+    "AXES",
     "Arrivals",
     "Arriving",
     "Compress",
-    "Count",
     "DecoderModel",
-    "Dense",
     "Dtypes",
     "Experts",
     "Gqa",
@@ -129,26 +125,16 @@ class Workload(Document):
         replicas = self.parallel.data if self.parallel.ranks == "all" else 1
         return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
 
-    @model_validator(mode="after")
-    def _one_subject(self) -> Self:
+    def _check(self) -> None:
         if self.model is None and self.graph is None:
             raise FieldError("a workload has a model or a graph", "neither", "add the key model or graph")
-        if self.graph is not None:
-            extra = sorted(self.model_fields_set & {"model", *_ABOUT_A_MODEL})
-            if extra:
-                must = "a workload from a graph states nothing of a model"
-                raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
-        return self
-
-    @model_validator(mode="after")
-    def _replicas_are_of_one_rank(self) -> Self:
+        extra = sorted(self.model_fields_set & {"model", *_ABOUT_A_MODEL})
+        if self.graph is not None and extra:
+            must = "a workload from a graph states nothing of a model"
+            raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
         if self.replicas > 1 and (self.pools is not None or self.parallel.ranks == "all"):
             must, found = "a replica is one rank that meets no other", "pools" if self.pools else "ranks: all"
             raise FieldError(must, found, f"remove replicas, or {found}", ("replicas",))
-        return self
-
-    @model_validator(mode="after")
-    def _phases_have_their_keys(self) -> Self:
         for key, phase in (("chunk", "prefill"), ("new_tokens", "decode")):
             if key in self.model_fields_set and self.phase != phase:
                 must, found = f"{key} is for phase {phase}", f"it with phase {self.phase}"
@@ -156,54 +142,38 @@ class Workload(Document):
         if self.chunk is not None and self.chunk > self.sequence:
             must, found = "a chunk is a part of the prompt", f"{self.chunk} of {self.sequence} tokens"
             raise FieldError(must, found, f"lower chunk to {self.sequence}, or raise sequence", ("chunk",))
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_see_what_is_there(self) -> Self:
-        if self.model is not None and self.phase in _INFERENCE and not isinstance(self.model, ResidencyAcceptanceModel):
-            check_attention(self.model.decoder.attention, self.sequence)
-        return self
-
-    @model_validator(mode="after")
-    def _blocks_are_cut(self) -> Self:
-        if self.kv is None:
-            return self
-        if self.phase not in _INFERENCE:
+        if self.kv is not None and self.phase not in _INFERENCE:
             must, found = "kv is for phases prefill and decode", f"it with phase {self.phase}"
             raise FieldError(must, found, "remove kv", ("kv",))
-        if self.model is not None and not isinstance(self.model, ResidencyAcceptanceModel):
-            model = self.model.decoder
+        self._check_inference(getattr(self.model, "decoder", None) if self.phase in _INFERENCE else None)
+        self._check_family()
+        self._check_serving()
+
+    def _check_inference(self, model: DecoderModel | None) -> None:
+        """Refuse attention, blocks and experts that do not suit; `model` is the one of prefill or decode."""
+        if model is not None:
+            check_attention(model.attention, self.sequence)
+        if model is not None and self.kv is not None:
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
-            self.kv.check(model.attention, tokens, self.chunk)
+            self.kv.check(model.attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(model.layers, self.batch, tokens, times)
-        return self
-
-    @model_validator(mode="after")
-    def _each_expert_may_be_read(self) -> Self:
-        if self.experts == "together" or self.model is None:
-            return self
-        part = None
-        if isinstance(self.model, (LlamaModel, DecoderModel)) and self.phase in _INFERENCE:
-            part = self.model.decoder.feed_forward
-        if not isinstance(part, Experts) or part.ranks > 1:
+        part = model and model.feed_forward
+        is_spread = not isinstance(part, Experts) or part.ranks > 1
+        if self.experts == "each" and self.model is not None and is_spread:
             must = "experts are read each for itself at prefill and decode, of a model that has all of them on its rank"
             found = f"phase {self.phase}" if self.phase not in _INFERENCE else "none of its own"
             raise FieldError(must, found, "write 'experts: together', or change the model", ("experts",))
-        return self
 
-    @model_validator(mode="after")
-    def _inference_is_of_one_rank(self) -> Self:
-        if self.phase == "requests":
-            return self
-        if self.phase in _INFERENCE:
-            if "parallel" in self.model_fields_set:
-                must = f"phase {self.phase} runs the whole model on one rank"
-                raise FieldError(must, "the key parallel", "remove it, or use replicas", ("parallel",))
-            if isinstance(self.model, ResidencyAcceptanceModel):
-                must = f"phase {self.phase} is of a model of the family llama or decoder"
-                raise FieldError(must, self.model.family, "set 'phase: train', or change the family", ("phase",))
-            return self
+    def _check_family(self) -> None:
+        if self.phase in _INFERENCE and "parallel" in self.model_fields_set:
+            must = f"phase {self.phase} runs the whole model on one rank"
+            raise FieldError(must, "the key parallel", "remove it, or use replicas", ("parallel",))
+        if self.phase in _INFERENCE and isinstance(self.model, ResidencyAcceptanceModel):
+            must = f"phase {self.phase} is of a model of the family llama or decoder"
+            raise FieldError(must, self.model.family, "set 'phase: train', or change the family", ("phase",))
+        if self.phase not in ("train", "serve"):
+            return
         if isinstance(self.model, DecoderModel):
             must = "a model of the family decoder has phase prefill, decode or requests"
             raise FieldError(must, self.phase, "set phase, or use the family llama", ("phase",))
@@ -211,34 +181,23 @@ class Workload(Document):
             if getattr(self.dtypes, key) is not None:
                 must, found = f"dtypes.{key} is for phases prefill and decode", f"it with phase {self.phase}"
                 raise FieldError(must, found, "remove it", ("dtypes", key))
-        return self
 
-    @model_validator(mode="after")
-    def _requests_arrive(self) -> Self:
+    def _check_serving(self) -> None:
         if (self.requests is not None) != (self.phase == "requests"):
             must = "with phase requests a workload has requests, and else none"
             found = f"phase {self.phase} {'with' if self.requests else 'without'} requests"
             raise FieldError(must, found, "set 'phase: requests', and say when they come", ("phase",))
-        if self.requests is None or self.model is None:
-            return self
-        self.requests.check(self.model)
-        extra = sorted(self.model_fields_set & {"batch", "sequence", "parallel", "replicas"})
-        if extra:
-            must = "requests say how many sequences there are and how long, on one rank"
-            raise FieldError(must, f"the key {extra[0]}", "remove it", (extra[0],))
-        return self
-
-    @model_validator(mode="after")
-    def _pools_serve(self) -> Self:
+        if self.requests is not None and self.model is not None:
+            self.requests.check(self.model)
+            extra = sorted(self.model_fields_set & {"batch", "sequence", "parallel", "replicas"})
+            if extra:
+                must = "requests say how many sequences there are and how long, on one rank"
+                raise FieldError(must, f"the key {extra[0]}", "remove it", (extra[0],))
         if (self.pools is not None) != (self.phase == "serve"):
-            must, found = (
-                "pools serve, and training has none",
-                f"phase {self.phase} {'with' if self.pools else 'without'} pools",
-            )
-            raise FieldError(
-                must, found, "set 'phase: serve', and say how many ranks each of the pools has", ("phase",)
-            )
+            must = "pools serve, and training has none"
+            found = f"phase {self.phase} {'with' if self.pools else 'without'} pools"
+            do = "set 'phase: serve', and say how many ranks each of the pools has"
+            raise FieldError(must, found, do, ("phase",))
         if self.pools is not None and "parallel" in self.model_fields_set:
             must = "each rank of a pool holds the whole model"
             raise FieldError(must, "the key parallel", "remove it, or set 'phase: train'", ("parallel",))
-        return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, StrictBool, Tag, model_validator
+from pydantic import Discriminator, StrictBool, Tag
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
 from simulator.units import FieldError
@@ -24,12 +24,10 @@ class Compress(Part):
     block: Count
     stride: Count
 
-    @model_validator(mode="after")
-    def _strides_divide(self) -> Self:
+    def _check(self) -> None:
         if self.block % self.stride:
             must, found = "stride divides block", f"{self.stride} and {self.block}"
             raise FieldError(must, found, "change compress.block or compress.stride", ("stride",))
-        return self
 
 
 class Select(Part):
@@ -55,15 +53,10 @@ class Select(Part):
         """How many blocks are chosen by their scores."""
         return self.top - self.first - self.last
 
-    @model_validator(mode="after")
-    def _some_are_chosen(self) -> Self:
+    def _check(self) -> None:
         if self.chosen < 1:
-            must, found = (
-                "some of the top blocks are chosen by score",
-                f"{self.top} with {self.first + self.last} fixed",
-            )
-            raise FieldError(must, found, "raise top, or lower first or last", ("top",))
-        return self
+            must, do = "some of the top blocks are chosen by score", "raise top, or lower first or last"
+            raise FieldError(must, f"{self.top} with {self.first + self.last} fixed", do, ("top",))
 
 
 class Sparse(Part):
@@ -83,12 +76,10 @@ class Sparse(Part):
     select: Select
     window: Count
 
-    @model_validator(mode="after")
-    def _blocks_fit(self) -> Self:
+    def _check(self) -> None:
         if self.select.block % self.compress.stride:
             must, found = "compress.stride divides select.block", f"{self.compress.stride} and {self.select.block}"
             raise FieldError(must, found, "change one of them", ("select", "block"))
-        return self
 
 
 class _Attention(Part):
@@ -108,14 +99,12 @@ class _Attention(Part):
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
 
-    @model_validator(mode="after")
-    def _one_view(self) -> Self:
+    def _check(self) -> None:
         if self.sinks and self.window is None:
             raise FieldError("sinks stand beside a window", f"{self.sinks} without one", "add window", ("sinks",))
         if self.sparse is not None and self.window is not None:
             must = "attention has a window, or is sparse"
             raise FieldError(must, "both", "remove window (sparse has one of its own)", ("window",))
-        return self
 
 
 class Gqa(_Attention):
@@ -145,12 +134,11 @@ class Gqa(_Attention):
         """Groups of heads that choose blocks together: those that share a key."""
         return self.kv_heads
 
-    @model_validator(mode="after")
-    def _heads_share(self) -> Self:
+    def _check(self) -> None:
+        super()._check()
         if self.heads % self.kv_heads:
             must, found = "heads is a multiple of kv_heads", f"{self.heads} and {self.kv_heads}"
             raise FieldError(must, found, "change heads or kv_heads", ("heads",))
-        return self
 
 
 class Mla(_Attention):
@@ -206,25 +194,16 @@ def check_attention(part: Gqa | Mla, sequence: int) -> None:
     FieldError
         If there are such; the message says which.
     """
-    at, do = ("model", "attention"), "or raise sequence"
-    most = (part.window or 0) + part.sinks
-    if most > sequence:
-        must, found = "a window and its sinks are at most the sequence", f"{most:,} of {sequence:,} tokens"
-        raise FieldError(must, found, f"lower window, {do}", (*at, "window"))
-    about = part.sparse
-    if about is None:
-        return
-    if about.window > sequence:
-        must, found = "a window is at most the sequence", f"{about.window:,} of {sequence:,} tokens"
-        raise FieldError(must, found, f"lower sparse.window, {do}", (*at, "sparse", "window"))
-    if about.compress.block > sequence:
-        must, found = (
-            "what is made into one is at most the sequence",
-            f"{about.compress.block:,} of {sequence:,} tokens",
-        )
-        raise FieldError(must, found, f"lower compress.block, {do}", (*at, "sparse", "compress", "block"))
-    blocks = -(-sequence // about.select.block)
-    if about.select.top > blocks:
-        must = "a token selects at most the blocks that there are"
+    about, most = part.sparse, (part.window or 0) + part.sinks
+    asked: list[tuple[str, int, tuple[str, ...]]] = [("a window and its sinks are", most, ("window",))]
+    if about is not None:
+        asked.append(("a window is", about.window, ("sparse", "window")))
+        asked.append(("what is made into one is", about.compress.block, ("sparse", "compress", "block")))
+    for what, tokens, field in asked:
+        if tokens > sequence:
+            found, do = f"{tokens:,} of {sequence:,} tokens", f"lower {'.'.join(field[-2:])}, or raise sequence"
+            raise FieldError(f"{what} at most the sequence", found, do, ("model", "attention", *field))
+    if about is not None and about.select.top > (blocks := -(-sequence // about.select.block)):
+        must, do = "a token selects at most the blocks that there are", "lower select.top, or raise sequence"
         found = f"{about.select.top:,} of {blocks:,} with {about.select.block:,} tokens each"
-        raise FieldError(must, found, f"lower select.top, {do}", (*at, "sparse", "select", "top"))
+        raise FieldError(must, found, do, ("model", "attention", "sparse", "select", "top"))

@@ -1,13 +1,166 @@
-"""How a model is spread over ranks, or served by pools of them."""
+"""How what a model keeps is laid out: in which data types, in which blocks of the KV cache, over which ranks."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from math import prod
+from typing import Literal, NamedTuple
 
-from pydantic import StrictBool, model_validator
+from pydantic import StrictBool
 
-from simulator.document import MOST_RANKS, Count, Layers, Part, Ranks
+from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
 from simulator.units import FieldError, would_divide
+from simulator.workload.attention import Gqa, Mla
+
+
+class Format(NamedTuple):
+    """How a number is kept.
+
+    Attributes
+    ----------
+    bits
+        Of each number.
+    block
+        Inputs and outputs that share a scale.
+    block_bits
+        Of what such a block keeps beside its numbers.
+    """
+
+    bits: int
+    block: tuple[int, int] = (1, 1)
+    block_bits: int = 0
+
+
+FORMATS = {
+    "fp32": Format(32),
+    "bf16": Format(16),
+    "fp16": Format(16),
+    "fp8": Format(8, (128, 128), 32),
+    "int4": Format(4, (128, 1), 16 + 4),
+}
+"""By name. ``fp8``: an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md of the model card).
+``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128)."""
+
+
+class Dtypes(Part):
+    """Data types of what is kept.
+
+    Attributes
+    ----------
+    compute
+        Weights, activations and gradients.
+    weights
+        For inference, the matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`.
+    kv_cache
+        For inference, what is cached of each token; default: as `compute`. Scales are not counted.
+    optimizer_bytes_per_parameter
+        Master weight and moments together: 12 for fp32 master and two fp32 moments (Adam).
+    logits_copies_fp32
+        fp32 copies of the logits that the loss holds while it runs.
+    """
+
+    compute: Literal["bf16", "fp16", "fp32"] = "bf16"
+    weights: Literal["bf16", "fp16", "fp32", "fp8", "int4"] | None = None
+    kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
+    optimizer_bytes_per_parameter: Count = 12
+    logits_copies_fp32: CountOrNone = 2
+
+    @property
+    def element_bytes(self) -> int:
+        """Size of an element of `compute` [B]."""
+        return 4 if self.compute == "fp32" else 2
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of an element of the KV cache [B]."""
+        return FORMATS[self.kv_cache or self.compute].bits // 8
+
+    def matrix_bytes(self, shape: tuple[int, ...]) -> int:
+        """Size of the matrices of a layer, of inputs and outputs each, with their scales [B]."""
+        kept = FORMATS[self.weights or self.compute]
+        *several, inputs, outputs = shape
+        blocks = prod(several) * -(-inputs // kept.block[0]) * -(-outputs // kept.block[1])
+        return -(-(prod(shape) * kept.bits + blocks * kept.block_bits) // 8)
+
+
+MOST = 500_000
+"""Most blocks of a KV cache: about 1 GB of memory for a run."""
+MOST_READS = 10_000_000
+"""Most blocks that the tokens or chunks of a step read, all together: 80 MB, and some seconds to list them."""
+
+
+class KvBlocks(Part):
+    """A KV cache in blocks, each a tensor with a home of its own (paged attention, arXiv 2309.06180).
+
+    Attributes
+    ----------
+    block
+        Tokens of a sequence in a block.
+    sequences
+        How many sequences have a block in the same tensor, or ``all``.
+    left
+        What becomes of a block that a window has passed: it is ``dropped``, as no token of its sequence sees it again,
+        or ``stored``, for others that may (a prompt that shares only what is before it): it goes home, and stays there.
+    new
+        With phase ``decode``, whether the blocks of later new tokens are ``reserved`` from the start, at home, or come
+        ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds. If their
+        home is another tier, they have room there from the start, and end the step there.
+    """
+
+    block: Count
+    sequences: Count | Literal["all"] = 1
+    left: Literal["dropped", "stored"] = "dropped"
+    new: Literal["reserved", "as_needed"] = "reserved"
+
+    def together(self, batch: int) -> int:
+        """How many of `batch` sequences have a block in the same tensor."""
+        return batch if self.sequences == "all" else self.sequences
+
+    def check(self, part: Gqa | Mla, chunk: int | None) -> None:
+        """Refuse blocks that do not suit the attention, the length of sequences, or the chunks of prompts.
+
+        Raises
+        ------
+        FieldError
+            If there are such; the message says what does.
+        """
+        if chunk is not None and chunk % self.block:
+            must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
+            raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
+        if self.left == "stored" and part.sparse is not None:
+            must, found = "sparse attention leaves no block behind, as any may be selected again", "left: stored"
+            raise FieldError(must, found, "remove left", ("kv", "left"))
+        if self.left == "stored" and part.window is None:
+            must, found = "blocks leave where attention has a window", "left: stored without one"
+            raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))
+        if part.sparse is None:
+            return
+        if part.sparse.select.block != self.block:
+            must, size = "a block that is selected is a block of the cache", part.sparse.select.block
+            raise FieldError(must, f"{size} and {self.block}", f"set kv.block to {size}", ("kv", "block"))
+        if self.sequences != 1:
+            must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
+            raise FieldError(must, found, "remove sequences", ("kv", "sequences"))
+
+    def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
+        """Refuse more blocks than `MOST`, or more than `MOST_READS` reads if all are read so many times.
+
+        Raises
+        ------
+        FieldError
+            If there are; or if more sequences were to have a block in a tensor than there are.
+        """
+        if self.sequences != "all" and self.sequences > batch:
+            must, do = "no more sequences have a block in a tensor than a batch has", f"write at most {batch:,}, or all"
+            raise FieldError(must, f"{self.sequences:,} of {batch:,}", do, ("kv", "sequences"))
+        found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
+        if found > MOST:
+            do = "raise kv.block or kv.sequences, or lower batch or sequence"
+            raise FieldError(f"a KV cache has at most {MOST:,} blocks", f"{found:,}", do, ("kv", "block"))
+        if found * times > MOST_READS:
+            must = f"the tokens of a step read at most {MOST_READS:,} blocks"
+            do = "raise kv.block or chunk, or lower new_tokens"
+            raise FieldError(must, f"{found:,} blocks, {times:,} times", do, ("kv", "block"))
+
 
 AXES = ("pipeline", "data", "expert", "tensor")
 """Axes of the device matrix, as they stand unless a workload says otherwise."""
@@ -77,53 +230,29 @@ class Parallel(Part):
         sizes = {"pipeline": self.pipeline, "data": self.data // self.expert, "expert": self.expert}
         return {name: {**sizes, "tensor": self.tensor}[name] for name in names}
 
-    @model_validator(mode="after")
-    def _axes_are_those_of_the_matrix(self) -> Self:
+    def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
         if sorted(self.axis_names) != sorted(needed):
             found = ", ".join(self.axis_names) or "none"
             raise FieldError(f"each axis is named once ({', '.join(needed)})", found, "correct it", ("axis_names",))
-        return self
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> Self:
         ranks = self.data * self.tensor * self.pipeline
         if self.ranks == "all" and ranks > MOST_RANKS:
             largest = max(("data", "tensor", "pipeline"), key=lambda axis: getattr(self, axis))
             raise FieldError(f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", f"lower {largest}", (largest,))
-        return self
-
-    @model_validator(mode="after")
-    def _one_rank_is_alone(self) -> Self:
-        if self.ranks == "one":
-            several = [key for key in ("tensor", "pipeline", "expert") if getattr(self, key) > 1]
-            several += ["sequence"] if self.sequence else []
-            several += ["zero_stage"] if self.zero_stage > 1 else []
-            several += ["layouts"] if self.layouts else []
-            several += ["axis_names"] if self.axis_names != AXES else []
-            if several:
-                must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
-                raise FieldError(
-                    must, several[0], "add 'ranks: all' for all ranks and their collectives", (several[0],)
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _experts_divide(self) -> Self:
+        alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
+        alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
+        several = [key for key, value in alone.items() if getattr(self, key) != value]
+        if self.ranks == "one" and several:
+            must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
+            do = "add 'ranks: all' for all ranks and their collectives"
+            raise FieldError(must, several[0], do, (several[0],))
         if self.data % self.expert:
-            must, found = (
-                "expert divides data: expert ranks are replicas that share experts",
-                (f"{self.expert} and {self.data}"),
-            )
-            raise FieldError(must, found, would_divide("expert", self.data, self.expert), ("expert",))
-        return self
-
-    @model_validator(mode="after")
-    def _stages_have_layers(self) -> Self:
+            must = "expert divides data: expert ranks are replicas that share experts"
+            do = would_divide("expert", self.data, self.expert)
+            raise FieldError(must, f"{self.expert} and {self.data}", do, ("expert",))
         if self.layers is not None and len(self.layers) != self.pipeline:
             found = f"{len(self.layers)} for {self.pipeline} stages"
             raise FieldError("layers says how many each stage has", found, "name one number a stage", ("layers",))
-        return self
 
 
 class Pools(Part):
@@ -144,12 +273,10 @@ class Pools(Part):
     decode: Ranks
     new_tokens: Count
 
-    @model_validator(mode="after")
-    def _prompts_are_dealt_out(self) -> Self:
+    def _check(self) -> None:
         if self.prefill % self.decode:
             must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
             raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
         if self.prefill > MOST_SENDERS * self.decode:
             must = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks"
             raise FieldError(must, f"{self.prefill // self.decode:,}", "raise decode, or lower prefill", ("prefill",))
-        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, StrictBool, Tag, model_validator
+from pydantic import Discriminator, StrictBool, Tag
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
 from simulator.units import FieldError, would_divide
@@ -59,8 +59,7 @@ class Experts(Part):
         """How many of the routed experts a rank has."""
         return self.routed // self.ranks
 
-    @model_validator(mode="after")
-    def _experts_are_there(self) -> Self:
+    def _check(self) -> None:
         if self.routed % self.ranks:
             must, found = "each rank has as many of the routed experts", f"{self.ranks} ranks for {self.routed} experts"
             raise FieldError(must, found, would_divide("ranks", self.routed, self.ranks), ("ranks",))
@@ -72,7 +71,6 @@ class Experts(Part):
         if (self.dense_layers > 0) != (self.dense_width is not None):
             must, found = "dense_layers and dense_width come together", "one of them"
             raise FieldError(must, found, "state both, or neither", ("dense_layers",))
-        return self
 
 
 def _family(model: object) -> object:
@@ -121,16 +119,22 @@ class DecoderModel(Part):
             part = part.model_copy(update={"dense_layers": 0, "dense_width": None})
         return self.model_copy(update={"layers": layers, "feed_forward": part})
 
-    @model_validator(mode="after")
-    def _some_layers_have_experts(self) -> Self:
+    def _check(self) -> None:
         part = self.feed_forward
         if isinstance(part, Experts) and part.dense_layers >= self.layers:
             must, found = "some layers have experts", f"{part.dense_layers} dense ones of {self.layers}"
             raise FieldError(must, found, "lower dense_layers, or name a dense feed_forward", ("feed_forward",))
-        return self
 
 
-class LlamaModel(Part):
+class _AlikeLayers(Part):
+    """A model whose layers are all alike."""
+
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers."""
+        return self.model_copy(update={"layers": layers})
+
+
+class LlamaModel(_AlikeLayers):
     """The dimensions of a decoder with grouped-query attention and a gated feed-forward (LLaMA family).
 
     Attributes
@@ -156,21 +160,21 @@ class LlamaModel(Part):
     experts: Few | None = None
     top_k: Few = 1
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _check(self) -> None:
+        self._heads_divide()
+        self._experts_are_there()
+
+    def _heads_divide(self) -> None:
         for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
             a, b = getattr(self, whole), getattr(self, part)
             if a % b:
                 must, do = f"{whole} is a multiple of {part}", f"change {whole} or {part}"
                 raise FieldError(must, f"{a} and {b}", do, (whole,))
-        return self
 
-    @model_validator(mode="after")
-    def _experts_are_there(self) -> Self:
+    def _experts_are_there(self) -> None:
         if self.top_k > (self.experts or 1):
             must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
             raise FieldError(must, found, "lower top_k, or raise experts", ("top_k",))
-        return self
 
     @property
     def decoder(self) -> DecoderModel:
@@ -189,12 +193,8 @@ class LlamaModel(Part):
             tied_embeddings=self.tied_embeddings,
         )
 
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
 
-
-class ResidencyAcceptanceModel(Part):
+class ResidencyAcceptanceModel(_AlikeLayers):
     """The dimensions of the step on which the open-source HyperOffload planner was measured.
 
     Attributes
@@ -208,10 +208,6 @@ class ResidencyAcceptanceModel(Part):
     hidden: Count
     heads: Count
     ffn: Count
-
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
 
 
 Model = Annotated[

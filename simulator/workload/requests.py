@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import FieldError, Nanoseconds
@@ -100,36 +100,24 @@ class Requests(Part):
     max_tokens: Count = 8192
     queued_blocks: CountOrNone | None = None
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check(self) -> None:
         needed = ("count", "arrivals", "prompt", "output")
-        if self.file is None:
-            missing = [key for key in needed if getattr(self, key) is None]
-            if missing:
-                must = f"requests come from a file, or have {', '.join(needed)}"
-                raise FieldError(must, f"no {missing[0]}", f"add {missing[0]}, or file", (missing[0],))
-            return self
+        missing = [key for key in needed if getattr(self, key) is None]
+        if self.file is None and missing:
+            must = f"requests come from a file, or have {', '.join(needed)}"
+            raise FieldError(must, f"no {missing[0]}", f"add {missing[0]}, or file", (missing[0],))
         extra = sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"})
-        if extra:
+        if self.file is not None and extra:
             must = "a file says when requests come, how long they are and what they share"
             raise FieldError(must, extra[0], f"remove {extra[0]}, or file", (extra[0],))
-        return self
-
-    @model_validator(mode="after")
-    def _prefixes_are_parts(self) -> Self:
         if self.prefixes is not None and self.prompt is not None and self.prefixes.tokens > self.prompt.mean:
             must, do = "a prefix is a part of the mean prompt", "lower tokens, or raise the mean of prompt"
             found = f"{self.prefixes.tokens:,} of {self.prompt.mean:,} tokens"
             raise FieldError(must, found, do, ("prefixes", "tokens"))
-        return self
-
-    @model_validator(mode="after")
-    def _each_may_decode(self) -> Self:
         if self.max_sequences >= self.max_tokens:
             must = "beside a token of each sequence that decodes, an iteration has room for one of a prompt"
             found = f"{self.max_sequences:,} sequences and {self.max_tokens:,} tokens"
             raise FieldError(must, found, "raise max_tokens, or lower max_sequences", ("max_sequences",))
-        return self
 
     def check(self, model: object) -> None:
         """Refuse models whose iterations are not built: all but decoders that attend to all tokens, in groups.

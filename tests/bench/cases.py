@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from synthetic import decode
+
 from simulator import engine
-from simulator.builders.synthetic import decode
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder

@@ -7,9 +7,9 @@ import chain
 import pytest
 import yaml
 from pages import PAGES
+from parameters import count
 
 import simulator as hosim
-from simulator.builders.decoder.weights import count
 from simulator.catalog import read_workload
 from simulator.cli import main
 from simulator.report import text

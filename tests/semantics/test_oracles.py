@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from stories import graph, machine, play, timeline, waits
+from synthetic import chain
 
-from simulator.builders.synthetic import chain
 from simulator.plan import Steps
 
 OFFLOADED = (2, 3, 6, 7)

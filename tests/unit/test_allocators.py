@@ -9,7 +9,7 @@ import pytest
 from simulator.engine.pools import Pools
 from simulator.engine.spaces import BestFit, Holes
 from simulator.hardware import Allocator
-from simulator.hardware.allocator import Caching
+from simulator.hardware.device import Caching
 
 KIB, MIB = 1 << 10, 1 << 20
 

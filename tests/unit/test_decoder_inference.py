@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
+from parameters import count
 from pydantic import ValidationError
 
 from simulator.builders import build
 from simulator.builders.decoder.inference import chunks
-from simulator.builders.decoder.weights import count
 from simulator.catalog import load
 from simulator.graph import Graph, Late, Op, chosen_number
 from simulator.workload import Workload

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parameters import count
 from pydantic import ValidationError
 
 from simulator.builders import build
-from simulator.builders.decoder.weights import count
 from simulator.graph import Graph, Op
 from simulator.lifetime import lifetimes
 from simulator.workload import Workload

@@ -113,8 +113,9 @@ def graphs(draw: st.DrawFn) -> Graph:
     persistent = draw(st.booleans())
     names = draw(st.lists(named, min_size=1, max_size=6, unique=True))
     for name in names:
+        shared = draw(st.sampled_from([None, None, "node", "supernode"])) if name != names[0] else None
         kind = draw(st.sampled_from(list(TensorKind))) if persistent else "input"
-        builder.tensor(name, draw(number), kind, persistent=persistent)
+        builder.tensor(name, draw(number), kind, persistent=persistent, shared=shared)
     shuffled = draw(st.permutations(range(6)))
     builder.group("meet", [shuffled[:2], shuffled[2:]])
     builder.group("pass on", [(0, 1), (1, 2)])
@@ -199,6 +200,7 @@ BAD = {
     "an empty name": (lines('{"tensor":"","size_bytes":1}'), "each tensor has its own name, found an empty one"),
     "a name that is no text": (lines('{"tensor":7,"size_bytes":1}'), ":2: tensor is text, found 7"),
     "an unknown kind": (lines('{"tensor":"a","size_bytes":1,"kind":"wheight"}'), "(did you mean 'weight'?)"),
+    "an unknown sharing": (lines('{"tensor":"a","size_bytes":1,"shared":"rack"}'), "shared is one of node, supernode"),
     "the same tensor twice": (lines(A, A), ":3: tensor 'alpha': each tensor has its own name, found it twice"),
     "the same op twice": (lines(A, F, F), ":4: op 'f': each op has its own name, found it twice"),
     "an unknown tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "found 'alpa'; declare the tensor before, or corr"),

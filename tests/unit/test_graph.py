@@ -67,6 +67,11 @@ def test_repeated_changes_the_steps_only() -> None:
     assert graph.ops[0].kind is OpKind.COLLECTIVE
 
 
+def write_shared(b: GraphBuilder) -> None:
+    b.tensor("s", 1, shared="node")
+    b.op("f", [], ["s"])
+
+
 BROKEN = {
     "the same tensor twice": (lambda b: b.tensor("w", 1), "small: tensor 'w': each tensor has its own name"),
     "the same op twice": (lambda b: (b.op("f"), b.op("f")), "small: op 'f': each op has its own name"),
@@ -77,6 +82,7 @@ BROKEN = {
     "a truth value for a size": (lambda b: b.tensor("z", True), "found True"),
     "a huge size": (lambda b: b.tensor("z", 2**62 + 1), "from 0 to 2**62"),
     "an unknown tensor kind": (lambda b: b.tensor("z", 1, "wieght"), "(did you mean 'weight'?)"),
+    "an unknown sharing": (lambda b: b.tensor("z", 1, shared="rack"), "shared is one of node, supernode"),
     "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, found 'gpu'"),
     "an op on the host": (
         lambda b: b.op("f", kind="host"),
@@ -93,6 +99,7 @@ BROKEN = {
     "no traffic at all": (lambda b: b.op("f", read_bytes=None), "read_bytes is a whole number"),
     "a negative duration": (lambda b: b.op("f", duration_ns=-1), "duration_ns is a whole number"),
     "an unknown tensor": (lambda b: b.op("f", ["ww"]), "op 'f': tensors are named that the graph has, found 'ww'"),
+    "a write to a shared tensor": (write_shared, "no op writes a shared tensor, found one among its writes"),
 }
 
 

@@ -17,7 +17,8 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.report import drawing, html, meetings, perfetto, ranks, ranks_figure, timeline
+from simulator.report import comparison, drawing, html, perfetto, ranks, timeline, usage
+from simulator.report.rows import Row
 from simulator.report.sentences import sentences
 from simulator.report.stalls import by_cause, waits_for_peers
 from simulator.report.text import rank_columns
@@ -110,7 +111,7 @@ def test_members_of_a_meeting_are_listed_alike(whole):
     met = defaultdict(list)
     for view in ranks.of_ranks(whole):
         spans = view.trace.spans.whole()
-        for one in meetings.of_rank(view):
+        for one in ranks.collectives(view):
             times = int(spans["start_ns"][one.span]), int(spans["end_ns"][one.span])
             met[one.what.group, one.members, one.number].append((view.rank, *times))
     assert len(met) > 20
@@ -124,7 +125,7 @@ def test_the_load_of_a_bus_holds_all_that_went_over_it(fold, request):
     """The integral of the rate is what was copied."""
     row = request.getfixturevalue(fold)
     views = ranks.of_ranks(row)
-    loads = {load.bus: load for load in meetings.loads(row, views)}
+    loads = {load.bus: load for load in usage.loads(row, views)}
     assert set(loads) == {"ddr_in", "ddr_out"}
     for load in loads.values():
         assert load.flows[-1] == 0
@@ -152,10 +153,8 @@ def crowd():
     plans += [(late, "compute g; compute h; copy w ddr hbm; compute f; detach w hbm")]
     trace = perform(machine, plans, "w ddr")
     job = Job("story", (early, late), (0, 1), ("early", "late"))
-    known = {"label": "story", "policy": "story", "plans": (), "blocked": (), "budget_bytes": 1000}
-    known["homes_are_given"] = False
     summary = metrics.summarise(job, machine, trace)
-    return SimpleNamespace(job=job, hardware=machine, trace=trace, summary=summary, **known)
+    return Row("story", "story", summary, job, machine, 1000, trace=trace)
 
 
 @pytest.mark.parametrize("which", ["whole", "folded", "crowd"])
@@ -176,7 +175,7 @@ def test_no_counter_with_a_cap_ever_exceeds_it(which, request):
 
 def test_a_counter_draws_the_true_rate():
     row = crowd()
-    (load,) = meetings.loads(row, ranks.of_ranks(row))
+    (load,) = usage.loads(row, ranks.of_ranks(row))
     assert list(zip(load.rate_ns.tolist(), load.bytes_per_s.tolist(), strict=True)) == [
         (0, 10**10),
         (4, 10**10),
@@ -283,9 +282,13 @@ def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
 
 
+def test_ranks_that_never_meet_have_a_timeline():
+    assert {"rank 0, early", "rank 1, late"} <= texts(timeline.timeline(crowd()))
+
+
 def test_a_picture_shows_what_each_rank_spends_its_step_on(whole, folded):
     for row in (whole, folded):
-        assert {"compute", "stall: peer", "stall: collective", "rank", "7"} <= texts(ranks_figure.spent(row))
+        assert {"compute", "stall: peer", "stall: collective", "rank", "7"} <= texts(comparison.by_rank(row))
 
 
 def test_what_a_rank_waits_for_is_that_of_its_compute_stream(whole):

@@ -15,7 +15,7 @@ from simulator.errors import ConfigError, PlanError
 from simulator.graph_builder import GraphBuilder
 from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report.curves import curves
-from simulator.report.robust_view import INSPECTION, SEQUENCE, quantiles, robust_view
+from simulator.report.sweep_views import INSPECTION, SEQUENCE, quantiles, robust_view
 from simulator.run import prepare
 from simulator.run.execute import execute
 from simulator.run.perturb import carried, jittered

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from simulator.report.curves import curves
-from simulator.report.scaling_view import pointer, scaling_view
+from simulator.report.sweep_views import pointer, scaling_view
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload

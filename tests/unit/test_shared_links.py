@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from synthetic import decode
 
 import simulator as hosim
-from simulator.builders.synthetic import decode
 from simulator.formats import graph_jsonl
 from simulator.graph import Job
 from simulator.policies.crowd import Crowd

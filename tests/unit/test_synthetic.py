@@ -1,6 +1,7 @@
 """The hand-made graphs: what they hold, and that their peaks can be worked out."""
 
-from simulator.builders.synthetic import chain, decode
+from synthetic import chain, decode
+
 from simulator.lifetime import Gap, idle_gaps, lifetimes, live_bytes, working_set_bytes
 
 

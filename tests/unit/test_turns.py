@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rank_stories import cluster, perform, team
+from synthetic import decode
 
 import simulator as hosim
 from simulator import metrics
 from simulator.builders import build_job
-from simulator.builders.synthetic import decode
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, plan_jsonl
 from simulator.graph import Collective, CollectiveKind, Group, Job, Op, OpKind

@@ -42,11 +42,11 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from math import gcd
 
-from simulator.builders.decoder import inference, serve, serving
-from simulator.builders.decoder.serving import Iteration
+from simulator.builders.decoder import inference, serve
+from simulator.builders.decoder.inference import Iteration
 from simulator.builders.decoder.stage import Stage
+from simulator.builders.decoder.tape import blocks
 from simulator.builders.decoder.weights import weights
-from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
@@ -86,11 +86,8 @@ def build(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
         must, do = "a run is of steps that are alike", "run hosim serve on a scenario with it"
         raise ConfigError(where, must, "requests that arrive over time", do)
     if isinstance(model, DecoderModel):
-        must, do = (
-            "a model of the family decoder has phase prefill, decode or requests",
-            "set phase, or use the family llama",
-        )
-        raise ConfigError(where, must, workload.phase, do)
+        must = "a model of the family decoder has phase prefill, decode or requests"
+        raise ConfigError(where, must, workload.phase, "set phase, or use the family llama")
     if workload.pools is not None:
         return serve.build(workload, model, workload.pools, mesh, spread)
     ends = list(accumulate(_stage_layers(parallel, model, where), initial=0))
@@ -113,11 +110,10 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
         How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
     """
     if not isinstance(workload.model, DecoderModel):
-        raise ConfigError(
-            f"workload {workload.name}", "requests are served by a decoder", "another model", "choose a decoder"
-        )
+        where = f"workload {workload.name}"
+        raise ConfigError(where, "requests are served by a decoder", "another model", "choose a decoder")
     weights = spread_weights(workload, workload.model)
-    return serving.build(workload, weights, _mesh(workload.parallel), work, room)
+    return inference.build_iteration(workload, weights, _mesh(workload.parallel), work, room)
 
 
 def spread_weights(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:
@@ -146,10 +142,8 @@ def _check(workload: Workload, model: LlamaModel, where: str) -> None:
                 raise ConfigError(f"{where}, parallel.tensor", must, f"{parallel.tensor}, and {length} {name}", do)
     experts = model.experts or 1
     if experts % parallel.expert:
-        must, found = (
-            "the expert ranks have as many experts each",
-            f"{parallel.expert} ranks for {model.experts or 'no'} experts",
-        )
+        must = "the expert ranks have as many experts each"
+        found = f"{parallel.expert} ranks for {model.experts or 'no'} experts"
         do = would_divide("parallel.expert", experts, parallel.expert)
         raise ConfigError(f"{where}, parallel.expert", must, found, do)
     tokens = workload.batch * workload.sequence

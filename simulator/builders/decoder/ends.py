@@ -49,9 +49,12 @@ def embed_backward(tape: Tape, dy: str) -> None:
         tape.op("tokens", [name, dy], new)
 
 
-def answer(tape: Tape, x: str, *, tied: bool) -> str:
-    """Final norm, logits and the next token of each sample."""
+def answer(tape: Tape, x: str, *, tied: bool, last: int = 0) -> str:
+    """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many."""
     tape.block = "head"
+    if last:
+        taken, x = x, tape.tensor("last.out", tape.spread[x].width, tape.cut(), rows=(last,))
+        tape.op("last", [taken], [x], read_bytes=tape.made_bytes(x))
     table = tape.weights["embed/tokens.weight"] if tied else None
     logits = tape.linear("lm", tape.norm("norm", x), table)
     token = tape.name("token")
@@ -96,12 +99,12 @@ class Head:
         labels, label_bytes = ids(t)
         elements = t.elements(self.logits)
         copies_bytes = held * elements * FP32_BYTES
-        written = sum(t.elements(x) * t.spread[x].element_bytes if x in t.spread else FP32_BYTES for x in writes)
+        written = sum(t.made_bytes(x) if x in t.spread else FP32_BYTES for x in writes)
         read_bytes = elements * t.element_bytes + label_bytes + copies_bytes
         reads = [self.logits, labels]
         if t.phase == "backward":
             reads += self.parts
-            read_bytes += sum(t.elements(x) * FP32_BYTES for x in self.parts)
+            read_bytes += t.made_bytes(*self.parts)
         t.op(
             "loss",
             reads,

@@ -7,22 +7,32 @@ read and which is there when the step ends. Only the last token of a prompt goes
 Decode adds ``new_tokens`` tokens, one after another, to ``batch`` sequences that have ``sequence`` tokens cached
 (``L03/kv``, persistent and only read); new ones join another tensor (``L03/kv.tail``), as paged caches do. The step is
 repeated at the same lengths; what grows, grows by ``new_tokens``.
+
+*Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
+
+Linears, norms and the feed-forward run over all tokens at once, attention apart: ``attn.decode`` for the sequences that
+add a token, ``attn.prefill`` for the parts of prompts, each counted as in `attention.gqa`. The last token of each
+sequence that gets one goes through the final norm and the logits.
+
+The KV cache of a layer is one tensor in the compute tier, as paged engines reserve it (``L03/kv``, written in place).
+What was hit below comes out of it as a tensor of its own, which is at home there (``L03/kv.from.ddr``) and is copied in
+before ``attn.prefill``, by the policy. What is stored in another tier is one that no op names (``L03/hbm.to.ddr``).
+Tensors hold the tokens of all sequences together, so that a copy moves what an iteration moves in a layer.
 """
 
 from __future__ import annotations
 
-from simulator.builders.decoder.attention import absorbed, expanded, gqa
-from simulator.builders.decoder.cache import Cache
+from collections import Counter
+from typing import NamedTuple
+
+from simulator.builders.decoder.attention import attended
+from simulator.builders.decoder.cache import Cache, Room, Span
 from simulator.builders.decoder.ends import answer, embed
-from simulator.builders.decoder.feed_forward import gated, routed
-from simulator.builders.decoder.layer import Block
-from simulator.builders.decoder.reach import Span
-from simulator.builders.decoder.room import Room
-from simulator.builders.decoder.tape import Tape
-from simulator.builders.naming import blocks, numbered
+from simulator.builders.decoder.layer import fed, forward, projected
+from simulator.builders.decoder.tape import Tape, blocks, numbered
 from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
-from simulator.workload import DecoderModel, Experts, Gqa, Workload
+from simulator.workload import DecoderModel, Gqa, Workload
 
 
 def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str, Weight]) -> Job:
@@ -39,74 +49,176 @@ def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str
     """
     tape = Tape(workload, mesh, weights, workload.name)
     tape.phase = workload.phase
-    run = _Inference(tape, workload, model)
-    return Job.of(run.prefill() if workload.phase == "prefill" else run.decode())
+    run = _prefill if workload.phase == "prefill" else _decode
+    names = blocks(model.layers)
+    outputs = run(tape, workload, model, Room(tape, workload, model.attention, names), names)
+    return Job.of(tape.graph.build(outputs, steps=workload.steps))
 
 
-class _Inference:
-    """One rank."""
-
-    def __init__(self, tape: Tape, workload: Workload, model: DecoderModel) -> None:
-        self.tape, self.workload, self.model = tape, workload, model
-        self.blocks = blocks(model.layers)
-        self.room = Room(tape, workload, model.attention, self.blocks)
-
-    def prefill(self) -> Graph:
-        t, spans = self.tape, chunks(self.workload.sequence, self.workload.chunk)
-        x = ""
-        for span, name in zip(spans, numbered("c", len(spans)), strict=True):
-            t.micro = f"{name}/" if len(spans) > 1 else ""
-            t.rows = (self.workload.batch * span.new,)
-            x = embed(t, t.cut())
-            for block in self.blocks:
-                x = _Layer(t, self.model, block, self.room.read(block, span)).forward(x)
-        t.block, t.rows = "head", (self.workload.batch,)
-        last = t.tensor("last.out", self.model.hidden, t.cut())
-        t.op("last", [x], [last], read_bytes=t.elements(last) * t.element_bytes)
-        token = answer(t, last, tied=self.model.tied_embeddings)
-        kept = [name for block in self.blocks for name in self.room.kept(block)]
-        return t.graph.build([*kept, token], steps=self.workload.steps)
-
-    def decode(self) -> Graph:
-        t, work = self.tape, self.workload
-        t.rows = (work.batch,)
-        for block in self.blocks:
-            self.room.decode(block)
-        tokens: list[str] | None = None
-        for number, step in enumerate(numbered("t", work.new_tokens)):
-            t.micro = f"{step}/" if work.new_tokens > 1 else ""
-            x = embed(t, t.cut(), tokens)
-            for block in self.blocks:
-                cache = self.room.cache(block, Span(work.sequence + number, 1))
-                x = _Layer(t, self.model, block, cache).forward(x)
-            tokens = [answer(t, x, tied=self.model.tied_embeddings)]
-        return t.graph.build([*self.room.come, *(tokens or [])], steps=work.steps)
+def _prefill(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: list[str]) -> list[str]:
+    """Read the prompts chunk by chunk; return what the step puts out."""
+    spans, x = chunks(work.sequence, work.chunk), ""
+    for span, name in zip(spans, numbered("c", len(spans)), strict=True):
+        t.micro = f"{name}/" if len(spans) > 1 else ""
+        t.rows = (work.batch * span.new,)
+        x = embed(t, t.cut())
+        for block in layers:
+            x = _layer(t, model, block, room.read(block, span), x)
+    token = answer(t, x, tied=model.tied_embeddings, last=work.batch)
+    return [*(name for block in layers for name in room.kept(block)), token]
 
 
-class _Layer(Block):
-    """A layer that attends to what is cached."""
+def _decode(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: list[str]) -> list[str]:
+    """Add tokens one after another; return what the step puts out."""
+    t.rows = (work.batch,)
+    for block in layers:
+        room.decode(block)
+    tokens: list[str] = []
+    for number, step in enumerate(numbered("t", work.new_tokens)):
+        t.micro = f"{step}/" if work.new_tokens > 1 else ""
+        x = embed(t, t.cut(), tokens)
+        for block in layers:
+            x = _layer(t, model, block, room.cache(block, Span(work.sequence + number, 1)), x)
+        tokens = [answer(t, x, tied=model.tied_embeddings)]
+    return [*room.come, *tokens]
 
-    def __init__(self, tape: Tape, model: DecoderModel, block: str, cache: Cache) -> None:
-        super().__init__(tape, block)
-        self.model, self.cache = model, cache
 
-    def attend(self, x: str) -> str:
-        """Attend as the model's part says; latent attention in the form that is the cheaper one in this phase."""
-        part = self.model.attention
-        if isinstance(part, Gqa):
-            return gqa(self.tape, part, self.cache, x)
-        form = expanded if self.tape.phase == "prefill" and part.sparse is None else absorbed
-        return form(self.tape, part, self.cache, x)
-
-    def feed_forward(self, x: str) -> str:
-        """Go through the experts, if the layer has some."""
-        part = self.model.feed_forward
-        if isinstance(part, Experts) and f"{self.block}/ffn.router.weight" in self.tape.weights:
-            return routed(self.tape, part, self.model.hidden, x)
-        return gated(self.tape, "ffn", x)
+def _layer(t: Tape, model: DecoderModel, block: str, cache: Cache, x: str) -> str:
+    """Attend to what is cached, and go through the feed-forward."""
+    return forward(t, block, x, lambda normed: attended(t, cache, normed), lambda normed: fed(t, model, normed))
 
 
 def chunks(sequence: int, chunk: int | None) -> list[Span]:
     """The chunks of a prompt, in order; the last one may be shorter."""
     size = chunk or sequence
     return [Span(start, min(size, sequence - start)) for start in range(0, sequence, size)]
+
+
+class Iteration(NamedTuple):
+    """What runs together.
+
+    Attributes
+    ----------
+    decoding, context
+        How many sequences add a token, and how many tokens they have cached, all together.
+    reading, cached, pairs
+        Of the parts of prompts, all together: tokens, tokens cached before them, and how often one attends to another.
+    answers
+        How many sequences get a token.
+    loads
+        Tier -> tokens that are copied in from there.
+    stores
+        (source, target) -> tokens that are copied from one tier to another.
+    left
+        (source, target) -> tokens of a layer, all layers together, whose copies earlier iterations have not begun.
+    """
+
+    decoding: int = 0
+    context: int = 0
+    reading: int = 0
+    cached: int = 0
+    pairs: int = 0
+    answers: int = 0
+    loads: tuple[tuple[str, int], ...] = ()
+    stores: tuple[tuple[tuple[str, str], int], ...] = ()
+    left: tuple[tuple[tuple[str, str], int], ...] = ()
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """From where to where something is stored."""
+        return sorted({*dict(self.stores), *dict(self.left)})
+
+    def stored(self, layers: int, layer: int) -> dict[tuple[str, str], int]:
+        """Of one layer of so many, how many tokens are copied each way; what was left is spread over layers."""
+        found = Counter(dict(self.stores))
+        for way, tokens in self.left:
+            found[way] += tokens // layers + (layer < tokens % layers)
+        return {way: tokens for way, tokens in found.items() if tokens}
+
+
+def loaded(tier: str) -> str:
+    """Last part of the names of tensors with what is copied in from a tier."""
+    return f"kv.from.{tier}"
+
+
+def stored(source: str, target: str) -> str:
+    """Last part of the names of tensors with what is copied from one tier to another."""
+    return f"{source}.to.{target}"
+
+
+def build_iteration(workload: Workload, weights: dict[str, Weight], mesh: Mesh, work: Iteration, room: int) -> Graph:
+    """Build the graph of an iteration, which runs once.
+
+    Parameters
+    ----------
+    workload
+        With a model of the family decoder.
+    weights, mesh
+        The whole model, on one rank.
+    work
+        What runs together.
+    room
+        How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
+    """
+    model, tokens = workload.model, work.decoding + work.reading
+    if not isinstance(model, DecoderModel) or not isinstance(model.attention, Gqa):
+        raise TypeError(f"an iteration is of a decoder with grouped-query attention, not of {model!r}")
+    t = Tape(workload, mesh, weights, workload.name, tokens)
+    t.phase = "prefill" if work.reading else "decode"
+    layers = [_Mixed(t, model.attention, block, work) for block in blocks(model.layers)]
+    for number, layer in enumerate(layers):
+        layer.cache(room, work.stored(model.layers, number))
+    if not tokens:
+        t.graph.tensor("idle", 0)
+        t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
+        return t.graph.build(steps=1)
+    x = embed(t, t.cut())
+    for layer in layers:
+        x = forward(t, layer.block, x, layer.attend, lambda normed: fed(t, model, normed))
+    if work.answers:
+        x = answer(t, x, tied=model.tied_embeddings, last=work.answers if work.answers < tokens else 0)
+    return t.graph.build([x], steps=1)
+
+
+class _Mixed:
+    """The attention of a layer in which two kinds of tokens attend."""
+
+    def __init__(self, tape: Tape, part: Gqa, block: str, work: Iteration) -> None:
+        self.tape, self.part, self.block, self.work = tape, part, block, work
+        self.token_bytes = part.kv_elements * tape.dtypes.kv_bytes
+
+    def cache(self, room: int, stores: dict[tuple[str, str], int]) -> None:
+        """Declare what is cached, what comes in, and what is stored."""
+        coming = {f"{self.block}/{loaded(tier)}": tokens for tier, tokens in self.work.loads}
+        leaving = {f"{self.block}/{stored(*way)}": tokens for way, tokens in stores.items()}
+        here = {f"{self.block}/kv": max(0, room - sum(coming.values()))}
+        for name, tokens in (here | coming | leaving).items():
+            self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=True)
+        self.own, self.coming = [*here], [*coming]
+
+    def attend(self, x: str) -> str:
+        """Attend apart, into one tensor."""
+        t, work = self.tape, self.work
+        taken = projected(t, x, is_normed=self.part.qk_norms)
+        out = t.tensor("attn.core.out", self.part.heads * self.part.head_size, t.cut())
+        if work.decoding:
+            self._core("attn.decode", taken, [out], (work.decoding, work.context, work.context + work.decoding))
+        if work.reading:
+            there = [out] if work.decoding else []
+            self._core("attn.prefill", [*taken, *self.coming, *there], [out], (work.reading, work.cached, work.pairs))
+        return out
+
+    def _core(self, name: str, taken: list[str], out: list[str], about: tuple[int, int, int]) -> None:
+        """Attend with some of the tokens, and cache them: so many, with so many cached before, and so many pairs."""
+        t, (new, cached, pairs) = self.tape, about
+        width = self.part.heads * self.part.head_size
+        taken_bytes = new * (width * t.element_bytes + self.part.kv_elements * t.element_bytes)
+        t.op(
+            name,
+            [*taken, *self.own],
+            [*out, *self.own],
+            flops=4 * width * pairs,
+            op_class="attention",
+            read_bytes=taken_bytes + cached * self.token_bytes,
+            write_bytes=new * (width * t.element_bytes + self.token_bytes),
+        )

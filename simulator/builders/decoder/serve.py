@@ -12,10 +12,13 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
+from functools import partial
+
+from simulator.builders.decoder.attention import attended
+from simulator.builders.decoder.cache import Cache, Span, Store
 from simulator.builders.decoder.ends import answer, embed
-from simulator.builders.decoder.layer import Layer
-from simulator.builders.decoder.tape import ID_BYTES, Tape
-from simulator.builders.naming import blocks, numbered
+from simulator.builders.decoder.layer import Layer, forward
+from simulator.builders.decoder.tape import ID_BYTES, Tape, blocks, numbered
 from simulator.graph import Collective, CollectiveKind, Graph, Job
 from simulator.layout import Mesh, Weight
 from simulator.workload import LlamaModel, Pools, Workload
@@ -45,103 +48,60 @@ def build(workload: Workload, model: LlamaModel, pools: Pools, mesh: Mesh, weigh
         for slot, group in enumerate(groups)
     }
     labels = [f"prefill for {group}" for group in groups] if share > 1 else ["prefill"]
-    rows = workload.batch * workload.sequence
     graphs = []
     for group, label in zip(groups, labels, strict=True):
-        tape = Tape(workload, mesh, weights, f"{workload.name} {label}", rows)
+        tape = Tape(workload, mesh, weights, f"{workload.name} {label}", workload.batch * workload.sequence)
         tape.graph.group(group, members[group])
-        graphs.append(_Prefill(tape, workload, model).graph(group))
+        graphs.append(_prefill(tape, workload, model, group))
     tape = Tape(workload, mesh, weights, f"{workload.name} decode", workload.batch * share)
     for group in groups:
         tape.graph.group(group, members[group])
-    graphs.append(_Decode(tape, workload, model, pools).graph(groups))
+    graphs.append(_decode(tape, workload, model, pools.new_tokens, groups))
     graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
     return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
 
 
-class _Prefill:
+def _prefill(t: Tape, workload: Workload, model: LlamaModel, group: str) -> Graph:
     """One prefill rank."""
-
-    def __init__(self, tape: Tape, workload: Workload, model: LlamaModel) -> None:
-        self.tape, self.workload, self.model = tape, workload, model
-        tape.phase = "prefill"
-        tape.kinds = {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
-
-    def graph(self, group: str) -> Graph:
-        t = self.tape
-        x = embed(t, t.cut())
-        for block in blocks(self.model.layers):
-            x = Layer(t, self.model, self.workload.sequence, block).forward(x)
-            kept = [t.name("rope.k.out"), t.name("attn.v.out")]
-            self._send(group, kept, sum(t.elements(name) for name in kept) * t.element_bytes)
-        t.block = "head"
-        last = t.tensor("last.out", self.model.hidden, t.cut(), rows=(self.workload.batch,))
-        t.op("last", [x], [last], read_bytes=t.elements(last) * t.element_bytes)
-        token = answer(t, last, tied=self.model.tied_embeddings)
-        self._send(group, [token], self.workload.batch * ID_BYTES)
-        return t.graph.build(steps=self.workload.steps)
-
-    def _send(self, group: str, tensors: list[str], size_bytes: int) -> None:
-        self.tape.op("send", tensors, [], collective=Collective(CollectiveKind.SEND, group, size_bytes))
+    t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
+    x = embed(t, t.cut())
+    for block in blocks(model.layers):
+        x = Layer(t, model, workload.sequence, block).forward(x)
+        _send(t, group, [t.name("rope.k.out"), t.name("attn.v.out")], 0)
+    token = answer(t, x, tied=model.tied_embeddings, last=workload.batch)
+    _send(t, group, [token], workload.batch * ID_BYTES)
+    return t.graph.build(steps=workload.steps)
 
 
-class _Decode:
+def _send(t: Tape, group: str, tensors: list[str], size_bytes: int) -> None:
+    size_bytes = size_bytes or t.made_bytes(*tensors)
+    t.op("send", tensors, [], collective=Collective(CollectiveKind.SEND, group, size_bytes))
+
+
+def _decode(t: Tape, workload: Workload, model: LlamaModel, new_tokens: int, groups: list[str]) -> Graph:
     """One decode rank."""
-
-    def __init__(self, tape: Tape, workload: Workload, model: LlamaModel, pools: Pools) -> None:
-        self.tape, self.workload, self.model, self.new_tokens = tape, workload, model, pools.new_tokens
-        self.blocks = blocks(model.layers)
-        self.kv = model.hidden * model.kv_heads // model.heads
-        tape.phase = "decode"
-
-    def graph(self, groups: list[str]) -> Graph:
-        t, e = self.tape, self.tape.element_bytes
-        received_bytes = 2 * self.workload.batch * self.workload.sequence * self.kv * e
-        caches = {}
-        for t.block in self.blocks:
-            caches[t.block] = [self._receive(group, group, received_bytes, "kv_cache") for group in groups]
-            t.graph.tensor(t.name("kv.tail"), 2 * t.own_tokens * self.new_tokens * self.kv * e, "kv_cache")
-        t.block = "head"
-        tokens = [
-            self._receive(group, f"token.{group}", self.workload.batch * ID_BYTES, "activation") for group in groups
-        ]
-        for number, step in enumerate(numbered("t", self.new_tokens, 2)):
-            t.micro = f"{step}/"
-            x = embed(t, t.cut(), tokens)
-            for block in self.blocks:
-                x = _DecodeLayer(t, self.model, (self.workload.sequence, number), block, caches[block]).forward(x)
-            tokens = [answer(t, x, tied=self.model.tied_embeddings)]
-        return t.graph.build(steps=self.workload.steps)
-
-    def _receive(self, group: str, name: str, size_bytes: int, kind: str) -> str:
-        t = self.tape
-        t.graph.tensor(t.name(name), size_bytes, kind)
-        about = Collective(CollectiveKind.RECV, group, size_bytes)
-        t.op(f"recv.{group}", [], [t.name(name)], collective=about)
-        return t.name(name)
+    t.phase, part, batch = "decode", model.decoder.attention, t.own_tokens
+    token_bytes, caches = part.kv_elements * t.element_bytes, {}
+    for t.block in blocks(model.layers):
+        size_bytes = workload.batch * workload.sequence * token_bytes
+        store = caches[t.block] = Store()
+        store.add(workload.sequence, [_receive(t, group, group, size_bytes, "kv_cache") for group in groups])
+        t.graph.tensor(t.name("kv.tail"), batch * new_tokens * token_bytes, "kv_cache")
+        store.add(workload.sequence + new_tokens, [t.name("kv.tail")])
+    t.block = "head"
+    tokens = [_receive(t, group, f"token.{group}", workload.batch * ID_BYTES, "activation") for group in groups]
+    for number, step in enumerate(numbered("t", new_tokens, 2)):
+        t.micro, span = f"{step}/", Span(workload.sequence + number, 1)
+        x = embed(t, t.cut(), tokens)
+        for block, store in caches.items():
+            cache = Cache(part, store, batch, span, token_bytes, Store())
+            x = forward(t, block, x, partial(attended, t, cache), Layer(t, model, 1, block).feed_forward)
+        tokens = [answer(t, x, tied=model.tied_embeddings)]
+    return t.graph.build(steps=workload.steps)
 
 
-class _DecodeLayer(Layer):
-    """A layer that adds one token to each sample."""
-
-    def __init__(self, tape: Tape, model: LlamaModel, lengths: tuple[int, int], block: str, caches: list[str]) -> None:
-        super().__init__(tape, model, sum(lengths) + 1, block)
-        self.caches, self.added = caches, lengths[1]
-
-    def attention(self, q: str, k: str, v: str) -> str:
-        """Attend to all that is cached and to the new token, which joins the tail."""
-        t, tail = self.tape, f"{self.block}/kv.tail"
-        context = t.tensor("attn.core.out", self.model.hidden, t.layout(q))
-        new = [k, v]
-        new_bytes = sum(t.elements(x) for x in new) * t.element_bytes
-        q_bytes = t.elements(q) * t.element_bytes
-        t.op(
-            "attn.core",
-            [q, *new, *self.caches, *([tail] if self.added else [])],
-            [context, tail],
-            flops=4 * self.sequence * t.elements(context),
-            op_class="attention",
-            read_bytes=q_bytes + self.sequence * new_bytes,
-            write_bytes=t.elements(context) * t.element_bytes + new_bytes,
-        )
-        return context
+def _receive(t: Tape, group: str, name: str, size_bytes: int, kind: str) -> str:
+    t.graph.tensor(t.name(name), size_bytes, kind)
+    about = Collective(CollectiveKind.RECV, group, size_bytes)
+    t.op(f"recv.{group}", [], [t.name(name)], collective=about)
+    return t.name(name)

@@ -24,6 +24,27 @@ _MADE = {
 """What a change of layout calls the tensor that it makes."""
 
 
+def blocks(layers: int) -> list[str]:
+    """Names of the layers, padded so that they sort: ``L00``, ``L01`` ..."""
+    return numbered("L", layers, 2)
+
+
+def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+    """Names with numbers of equal width, so that they sort.
+
+    Parameters
+    ----------
+    prefix
+        What comes before the number.
+    count
+        How many.
+    digits
+        Least width of the number.
+    """
+    width = max(digits, len(str(count - 1)))
+    return [f"{prefix}{i:0{width}d}" for i in range(count)]
+
+
 class Spread(NamedTuple):
     """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features."""
 
@@ -113,12 +134,16 @@ class Tape:
     def _add(self, name: str, spread: Spread) -> str:
         self.spread[name] = spread = spread._replace(element_bytes=spread.element_bytes or self.element_bytes)
         kind = self.kinds.get(name.rpartition("/")[2], "activation")
-        self.graph.tensor(name, self.elements(name) * spread.element_bytes, kind)
+        self.graph.tensor(name, self.made_bytes(name), kind)
         return name
 
     def elements(self, name: str) -> int:
         """How many elements of a tensor this rank holds."""
         return self.layout(name).local_elements(self.spread[name].shape, f"{self.where}, {name}")
+
+    def made_bytes(self, *names: str) -> int:
+        """Size of what this rank holds of activations [B]."""
+        return sum(self.elements(name) * self.spread[name].element_bytes for name in names)
 
     def tokens(self, name: str) -> int:
         """How many rows of a tensor this rank holds."""
@@ -195,9 +220,8 @@ class Tape:
         if group not in self._groups:
             self._groups.add(group)
             self.graph.group(group, self.mesh.shifted("pipeline", to))
-        size_bytes = self.elements(tensor) * self.spread[tensor].element_bytes
         reads, writes = ([tensor], []) if kind is CollectiveKind.SEND else ([], [tensor])
-        self.op(str(kind), reads, writes, collective=Collective(kind, group, size_bytes))
+        self.op(str(kind), reads, writes, collective=Collective(kind, group, self.made_bytes(tensor)))
 
     def to(self, x: str, layout: Layout) -> str:
         """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
@@ -215,17 +239,14 @@ class Tape:
         spread, module = self.spread[x], x.rpartition("/")[2]
         if change.kind is CollectiveKind.ALL_REDUCE:
             self.spread[x] = spread._replace(layout=change.layout)
-            size_bytes = self.elements(x) * spread.element_bytes
-            self.meet(f"{module}.all_reduce", [x], [x], Meeting(change.kind, change.axes, size_bytes))
+            self.meet(f"{module}.all_reduce", [x], [x], Meeting(change.kind, change.axes, self.made_bytes(x)))
             return x
         again = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else ""
-        made = f"{x}.{_MADE[change.kind]}{again}"
-        self._add(made, spread._replace(layout=change.layout))
-        sizes = {name: self.elements(name) * spread.element_bytes for name in (x, made)}
+        made = self._add(f"{x}.{_MADE[change.kind]}{again}", spread._replace(layout=change.layout))
         if change.kind is None:
-            self.op(f"{module}.slice", [x], [made], read_bytes=sizes[made])
+            self.op(f"{module}.slice", [x], [made], read_bytes=self.made_bytes(made))
         else:
-            about = Meeting(change.kind, change.axes, max(sizes.values()))
+            about = Meeting(change.kind, change.axes, max(self.made_bytes(x), self.made_bytes(made)))
             self.meet(f"{module}.{change.kind}", [x], [made], about)
         return made
 

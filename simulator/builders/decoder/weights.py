@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from math import prod
 from typing import NamedTuple
 
-from simulator.builders.naming import blocks
 from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest
@@ -122,38 +120,6 @@ def _gated(name: str, h: int, f: int) -> Specs:
     return {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
 
 
-class Count(NamedTuple):
-    """How many parameters a model has.
-
-    Attributes
-    ----------
-    total
-        All of them.
-    active
-        Those that a token goes through: without the experts that the router leaves out.
-    table
-        Those of the input's table, of which a token reads one row; `active` counts them, as most publications do.
-    """
-
-    total: int
-    active: int
-    table: int
-
-
-def count(model: DecoderModel) -> Count:
-    """Count the parameters of a model on all ranks, to the last one."""
-    total = idle = 0
-    part = model.feed_forward
-    for _, found in specs(model, blocks(model.layers)):
-        for spec in found.values():
-            size = prod(spec.shape)
-            if spec.kind == "expert" and isinstance(part, Experts):
-                size *= part.ranks
-                idle += size // part.routed * (part.routed - part.top_k)
-            total += size
-    return Count(total, total - idle, model.hidden * model.vocabulary)
-
-
 def size_bytes(weight: Weight, dtypes: Dtypes, element_bytes: int) -> int:
     """Size of what a rank holds of a weight [B]; matrices of layers but for routers are kept as ``dtypes.weights``."""
     is_matrix = len(weight.shape) > 1 and not weight.name.startswith(("embed/", "head/"))
@@ -220,11 +186,9 @@ def _weight(name: str, spec: Spec, tensor_map: tuple[Axes, ...], mesh: Mesh, whe
         must, found = f"its layout has {counted(len(spec.shape), 'dimension')}", str(len(tensor_map))
         raise ConfigError(place, must, found, "write one entry for each dimension")
     if [axes == EXPERT for axes in tensor_map] != [axes == EXPERT for axes in spec.tensor_map]:
-        must, found = (
-            "expert cuts the number of experts, and nothing else",
-            ", ".join("".join(a) or "none" for a in tensor_map),
-        )
-        raise ConfigError(place, must, found, "write expert for the first dimension of an expert, and only there")
+        must, do = "expert cuts the number of experts", "write expert for the first dimension of an expert"
+        found = ", ".join("".join(a) or "none" for a in tensor_map)
+        raise ConfigError(place, f"{must}, and nothing else", found, f"{do}, and only there")
     layout = Layout(mesh, tensor_map)
     replicas = mesh.real(tuple(axis for axis in BATCH if axis not in layout.cut))
     return Weight(name, spec.shape, layout, spec.kind, layout.local_elements(spec.shape, place), replicas)

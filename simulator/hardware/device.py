@@ -1,13 +1,99 @@
-"""How a framework gives out the addresses of the compute tier, and what it costs to make room in one piece."""
+"""What a device computes with, what its runtime costs, and how a framework gives out the addresses of its memory."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, StrictBool
 
-from simulator.document import Part
-from simulator.units import Bytes, FieldError, Nanoseconds
+from simulator.document import Count, Key, Part, Share
+from simulator.units import Bytes, FieldError, FlopsPerSecond, Nanoseconds
+
+
+class Compute(Part):
+    """The arithmetic of one device.
+
+    Attributes
+    ----------
+    peak_flops
+        Data type -> peak rate [FLOP/s].
+    achieved_fraction
+        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that kernels of the class reach;
+        ``default`` covers these three where they are not listed.
+    achieved_bandwidth_fraction
+        Share of the compute tier's bandwidth that a memory-bound kernel reaches.
+    launch_ns
+        Fixed device time of each kernel [ns].
+    """
+
+    peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
+    achieved_fraction: dict[Key, Share] = {"default": 1.0}
+    achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+
+
+class FixedHost(Part):
+    """What the host pays for a plan that was sunk to the device before the run.
+
+    Attributes
+    ----------
+    launch_ns
+        Once for each run of the compiled graph [ns].
+    step_ns
+        For each step [ns].
+    """
+
+    launch_ns: Nanoseconds = Field(0, alias="launch")
+    step_ns: Nanoseconds = Field(0, alias="step")
+
+
+class ReactiveHost(Part):
+    """What the host pays for each step that a runtime decides while it runs [ns each].
+
+    Attributes
+    ----------
+    inspect_ns
+        Looking at the state before each compute.
+    compute_ns, copy_ns, detach_ns
+        Issuing a step of that kind.
+    sync_ns
+        Waiting for the device, on top of the wait itself.
+    select_ns
+        Finding one candidate that a late read has chosen, such as a block of a KV cache, when it is revealed.
+    update_ns
+        Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
+        This and `select_ns` are paid under a compiled plan, too, if it leaves late reads to the run.
+    """
+
+    inspect_ns: Nanoseconds = Field(0, alias="inspect")
+    compute_ns: Nanoseconds = Field(0, alias="compute")
+    copy_ns: Nanoseconds = Field(0, alias="copy")
+    detach_ns: Nanoseconds = Field(0, alias="detach")
+    sync_ns: Nanoseconds = Field(0, alias="sync")
+    select_ns: Nanoseconds = Field(0, alias="select")
+    update_ns: Nanoseconds = Field(0, alias="update")
+
+    @property
+    def prices_ns(self) -> tuple[int, int, int, int]:
+        """What a compute, a copy, a detach and a sync cost [ns]."""
+        return self.inspect_ns + self.compute_ns, self.copy_ns, self.detach_ns, self.sync_ns
+
+
+class Host(Part):
+    """The runtime on the host: what it pays for each step, and how far it may run ahead.
+
+    Attributes
+    ----------
+    queue_depth
+        Computes that may be issued and not yet started.
+    fixed, reactive
+        The costs under a fixed plan, and under one that is decided while it runs.
+    """
+
+    queue_depth: Count = 1024
+    fixed: FixedHost = FixedHost()
+    reactive: ReactiveHost = ReactiveHost()
+
 
 MIB = 1 << 20
 
@@ -45,12 +131,10 @@ class Compaction(Part):
         """What a compaction of so many pages takes [ns]."""
         return (self.per_page_ns or 0) * pages if self.per_event_ns is None else self.per_event_ns
 
-    @model_validator(mode="after")
-    def _has_one_price(self) -> Self:
+    def _check(self) -> None:
         if (self.per_page_ns is None) == (self.per_event_ns is None):
             found = "neither" if self.per_page_ns is None else "both"
             raise FieldError("a compaction costs so much per_page, or per_event", found, "write one of them")
-        return self
 
 
 class Caching(Part):
@@ -101,8 +185,7 @@ class Caching(Part):
         """What must be left of a cached block so that it is split [B]."""
         return self.rounding_bytes if block <= self.small_bytes else self.small_bytes + 1
 
-    @model_validator(mode="after")
-    def _segments_hold_their_blocks(self) -> Self:
+    def _check(self) -> None:
         for key, block, segment in (
             ("small_segment", self.small_bytes, self.small_segment_bytes),
             ("large_segment", self.own_segment_bytes, self.large_segment_bytes),
@@ -110,7 +193,6 @@ class Caching(Part):
             if segment < block:
                 found = f"{segment:,} B for blocks up to {block:,} B"
                 raise FieldError("a segment holds the largest block that it is for", found, "raise it", (key,))
-        return self
 
 
 class Allocator(Part):
