@@ -13,10 +13,9 @@ everything on demand is tried as well: it has what is awaited only while that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,15 +23,11 @@ from pydantic import Field, model_validator
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import StaticPart, batches
-from simulator.policies.runtime.dynamic_reads import DynamicReads
-from simulator.policies.runtime.eviction import eviction
-from simulator.policies.runtime.prefetch import NextReads
-from simulator.policies.runtime.runtime_cache import RuntimeCache
-from simulator.policies.runtime.working_sets import WorkingSets
+from simulator.policies.runtime import Runtime, StaticPart
+from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
 from simulator.policies.search import Best, tune
 from simulator.units import Bytes, FieldError, human
 
@@ -265,10 +260,13 @@ def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Optio
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, planned.fixed)
+    homes = {t: problem.homes[t] for t in dynamic.candidates}
+    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    issuer = partial(StaticPart, dynamic, ends, partial(_wanted, dynamic, options))
     return replace(
         planned,
         policy="hybrid",
-        steps=partial(_start, dynamic, ends, cache_bytes, options, order),
+        steps=Runtime(dynamic, homes, cache_bytes, order, stay, issuer, direct=problem.links),
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - set(dynamic.signal.values())),
@@ -276,20 +274,11 @@ def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Optio
     )
 
 
-def _start(
-    dynamic: DynamicReads, ends: Sequence[int], cache_bytes: int, options: Options, order: str, view: View
-) -> Iterator[Code]:
-    """Start a fresh runtime beside the static part; a plan may be run more than once."""
-    problem = dynamic.problem
-    homes = {t: problem.homes[t] for t in dynamic.candidates}
-    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
-    held = RuntimeCache(problem, homes, cache_bytes, eviction(order, problem, stay), direct=problem.links)
-    wanted = {
-        "next_layer_all": lambda op: dynamic.readers[op].candidates,
-        "speculative": lambda op: view.predicted(op, options.accuracy),
-    }.get(options.prefetch)
-    prefetcher = NextReads(dynamic, held, wanted) if wanted else None
-    return chain.from_iterable(batches(StaticPart(ends, held), held, dynamic, prefetcher, view))
+def _wanted(dynamic: DynamicReads, options: Options, view: View, op: int) -> Sequence[int]:
+    """What is fetched for an op whose dynamic reads are revealed next."""
+    if options.prefetch == "speculative":
+        return view.predicted(op, options.accuracy)
+    return dynamic.readers[op].candidates if options.prefetch == "next_layer_all" else ()
 
 
 def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:

@@ -6,13 +6,95 @@ never blocks itself where each link has a queue of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping
+from heapq import heappop, heappush
 from itertools import chain, pairwise
+from typing import Any
 
 from simulator.errors import CapacityError
 from simulator.plan import COPY, DETACH, FREE, NOWHERE, SYNC, Code
 from simulator.policies.problem import Problem
-from simulator.policies.runtime.eviction import Eviction
+
+
+class Eviction:
+    """The tensors that are in the compute tier and may leave it, in the order in which they leave.
+
+    Each has a rank from when it has come, or was used last, and the least leaves first. A heap has them in order; its
+    entries are dropped late if their rank has changed since.
+
+    Parameters
+    ----------
+    order
+        By which rank. ``lru``: the last use longest ago. ``lfu``: used least often since the run began; of equals, as
+        ``lru``. ``fifo``: the oldest producer, then the larger (upstream's warm-up rule). ``furthest``: the next use
+        furthest away (the rule of MindSpore's sliding window). ``hot``: some stay; of the others, as ``lru``.
+    problem
+        What runs.
+    stay
+        What never leaves under ``hot``.
+
+    Attributes
+    ----------
+    now
+        Number of the running op since the run began; whoever runs ops sets it.
+    """
+
+    def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
+        self._order, self._problem, self._stay = order, problem, stay if order == "hot" else ()
+        self.now, self._touches, self._uses = -1, 0, Counter[int]()
+        self._ranks: dict[int, Any] = {}
+        self._heap: list[tuple[Any, int]] = []
+        self._needed: Collection[int] = ()
+        self._passed: list[tuple[Any, int]] = []
+
+    def _rank(self, tensor: int) -> Any:
+        """The rank of a tensor that has just come, or is just used."""
+        lifetimes = self._problem.lifetimes
+        if self._order == "furthest":
+            ops, uses = len(self._problem.graph.ops), lifetimes.uses[tensor]
+            step, op = divmod(self.now, ops)
+            following = bisect_right(uses, op)
+            if following < len(uses):
+                return -step * ops - uses[following]
+            return -(step + 1) * ops - (uses[0] if uses else ops)
+        if self._order == "fifo":
+            born = -1 if self._problem.starts_with[tensor] else lifetimes.first_write[tensor]
+            return born, -self._problem.sizes[tensor]
+        self._touches += 1
+        if self._order == "lfu":
+            self._uses[tensor] += 1
+        return self._uses[tensor], self._touches
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor has come, or that the running op uses it."""
+        if tensor in self._stay:
+            return
+        rank = self._rank(tensor)
+        if self._ranks.get(tensor) != rank:
+            self._ranks[tensor] = rank
+            heappush(self._heap, (rank, tensor))
+
+    def discard(self, tensor: int) -> None:
+        """Leave out a tensor that has left or died."""
+        self._ranks.pop(tensor, None)
+
+    def first(self, needed: Collection[int]) -> int:
+        """The first to evict, none of `needed`, or `NOWHERE`; what is passed over goes back when another asks."""
+        if needed is not self._needed:
+            self._needed = needed
+            while self._passed:
+                heappush(self._heap, self._passed.pop())
+        while self._heap:
+            rank, tensor = self._heap[0]
+            if self._ranks.get(tensor) != rank:
+                heappop(self._heap)
+            elif tensor in needed:
+                self._passed.append(heappop(self._heap))
+            else:
+                return tensor
+        return NOWHERE
 
 
 class RuntimeCache:
