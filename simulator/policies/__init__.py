@@ -150,49 +150,30 @@ def _rules(field: FieldInfo, error: ValidationError) -> str:
     return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in own))
 
 
-def _advice(name: str, known: list[str]) -> str:
+def _advice(name: str, known: list[str], otherwise: str = "leave it out") -> str:
     near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "leave it out"
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-POLICIES: dict[str, PolicyEntry] = {
-    entry.name: entry
-    for entry in (
-        PolicyEntry("resident", resident.plan, resident.Options, "nothing moves but what has its home elsewhere"),
-        PolicyEntry(
-            "reactive", reactive.plan, reactive.Options, "a runtime that fetches on demand and evicts under pressure"
-        ),
-        PolicyEntry("lookahead", lookahead.plan, lookahead.Options, "copies at fixed distances, counted in ops"),
-        PolicyEntry(
-            "offload_saved",
-            offload_saved.plan,
-            offload_saved.Options,
-            "what is saved for backward and has the time to move does, whether it must or not",
-        ),
-        PolicyEntry(
-            "upstream_greedy",
-            upstream_greedy.plan,
-            upstream_greedy.Options,
-            "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
-        ),
-        PolicyEntry(
-            "recompute",
-            recompute.plan,
-            recompute.Options,
-            "gives up what can be made again, and runs its ops again",
-            may_repeat=lambda _: True,
-        ),
-        PolicyEntry(
-            "static",
-            static.plan,
-            static.Options,
-            "a compiler that places copies by time, bandwidth and room",
-            may_repeat=lambda options: options.recompute,
-        ),
-        PolicyEntry("hybrid", hybrid.plan, hybrid.Options, "static for what is known, a cache for what is read late"),
-        PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan over one lower tier, for a small graph"),
-    )
-}
+def _entry(module: Any, summary: str, may_repeat: Callable[[Any], bool] = _never) -> PolicyEntry:
+    return PolicyEntry(module.__name__.rpartition(".")[2], module.plan, module.Options, summary, may_repeat)
+
+
+_ENTRIES = (
+    _entry(resident, "nothing moves but what has its home elsewhere"),
+    _entry(reactive, "a runtime that fetches on demand and evicts under pressure"),
+    _entry(lookahead, "copies at fixed distances, counted in ops"),
+    _entry(offload_saved, "what is saved for backward and has the time to move does, whether it must or not"),
+    _entry(
+        upstream_greedy,
+        "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
+    ),
+    _entry(recompute, "gives up what can be made again, and runs its ops again", lambda _: True),
+    _entry(static, "a compiler that places copies by time, bandwidth and room", lambda options: options.recompute),
+    _entry(hybrid, "static for what is known, a cache for what is read late"),
+    _entry(optimal, "the best plan over one lower tier, for a small graph"),
+)
+POLICIES = {entry.name: entry for entry in _ENTRIES}
 """The policies by name, in the order in which they are listed."""
 
 
@@ -212,7 +193,6 @@ def choose(name: str, where: str = "policies") -> PolicyEntry:
         If there is no such policy.
     """
     if name not in POLICIES:
-        near = get_close_matches(name, POLICIES, 1)
-        advice = f"did you mean {near[0]!r}?" if near else "choose one of these"
-        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), advice)
+        do = _advice(name, list(POLICIES), "choose one of these")
+        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), do)
     return POLICIES[name]

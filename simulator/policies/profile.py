@@ -23,15 +23,20 @@ class Profile:
     ----------
     values
         Bytes at each position.
+
+    Attributes
+    ----------
+    length
+        How many positions.
     """
 
     def __init__(self, values: ArrayLike) -> None:
         row = np.array(values, np.int64)
-        self._n = len(row)
-        self._width = max(16, isqrt(self._n))
-        blocks = -(-self._n // self._width)
+        self.length = len(row)
+        self._width = max(16, isqrt(self.length))
+        blocks = -(-self.length // self._width)
         padded = np.full(max(1, blocks) * self._width, np.iinfo(np.int64).min // 2, np.int64)
-        padded[: self._n] = row
+        padded[: self.length] = row
         self._cells: NDArray[np.int64] = padded.reshape(-1, self._width)
         self._added = np.zeros(len(self._cells), np.int64)
         self._top: NDArray[np.int64] = self._cells.max(axis=1)
@@ -96,4 +101,4 @@ class Profile:
 
     def values(self) -> NDArray[np.int64]:
         """All values, as a new array."""
-        return (self._cells + self._added[:, None]).reshape(-1)[: self._n]
+        return (self._cells + self._added[:, None]).reshape(-1)[: self.length]

@@ -57,7 +57,7 @@ def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
     link = problem.links[hop]
     if link.channels > 1:
         raise _error("a link serves one copy at a time", f"{link.channels} channels from {names}", "set channels to 1")
-    name = next(n for n, other in problem.hardware.links.items() if other is link)
+    name = problem.link_names[hop]
     if any(name in queue and len(queue) > 1 for queue in problem.hardware.queues):
         raise _error("a link has a copy queue of its own", f"{name!r} in a shared one", "remove copy_queues")
     if len(problem.hardware.passing((name,))) > 1 or link.via:

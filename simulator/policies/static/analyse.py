@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.graph import TensorKind
 from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
-from simulator.plan import FREE
+from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 
 
@@ -183,7 +183,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or tensor in moving_homes
         is_read = lifetimes.is_read(tensor, before)
-        yield _idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
+        yield idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
 
 
 def _outputs(problem: Problem) -> Iterator[Idle]:
@@ -193,7 +193,7 @@ def _outputs(problem: Problem) -> Iterator[Idle]:
         last = problem.lifetimes.last_use[tensor]
         if not problem.graph.tensors[tensor].persistent and not problem.pinned(tensor) and last < ops - 1:
             lead_ns = clock[-1] - clock[last + 1]
-            yield _idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
+            yield idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
@@ -201,7 +201,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
     clock, lifetimes = problem.clock, problem.lifetimes
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
     stays = problem.graph.tensors[tensor].persistent
-    return _idle(
+    return idle(
         problem,
         Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
         (clock[first], clock[-1] - clock[last + 1] if stays else 0),
@@ -210,8 +210,20 @@ def _around(problem: Problem, tensor: int) -> Idle:
     )
 
 
-def _idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
-    here, away = problem.compute_tier, problem.away(gap.tensor)[0]
-    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out else 0
-    in_ns = problem.copy_ns(gap.tensor, away, here) if returns else 0
+def idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
+    """Add to a gap what it is worth and what its copies take in the best tier; nothing for what may not move.
+
+    Parameters
+    ----------
+    problem, gap
+        What is planned for, and which gap.
+    times_ns
+        Its idle times: `lead_ns` and `trail_ns` [ns].
+    goes_out, returns
+        Whether a copy out begins it, and whether a copy in ends it.
+    """
+    here, away = problem.compute_tier, next(iter(problem.away(gap.tensor)), NOWHERE)
+    may_move = away != NOWHERE
+    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out and may_move else 0
+    in_ns = problem.copy_ns(gap.tensor, away, here) if returns and may_move else 0
     return Idle(*gap, returns, problem.sizes[gap.tensor], *times_ns, out_ns, in_ns, away)

@@ -71,7 +71,7 @@ def _forwards(
     """Let each channel take, whenever it is free, the store whose room is given up first."""
     by_channel: dict[int, list[CacheOp]] = {}
     for one in stores:
-        by_channel.setdefault(problem.queue(_first_hop(problem, one)), []).append(one)
+        by_channel.setdefault(problem.queues[_first_hop(problem, one)], []).append(one)
     found: dict[CacheOp, CacheOp] = {}
     for mine in by_channel.values():
         for one, wanted in _served(problem, mine, timeline, crowd):
@@ -120,7 +120,7 @@ class _Placement:
         last_point: dict[int, int] = {}
         prefetches = (one for one in self._augmented.cache_ops if one.role is PREFETCH)
         for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
-            queue = self._problem.queue(_last_hop(self._problem, one))
+            queue = self._problem.queues[_last_hop(self._problem, one)]
             last_point[queue] = self._put(one, max(self._earliest[one.trip], one.first, last_point.get(queue, 0)))
 
     def place_late(self) -> None:
@@ -131,13 +131,13 @@ class _Placement:
         problem, gates = self._problem, self._timeline.gate_ns
         copies = [one for one in self._augmented.cache_ops if one.role is not DETACH]
         crowd, free_until = _crowd(problem, self._augmented), dict[int, list[int]]()
-        queues = {problem.queue(_last_hop(problem, one)) for one in copies if one.role is PREFETCH}
+        queues = {problem.queues[_last_hop(problem, one)] for one in copies if one.role is PREFETCH}
         for one in sorted(copies, key=lambda one: (self._due_ns(one), -one.tensor), reverse=True):
             hop = (_last_hop if one.role is PREFETCH else _first_hop)(problem, one)
-            if problem.queue(hop) not in queues:
+            if problem.queues[hop] not in queues:
                 continue
             due = self._due_ns(one)
-            servers = free_until.setdefault(problem.queue(hop), [-due] * problem.servers(hop))
+            servers = free_until.setdefault(problem.queues[hop], [-due] * problem.servers(hop))
             took = crowd.copy_ns(one.tensor, hop)
             if one.role is STORE:
                 heapreplace(servers, -(min(due, -servers[0]) - took))

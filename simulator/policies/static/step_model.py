@@ -89,7 +89,7 @@ class _Model:
         self._idle_at = [0] * tensors
         self._last_op, self._gate = -1, 0
         self._waits_for_end = problem.switches.copies_wait_for == "end"
-        self._servers = {problem.queue(hop): [0] * problem.servers(hop) for hop in problem.links}
+        self._servers = {problem.queues[hop]: [0] * problem.servers(hop) for hop in problem.links}
         self._queue_head = dict.fromkeys(self._servers, 0)
         ends = set(zip(plan.fixed.kind, plan.fixed.b, plan.fixed.c, strict=True)) if plan.fixed is not None else set()
         self._crowd = Crowd(problem, {(b, c) for kind, b, c in ends if kind == COPY})
@@ -135,7 +135,7 @@ class _Model:
     def copy(self, tensor: int, source: int, target: int) -> None:
         hop, inward = (source, target), target == self.here
         is_free = self._free_copies_in and self._problem.path(source, self.here)[1:2] == (target,)
-        queue = self._problem.queue(hop)
+        queue = self._problem.queues[hop]
         servers = self._servers[queue]
         ready = self._away_ready[tensor] if source != self.here else self._ready[tensor]
         gate = max(self._gate, self.issued_ns)
@@ -157,9 +157,10 @@ class _Model:
 
     def _pass_wires(self, tensor: int, hop: tuple[int, int], begin: int) -> None:
         """Let the links that a staged link goes via serve its copy as well, as if it came first."""
-        for wire in self._problem.staged(hop):
-            servers = self._servers[self._problem.queue(wire)]
-            heapreplace(servers, max(servers[0], begin) + self._problem.copy_ns(tensor, *wire))
+        for wire in self._problem.links[hop].via:
+            way = self._problem.hops[wire]
+            servers = self._servers[self._problem.queues[way]]
+            heapreplace(servers, max(servers[0], begin) + self._problem.copy_ns(tensor, *way))
 
     def leave(self, tensor: int) -> None:
         self._present[tensor] = 0
