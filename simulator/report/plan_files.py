@@ -15,10 +15,10 @@ from matplotlib.patches import Rectangle
 
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
+from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.explanation import Decision, Explanation
 from simulator.policies.static.ledger import Slot
-from simulator.policies.static.score import TERMS
 from simulator.report.drawing import Picture, byte_unit, stacked, styled, units
 
 _ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}

@@ -14,9 +14,9 @@ from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
 from simulator.policies.static import Options, compiler, explained, mix
+from simulator.policies.static.analyse import Scorer
 from simulator.policies.static.explanation import CHEAPER, IN_PASSING, Decision
 from simulator.policies.static.mix import rewrite, rewrites
-from simulator.policies.static.score import Scorer
 from simulator.referee import check_plan
 
 STATIC = POLICIES["static"]

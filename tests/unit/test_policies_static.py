@@ -12,15 +12,13 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
-from simulator.policies.static.analyse import analyse
+from simulator.policies.static.analyse import Scorer, analyse
 from simulator.policies.static.compiler import Options, compiled
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.refine import refine
-from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
 from simulator.policies.static.step_model import predict
-from simulator.policies.static.write import write
 
 ONE_TIER = {
     "name": "one",

@@ -15,18 +15,15 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
-from simulator.policies.crowd import Crowd
 from simulator.policies.static import Options, explained
-from simulator.policies.static.analyse import analyse
+from simulator.policies.static.analyse import TERMS, Scorer, analyse
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.explanation import Decision
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.ledger import ledger
-from simulator.policies.static.score import TERMS, Scorer
+from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select
-from simulator.policies.static.step_model import predict
-from simulator.policies.static.tiers import assign
-from simulator.policies.static.write import write
+from simulator.policies.static.step_model import Crowd, predict
 from simulator.policies.writer import Writer
 from simulator.report import decisions, plan_files
 

@@ -42,11 +42,9 @@ from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import lookahead, offload_saved, resident, static
-from simulator.policies.optimal.program import Program
+from simulator.policies.optimal.program import Program, write
 from simulator.policies.optimal.scope import check_scope
-from simulator.policies.optimal.space import find_space
-from simulator.policies.optimal.window import window
-from simulator.policies.optimal.write import write
+from simulator.policies.optimal.space import find_space, window
 from simulator.policies.problem import Problem
 
 MOST_OPS = 60

@@ -13,9 +13,8 @@ from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, analyse
+from simulator.policies.static.analyse import Analysis, Scorer, analyse
 from simulator.policies.static.mix import Rewritten, rewrites
-from simulator.policies.static.score import Scorer
 from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
 from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
 

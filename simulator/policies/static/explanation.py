@@ -19,13 +19,12 @@ from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.policies import remake
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, idle
+from simulator.policies.static.analyse import Idle, Rank, Score, idle
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.compiler import Compiled, Options, compiled
 from simulator.policies.static.ledger import Slot, ledger
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import Room, held
-from simulator.policies.static.score import Rank, Score
 from simulator.policies.static.select import Selection, exceeds, turn
 from simulator.policies.static.step_model import predict
 from simulator.policies.static.validate import Candidate

@@ -15,13 +15,11 @@ from random import Random
 from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, Idle, Rank
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.room import Room, chooses
-from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection
-from simulator.policies.static.write import write
 
 Place = tuple[Idle, Role]
 """Which cache operator, whatever else is chosen."""

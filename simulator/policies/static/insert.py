@@ -1,6 +1,7 @@
-"""Third pass: turn chosen gaps into cache operators with windows.
+"""Third pass: turn chosen gaps into cache operators with windows; and from these to a plan.
 
 Each begins at the point that is best for memory: a copy out right after the last use, a copy in right before the next.
+In the plan each cache operator becomes steps at its program point.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from simulator.plan import FREE, NOWHERE
+from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, Idle, Rank
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
-from simulator.policies.static.room import held
-from simulator.policies.static.score import Rank
+from simulator.policies.static.room import assign, held
 from simulator.policies.static.select import Selection
-from simulator.policies.static.tiers import assign
+from simulator.policies.writer import Writer
 
 
 def insert(
@@ -117,3 +117,41 @@ def _walls(problem: Problem) -> list[int]:
     for point in range(len(ops) - 1, -1, -1):
         walls[point] = point if ops[point].barrier else walls[point + 1]
     return walls
+
+
+def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -> Plan:
+    """Write the plan; the writer adds deaths, and the way home of what lives elsewhere.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    augmented
+        Ops and cache operators.
+    notes
+        What the plan says about itself.
+
+    Raises
+    ------
+    CapacityError
+        If a tier holds more than its capacity in issue order.
+    """
+    writer = Writer(problem, "static", augmented.homes)
+    ops, here = len(problem.graph.ops), problem.compute_tier
+    left = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
+    point = 0
+    for number, one in enumerate(augmented.cache_ops):
+        for op in range(point, one.position):
+            writer.compute(op)
+        role, tensor, point = one.role, one.tensor, one.position
+        if role is STORE:
+            writer.back_up(tensor, one.target)
+        elif role is DETACH:
+            writer.detach(tensor, here)
+        else:
+            writer.fetch(tensor)
+            if left.get(tensor, -1) < number:
+                writer.forget(tensor)
+    for op in range(point, ops):
+        writer.compute(op)
+    return writer.finish(notes)

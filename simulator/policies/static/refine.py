@@ -21,13 +21,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp
 from simulator.policies.static.room import Room, held
-from simulator.policies.static.step_model import Timeline
+from simulator.policies.static.step_model import Crowd, Timeline
 
 ALPHA = 0.1
 """What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, Idle, Rank, Score, spread
 from simulator.policies.static.room import Room, chooses
-from simulator.policies.static.score import Rank, Score, spread
 
 SHADES = 64
 """Scores that are the same in whole parts of this size count as alike: idle times within 1 % of one another do."""

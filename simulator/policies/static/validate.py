@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
-from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
-from simulator.policies.static.analyse import Analysis
+from simulator.policies.static.analyse import Analysis, Rank
 from simulator.policies.static.augmented import Augmented
 from simulator.policies.static.improve import Improver
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.refine import refine
-from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection, ranked, select
-from simulator.policies.static.step_model import Timeline, predict
-from simulator.policies.static.write import write
+from simulator.policies.static.step_model import Crowd, Timeline, predict
 from simulator.units import counted, human
 
 RESERVES = (0, 1, 2, 4, 8, 16)
