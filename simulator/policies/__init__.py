@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from simulator.document import Part
 from simulator.errors import ConfigError
@@ -31,10 +30,6 @@ from simulator.policies.problem import Problem, Replay
 from simulator.units import FieldError, in_yaml
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
-
-
-def _never(options: Any) -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ class PolicyEntry:
     function: Callable[[Problem, Any], Plan]
     options: type[Part]
     summary: str
-    may_repeat: Callable[[Any], bool] = _never
+    may_repeat: Callable[[Any], bool] = lambda _: False
 
     def read_options(self, given: Mapping[str, Any], place: Callable[..., str] | None = None) -> Part:
         """Check options that people wrote.
@@ -85,10 +80,22 @@ class PolicyEntry:
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
-            raise _wrong(self.options, given, error, place) from None
+            raise self._wrong(given, error, place) from None
 
     def _place(self, *keys: str) -> str:
         return f"policy {self.name!r}, option {'.'.join(keys)!r}"
+
+    def _wrong(self, given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]) -> ConfigError:
+        """Say what is wrong with the first option that breaks a rule; each way to write it has one."""
+        first = error.errors()[0]
+        said = first.get("ctx", {}).get("error")
+        if isinstance(said, FieldError):
+            return ConfigError(place(*said.at), said.must, said.found, said.do)
+        key = str(first["loc"][0])
+        field = self.options.model_fields[key]
+        rules = dict.fromkeys(str(e["msg"]).lower() for e in error.errors() if e["loc"][:1] == first["loc"][:1])
+        do = f"correct it, or leave it out for {in_yaml(field.default)}"
+        return ConfigError(place(key), f"{field.description}: {', or '.join(rules)}", in_yaml(given[key]), do)
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.
@@ -113,49 +120,12 @@ class PolicyEntry:
         return self.function(problem, read)
 
 
-def _wrong(
-    model: type[Part], given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]
-) -> ConfigError:
-    """Say what is wrong with the first option that breaks a rule, or with the part of it that does."""
-    said = error.errors()[0].get("ctx", {}).get("error")
-    if isinstance(said, FieldError):
-        return ConfigError(place(*said.at), said.must, said.found, said.do)
-    keys = [str(key) for key in error.errors()[0]["loc"]]
-    at, value = 1, given[keys[0]]
-    field = model.model_fields[keys[0]]
-    while (inner := _parts(field)) and isinstance(value, Mapping) and at < len(keys):
-        key, value, at = keys[at], value.get(keys[at]), at + 1
-        if key not in inner:
-            must = f"{field.description}: the keys are {', '.join(inner)}"
-            return ConfigError(place(*keys[:at]), must, repr(key), _advice(key, list(inner)))
-        field = inner[key]
-    must = f"{field.description}: {_rules(field, error)}"
-    default = field.default.model_dump() if isinstance(field.default, Part) else field.default
-    do = f"correct it, or leave it out for {in_yaml(default)}"
-    return ConfigError(place(*keys[:at]), must, in_yaml(value), do)
-
-
-def _parts(field: FieldInfo) -> dict[str, FieldInfo]:
-    """The keys of an option that is a mapping; none for others."""
-    kind = field.annotation
-    return kind.model_fields if isinstance(kind, type) and issubclass(kind, Part) else {}
-
-
-def _rules(field: FieldInfo, error: ValidationError) -> str:
-    """What the value must be, one rule for each way in which it may be written."""
-    first = error.errors()[0]
-    if first["type"] == "model_type":
-        return f"a mapping with the keys {', '.join(_parts(field))}"
-    own = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]
-    return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in own))
-
-
 def _advice(name: str, known: list[str], otherwise: str = "leave it out") -> str:
     near = get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-def _entry(module: Any, summary: str, may_repeat: Callable[[Any], bool] = _never) -> PolicyEntry:
+def _entry(module: Any, summary: str, may_repeat: Callable[[Any], bool] = lambda _: False) -> PolicyEntry:
     return PolicyEntry(module.__name__.rpartition(".")[2], module.plan, module.Options, summary, may_repeat)
 
 

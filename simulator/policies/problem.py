@@ -151,7 +151,11 @@ class Problem:
         """
         if not any(self.streams):
             return tuple(accumulate(self.durations_ns, initial=0))
-        return side_by_side(self.graph, self.durations_ns, self.streams)
+        starts, ends = list[int](), list[int]()
+        for took, earlier in zip(self.durations_ns, Precedence.of(self.graph, self.streams).within, strict=True):
+            starts.append(max((ends[op] for op in earlier), default=0))
+            ends.append(starts[-1] + took)
+        return (*accumulate(starts, max), max(ends))
 
     @cached_property
     def bound_ns(self) -> int:
@@ -338,28 +342,3 @@ class Problem:
 def streams_of(graph: Graph, switches: Switches) -> tuple[int, ...]:
     """For each op of a graph, the stream that it runs on."""
     return (0,) * len(graph.ops) if switches.collectives == "compute_stream" else own_streams(graph)
-
-
-def side_by_side(graph: Graph, durations_ns: Sequence[int], streams: Sequence[int]) -> tuple[int, ...]:
-    """Start of each op, and then the end of the last, if ops wait only for those that they depend on [ns].
-
-    Parameters
-    ----------
-    graph, durations_ns
-        What runs, and the time of each op alone [ns].
-    streams
-        By op: each stream runs its ops one after another, and different streams run side by side.
-    """
-    free_ns = [0] * (1 + max(streams, default=0))
-    written_ns, used_ns = [0] * len(graph.tensors), [0] * len(graph.tensors)
-    starts = []
-    for op, took, stream in zip(graph.ops, durations_ns, streams, strict=True):
-        ready = (*(written_ns[t] for t in op.reads), *(used_ns[t] for t in op.writes))
-        start = max((free_ns[stream], *ready))
-        free_ns[stream] = end = start + took
-        for tensor in (*op.reads, *op.writes):
-            used_ns[tensor] = max(used_ns[tensor], end)
-        for tensor in op.writes:
-            written_ns[tensor] = end
-        starts.append(start)
-    return (*accumulate(starts, max), max(free_ns))

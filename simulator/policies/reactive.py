@@ -17,6 +17,7 @@ from simulator.document import Part
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.policies.runtime import OpByOp, Runtime
+from simulator.policies.runtime.runtime_cache import Setting
 from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
 from simulator.policies.search import tune
 
@@ -84,15 +85,15 @@ def plan(problem: Problem, options: Options) -> Plan:
 def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
     problem, homes, pinned = sets.problem, sets.homes, sets.pinned
     here = (t for t, home in enumerate(homes) if pinned[t] and home == problem.compute_tier)
-    runtime = Runtime(
-        sets.dynamic,
+    setting = Setting(
+        problem,
         {t: home for t, home in enumerate(homes) if not pinned[t]},
         problem.budget_bytes - sum(problem.sizes[t] for t in here),
         evict,
         sets.hottest if evict == "hot" else (),
-        partial(OpByOp, sets, look_ahead),
         synchronous,
     )
+    runtime = Runtime(sets.dynamic, setting, partial(OpByOp, sets, look_ahead))
     how = ", fetches late reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     untouched = frozenset(t for t, about in enumerate(problem.graph.tensors) if pinned[t] and about.persistent)

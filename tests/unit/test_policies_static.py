@@ -34,7 +34,7 @@ def select(p, found, limit):
 
 def on_demand(p, found, selection):
     """The selection with each copy in right before its use: the augmented graph, and the model's timeline."""
-    augmented = insert(p, found, selection, Scorer(p))
+    augmented = insert(p, found, selection)
     return augmented, predict(p, write(p, augmented), free_copies_in=True)
 
 

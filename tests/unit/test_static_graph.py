@@ -31,7 +31,7 @@ from simulator.report import decisions, plan_files
 def augmented_of(p, limit):
     found = analyse(p)
     score = Scorer(p)
-    return insert(p, found, select(p, found, limit, ranked(p, found, score)), score)
+    return insert(p, found, select(p, found, limit, ranked(p, found, score)))
 
 
 def of_kind(name, kind, tensors, *ops, **more):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -208,28 +209,18 @@ class Program:
 
     def _fit(self) -> None:
         """What the compute tier holds fits at every moment."""
-        space = self.space
-        moments: list[LinearExprT] = []
-        sizes: list[int] = []
-        flags: list[BoolVarT] = []
-
-        def change(moment: LinearExprT, size_bytes: int, flag: BoolVarT) -> None:
-            if size_bytes:
-                moments.append(moment)
-                sizes.append(size_bytes)
-                flags.append(flag)
-
-        change(0, space.start_bytes, self._always)
+        space, always = self.space, self._always
+        changes: list[tuple[LinearExprT, int, BoolVarT]] = [(0, space.start_bytes, always)]
         for k, start in enumerate(self.starts):
-            change(start, space.taken_bytes[k], self._always)
-            change(self._ended(k), -space.freed_bytes[k], self._always)
+            changes += [(start, space.taken_bytes[k], always), (self._ended(k), -space.freed_bytes[k], always)]
         for g, gap in enumerate(space.gaps):
-            change(self.left[g], -gap.size_bytes, self.away(gap))
+            changes.append((self.left[g], -gap.size_bytes, self.away(gap)))
             if gap.before < len(self.starts):
                 back = self.ins[g] if g in self.ins else self.starts[gap.before]
-                change(back, gap.size_bytes, self.away(gap))
-        budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
-        if sizes:
+                changes.append((back, gap.size_bytes, self.away(gap)))
+        if changes := [change for change in changes if change[1]]:
+            budget = int(min(self._problem.budget_bytes, sum(abs(size) for _, size, _ in changes)))
+            moments, sizes, flags = zip(*changes, strict=True)
             self.model.add_reservoir_constraint_with_active(moments, sizes, flags, 0, budget)
         at_home = [space.gaps[g].size_bytes * self.away(space.gaps[g]) for g in space.leading]
         self.model.add(space.at_home_bytes - sum(at_home) <= int(min(self._problem.budget_bytes, space.at_home_bytes)))
@@ -273,33 +264,31 @@ def write(problem: Problem, space: Space, solution: Solution) -> Plan:
     chosen = {tensor: problem.away(tensor)[0] for tensor in space.idle_homes}
     chosen |= {t: problem.away(t)[0] for c, t in space.homes.items() if c in taken and problem.homes[t] == FREE}
     writer = Writer(problem, "optimal", chosen)
-    ops = range(-1, len(problem.graph.ops))
+    outs, leave, ins = (defaultdict[int, list[int]](list) for _ in range(3))
     out_at: dict[int, int] = {}
-    outs: dict[int, list[int]] = {op: [] for op in ops}
     position = -1
     for o in _needed(space, solution):
         out_at[o] = position = max(position, space.outs[o].written - space.lead)
         outs[position].append(space.outs[o].tensor)
-    leave: dict[int, list[int]] = {op: [] for op in ops}
     for g, gap in enumerate(space.gaps):
         if (gap.choice is None or gap.choice in taken) and g not in space.leading:
             copied_at = -1 if gap.out is None else out_at.get(gap.out, -1)
             leave[max(gap.after - space.lead, copied_at)].append(gap.tensor)
-    ins: dict[int, list[int]] = {op: [] for op in ops}
     for g, start_ns in solution.ins_ns.items():
         last_begun = bisect_right(solution.starts_ns, start_ns, hi=space.gaps[g].before) - 1
         ins[max(last_begun - space.lead, -1)].append(space.gaps[g].tensor)
-    for op in ops:
+    here = problem.compute_tier
+    for op in range(-1, len(problem.graph.ops)):
         if op >= 0:
             writer.compute(op)
         for tensor in outs[op]:
-            _copy(writer, tensor, out=True)
+            writer.copy(tensor, here, problem.away(tensor)[0])
         for tensor in leave[op]:
             writer.evict(tensor)
         for tensor in space.dead.get(op + space.lead, ()):
-            writer.detach(tensor, problem.compute_tier)
+            writer.detach(tensor, here)
         for tensor in ins[op]:
-            _copy(writer, tensor, out=False)
+            writer.copy(tensor, problem.away(tensor)[0], here)
     return writer.finish(())
 
 
@@ -308,9 +297,3 @@ def _needed(space: Space, solution: Solution) -> list[int]:
     chosen = [gap for gap in space.gaps if gap.choice is None or gap.choice in solution.taken]
     needed = {gap.out for gap in chosen if gap.out is not None}
     return [o for o in solution.outs_ns if o in needed and space.outs[o].needless_if not in solution.taken]
-
-
-def _copy(writer: Writer, tensor: int, *, out: bool) -> None:
-    """Copy out or in over the link between the compute tier and the tier below."""
-    ends = writer.problem.compute_tier, writer.problem.away(tensor)[0]
-    writer.copy(tensor, *(ends if out else reversed(ends)))

@@ -166,8 +166,6 @@ class _Finder:
         here, away = problem.compute_tier, problem.away(tensor)[0]
         self._out_ns = transfer_ns(self._size, problem.links[here, away])
         self._in_ns = transfer_ns(self._size, problem.links[away, here])
-        self._reads = [frozenset(op.reads) for op in problem.graph.ops]
-        self._writes = [frozenset(op.writes) for op in problem.graph.ops]
         self._home: int | None = None
         self._is_home_free = problem.homes[tensor] < 0
         self._version = -1
@@ -175,7 +173,7 @@ class _Finder:
 
     def find(self, uses: Sequence[int]) -> None:
         space, problem, tensor = self._space, self._problem, self._tensor
-        exists = problem.starts_with[tensor]
+        exists, is_read = problem.starts_with[tensor], problem.lifetimes.is_read
         if exists and self._is_home_free:
             self._home = space.new_choice()
             space.homes[self._home] = tensor
@@ -184,10 +182,10 @@ class _Finder:
             since, *uses = uses
         if exists:
             space.leading.append(len(space.gaps))
-            self._add(since, uses[0], self._home, None, returns=tensor in self._reads[uses[0]])
+            self._add(since, uses[0], self._home, None, returns=is_read(tensor, uses[0]))
         for after, before in pairwise(uses):
             self._pass(after)
-            if tensor in self._reads[before]:
+            if is_read(tensor, before):
                 if before > after + 1 and self._size:
                     self._add(after, before, space.new_choice(), self._copy_out(), returns=True)
             elif before > after + 1:
@@ -203,7 +201,7 @@ class _Finder:
 
     def _pass(self, op: int) -> None:
         """Begin a new version if the op writes the tensor."""
-        if self._tensor in self._writes[op]:
+        if op in self._problem.lifetimes.writes[self._tensor]:
             self._version, self._out = op, None
 
     def _copy_out(self) -> int | None:

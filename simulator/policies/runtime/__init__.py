@@ -6,13 +6,13 @@ It decides about each op; or, beside a *static part* that was planned before, ab
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from simulator.plan import COMPUTE, PART, SYNC, Code, View
 from simulator.policies.problem import Problem
-from simulator.policies.runtime.runtime_cache import Eviction, RuntimeCache
+from simulator.policies.runtime.runtime_cache import RuntimeCache, Setting
 from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
 
 _AT_ONCE = 64
@@ -27,24 +27,15 @@ class Runtime:
     ----------
     dynamic
         Dynamic reads that are handled once they are revealed.
-    homes, room_bytes
-        What it decides about -> tier at time 0; what that may take of the compute tier [B].
-    evict, stay
-        See `Eviction`.
+    setting
+        What it decides about, and how.
     issuer
         Makes what issues the steps.
-    synchronous, direct
-        See `RuntimeCache`.
     """
 
     dynamic: DynamicReads
-    homes: Mapping[int, int]
-    room_bytes: int | float
-    evict: str
-    stay: Collection[int]
+    setting: Setting
     issuer: Callable[[RuntimeCache, View], Issuer]
-    synchronous: bool = False
-    direct: Collection[tuple[int, int]] = ()
 
     def __call__(self, view: View) -> Iterator[Code]:
         """Issue all steps of a run.
@@ -54,12 +45,7 @@ class Runtime:
         view
             Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
         """
-        problem = self.dynamic.problem
-        order = Eviction(self.evict, problem, self.stay)
-        held = RuntimeCache(
-            problem, self.homes, self.room_bytes, order, synchronous=self.synchronous, direct=self.direct
-        )
-        return chain.from_iterable(self._batches(view, held))
+        return chain.from_iterable(self._batches(view, RuntimeCache(self.setting)))
 
     def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
         """Issue some at a time; a batch is emptied when the next one is asked for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, pairwise
 from typing import Any
@@ -97,10 +98,11 @@ class Eviction:
         return NOWHERE
 
 
-class RuntimeCache:
-    """The places of the tensors that a runtime decides about.
+@dataclass(frozen=True)
+class Setting:
+    """What a runtime decides about, and how.
 
-    Parameters
+    Attributes
     ----------
     problem
         What runs.
@@ -108,12 +110,30 @@ class RuntimeCache:
         The tensors that it decides about -> tier at time 0, or `NOWHERE`.
     room_bytes
         What they may take of the compute tier [B].
-    eviction
-        Which of them leaves first.
+    evict, stay
+        Which of them leaves first; see `Eviction`.
     synchronous
         Whether the host waits for each copy.
     direct
         Pairs of tiers between which copies take the link that joins them, even if a way over others is faster.
+    """
+
+    problem: Problem
+    homes: Mapping[int, int]
+    room_bytes: int | float
+    evict: str
+    stay: Collection[int]
+    synchronous: bool = False
+    direct: Collection[tuple[int, int]] = ()
+
+
+class RuntimeCache:
+    """The places of the tensors that a runtime decides about.
+
+    Parameters
+    ----------
+    setting
+        See `Setting`.
 
     Attributes
     ----------
@@ -133,29 +153,22 @@ class RuntimeCache:
         By tensor: the last op since the run began that is in view and uses it.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        homes: Mapping[int, int],
-        room_bytes: int | float,
-        eviction: Eviction,
-        *,
-        synchronous: bool = False,
-        direct: Collection[tuple[int, int]] = (),
-    ) -> None:
-        self.problem, self.sizes, self.tier = problem, problem.sizes, problem.compute_tier
-        self.homes, self.eviction, self._synchronous, self._direct = homes, eviction, synchronous, set(direct)
+    def __init__(self, setting: Setting) -> None:
+        self.problem = problem = setting.problem
+        self.sizes, self.tier, self.homes = problem.sizes, problem.compute_tier, setting.homes
+        self.eviction = Eviction(setting.evict, problem, setting.stay)
+        self._synchronous, self._direct = setting.synchronous, setting.direct
         self.codes: list[Code] = []
         self.here: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
         self.room = list(problem.capacities)
-        self.room[self.tier] = room_bytes
+        self.room[self.tier] = setting.room_bytes
         self.awaited: dict[int, tuple[int, ...]] = {}
         self.unused = set[int]()
         self.needed_until = [-1] * len(self.sizes)
         self._may_go_on = [home == FREE and len(problem.neighbours) > 1 for home in problem.homes]
         self._longest_gone = [dict[int, None]() for _ in problem.capacities]
-        for tensor, tier in homes.items():
+        for tensor, tier in self.homes.items():
             if tier == self.tier:
                 self.hold(tensor)
             elif tier != NOWHERE:
@@ -251,12 +264,8 @@ class RuntimeCache:
         self._lie(tensor, target)
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        if (source, target) in self._direct:
-            self.codes.append((COPY, tensor, source, target))
-            return
-        hops = tuple(pairwise(self.problem.path(source, target)))
-        if len(hops) == 1 and not self._synchronous:
-            self._direct.add((source, target))
+        is_joined = (source, target) in self._direct
+        hops = ((source, target),) if is_joined else tuple(pairwise(self.problem.path(source, target)))
         for start, end in hops:
             if end != target:
                 self._clear(tensor, end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,16 +164,15 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     problem
         What to plan for.
     """
+    lifetimes, here = problem.lifetimes, problem.compute_tier
     found = set()
     for tensor, about in enumerate(problem.graph.tensors):
-        if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or problem.pinned(tensor):
+        first = lifetimes.first_use[tensor]
+        is_read_only = problem.starts_with[tensor] and first != NEVER and not lifetimes.writes[tensor]
+        may_go = problem.homes[tensor] == FREE and problem.neighbours
+        if not may_go or not is_read_only or about.kind not in _NEVER_STORED:
             continue
-        if not problem.starts_with[tensor]:
-            continue
-        first = problem.lifetimes.first_use[tensor]
-        if first == NEVER or problem.lifetimes.writes[tensor]:
-            continue
-        if problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
+        if problem.copy_ns(tensor, problem.neighbours[0], here) <= problem.clock[first]:
             found.add(tensor)
     return frozenset(found)
 
@@ -272,14 +271,6 @@ class Score(NamedTuple):
     last_resort: str = ""
     queue_ns: int = 0
     is_asked: bool = False
-
-
-class Rank(Protocol):
-    """Scores gaps."""
-
-    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
-        """Score a gap behind copies that take so long [ns]."""
-        ...
 
 
 class Scorer:

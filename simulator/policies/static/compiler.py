@@ -13,7 +13,7 @@ from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, Scorer, analyse
+from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.mix import Rewritten, rewrites
 from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
 from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
@@ -100,7 +100,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     """
     with garbage.kept():
         try:
-            return _validator(problem, options)[1].first().plan
+            return Validator(problem, options.asked(problem)).first().plan
         except CapacityError:
             if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
                 return plan(problem, options)
@@ -108,12 +108,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             if not found:
                 raise
         last = found[-1]
-        return last.translated(_validator(last.problem, options)[1].first().plan)
-
-
-def _validator(problem: Problem, options: Options) -> tuple[Analysis, Validator]:
-    analysis = analyse(problem)
-    return analysis, Validator(problem, analysis, Scorer(problem, options.asked(problem)))
+        return last.translated(Validator(last.problem, options.asked(last.problem)).first().plan)
 
 
 @dataclass(frozen=True)
@@ -167,9 +162,9 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 
 
 def _passes(problem: Problem, options: Options) -> Compiled:
-    analysis, validator = _validator(problem, options)
+    validator = Validator(problem, options.asked(problem))
     candidate = validator.run()
-    return Compiled(problem, analysis, candidate, candidate.plan, validator.best.step_ns)
+    return Compiled(problem, validator.analysis, candidate, candidate.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

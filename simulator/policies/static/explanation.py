@@ -19,7 +19,7 @@ from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.policies import remake
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, Rank, Score, idle
+from simulator.policies.static.analyse import Idle, Score, Scorer, idle
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.compiler import Compiled, Options, compiled
 from simulator.policies.static.ledger import Slot, ledger
@@ -120,10 +120,6 @@ class Explanation:
         """Choices with this decision."""
         return [choice for choice in self.choices if choice.decision is decision]
 
-    def cache_ops_of(self, tensor: int) -> list[CacheOp]:
-        """Cache operators of one tensor, in the order of their issue."""
-        return [one for one in self.candidate.augmented.cache_ops if one.tensor == tensor]
-
     def waited_ns(self, one: CacheOp) -> int:
         """How long the op that needs what a prefetch brings waited for it in the last step of the replay [ns].
 
@@ -215,7 +211,7 @@ def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> s
     return score.last_resort or f"others, of a better score or alike, made the room while it idles{asked}"
 
 
-def _remade(rewritten: Rewritten, below: Room, score: Rank) -> Iterator[Choice]:
+def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice]:
     """Say of each tensor that is made again what it costs and saves, in the order in which they are."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes, clock = problem.lifetimes, problem.clock

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, Idle, Rank
+from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
 from simulator.policies.static.room import assign, held
 from simulator.policies.static.select import Selection
@@ -19,11 +19,7 @@ from simulator.policies.writer import Writer
 
 
 def insert(
-    problem: Problem,
-    analysis: Analysis,
-    selection: Selection,
-    score: Rank,
-    settled: Mapping[Idle, int] | None = None,
+    problem: Problem, analysis: Analysis, selection: Selection, settled: Mapping[Idle, int] | None = None
 ) -> Augmented:
     """Add the cache operators of the chosen gaps to the graph.
 
@@ -33,12 +29,10 @@ def insert(
         What the plan is for.
     analysis, selection
         What leaves.
-    score
-        Tells what goes further where a tier is too small.
     settled
         Tiers that are chosen already, by gap.
     """
-    gaps = assign(problem, selection.gaps, score, settled)
+    gaps = assign(problem, selection.gaps, selection.ranking.score, settled or {})
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
@@ -62,15 +56,23 @@ class _Inserter:
 
     def nodes(self, trip: int, gap: Idle) -> list[CacheOp]:
         """Cache operators of one gap."""
-        found = []
-        leaves = not gap.wraps or self._problem.graph.tensors[gap.tensor].persistent
+        tensor, away, point = gap.tensor, gap.away, gap.after + 1
+        problem, here, size_bytes, found = self._problem, self._problem.compute_tier, gap.size_bytes, []
+        leaves = not gap.wraps or problem.graph.tensors[tensor].persistent
         is_needed = gap.wraps or gap.returns or gap.before == self._ops
+        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
         if leaves and is_needed and self._is_dirty(gap):
-            found.append(self._store(trip, gap))
+            writer, alone_ns = self._last_write(gap), problem.copy_ns(tensor, here, away)
+            first = max(writer + 1, self._fence[min(point, self._ops)])
+            where = (tensor, here, away, size_bytes, alone_ns)
+            found.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
         if leaves:
-            found.append(self._detach(trip, gap))
+            where = (tensor, here, NOWHERE, size_bytes, 0)
+            found.append(CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point))
         if gap.returns:
-            found.append(self._prefetch(trip, gap))
+            first = max(0 if gap.wraps else point, self._fence[gap.before])
+            where = (tensor, away, here, size_bytes, gap.in_ns)
+            found.append(CacheOp(PREFETCH, trip, *where, NOWHERE, gap.before, first, gap.before, gap.before))
         return found
 
     def _is_dirty(self, gap: Idle) -> bool:
@@ -86,28 +88,6 @@ class _Inserter:
         writes = self._problem.lifetimes.writes[gap.tensor]
         after = bisect_right(writes, gap.after)
         return writes[after - 1] if after else NOWHERE
-
-    def _store(self, trip: int, gap: Idle) -> CacheOp:
-        here, away, point = self._problem.compute_tier, gap.away, gap.after + 1
-        writer = self._last_write(gap)
-        first = max(writer + 1, self._fence[min(point, self._ops)])
-        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
-        alone_ns = self._problem.copy_ns(gap.tensor, here, away)
-        where = (gap.tensor, here, away, gap.size_bytes, alone_ns)
-        return CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point)
-
-    def _detach(self, trip: int, gap: Idle) -> CacheOp:
-        point = gap.after + 1
-        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
-        where = (gap.tensor, self._problem.compute_tier, NOWHERE, gap.size_bytes, 0)
-        return CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point)
-
-    def _prefetch(self, trip: int, gap: Idle) -> CacheOp:
-        here, before = self._problem.compute_tier, gap.before
-        earliest = 0 if gap.wraps else gap.after + 1
-        first = max(earliest, self._fence[before])
-        where = (gap.tensor, gap.away, here, gap.size_bytes, gap.in_ns)
-        return CacheOp(PREFETCH, trip, *where, NOWHERE, before, first, before, before)
 
 
 def _walls(problem: Problem) -> list[int]:

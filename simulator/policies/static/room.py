@@ -22,7 +22,7 @@ import numpy as np
 from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, Rank, spread
+from simulator.policies.static.analyse import Idle, Scorer, spread
 from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
 Run = tuple[Idle, ...]
@@ -39,20 +39,12 @@ def runs(problem: Problem, gaps: Sequence[Idle]) -> list[Run]:
     gaps
         What leaves.
     """
-    by_tensor: dict[int, list[Idle]] = {}
+    wrapping, writes = {gap.tensor for gap in gaps if gap.wraps}, problem.lifetimes.writes
+    found: dict[tuple[int, int], list[Idle]] = {}
     for gap in gaps:
-        by_tensor.setdefault(gap.tensor, []).append(gap)
-    found: list[Run] = []
-    for tensor, mine in by_tensor.items():
-        writes = problem.lifetimes.writes[tensor]
-        if any(gap.wraps for gap in mine) or not writes:
-            found.append(tuple(mine))
-            continue
-        version: dict[int, list[Idle]] = {}
-        for gap in mine:
-            version.setdefault(bisect_right(writes, gap.after), []).append(gap)
-        found += map(tuple, version.values())
-    return found
+        version = 0 if gap.tensor in wrapping else bisect_right(writes[gap.tensor], gap.after)
+        found.setdefault((gap.tensor, version), []).append(gap)
+    return [tuple(run) for run in found.values()]
 
 
 def chooses(problem: Problem, tensor: int) -> bool:
@@ -194,12 +186,7 @@ DIGITS = 1
 """Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(
-    problem: Problem,
-    gaps: Sequence[Idle],
-    score: Rank,
-    settled: Mapping[Idle, int] | None = None,
-) -> tuple[Idle, ...]:
+def assign(problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mapping[Idle, int]) -> tuple[Idle, ...]:
     """Return the gaps with the tier that each is spent in, and what its copies take there.
 
     Parameters
@@ -216,11 +203,11 @@ def assign(
     if len(problem.neighbours) < 2:
         return tuple(gaps)
     by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
-    places = _Places(problem, by_spare_time, settled or {})
+    places = _Places(problem, by_spare_time, settled)
     for tier, further in pairwise(problem.neighbours):
         places.relieve(tier, further, score)
     moved: dict[Idle, Idle] = {}
-    for run, tier in places.chosen():
+    for run, tier in zip(by_spare_time, places.tiers, strict=True):
         moved.update((gap, gap.spent_in(problem, tier)) for gap in run)
     return tuple(moved[gap] for gap in gaps)
 
@@ -245,12 +232,8 @@ class _Places:
     def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
         self._problem, self._runs, self._room = problem, found, Room(problem)
         self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
-        self._tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
+        self.tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
         self._lasts_ns = _busy_ns(found)
-
-    def chosen(self) -> Iterator[tuple[Run, int]]:
-        """Yield each run with its tier."""
-        return zip(self._runs, self._tiers, strict=True)
 
     def _put(self, run: Run, settled: int) -> int:
         """Put a run in the tier with the fastest round trip, unless its tier is settled."""
@@ -260,7 +243,7 @@ class _Places:
         self._room.enter(run, tier)
         return tier
 
-    def relieve(self, tier: int, further: int, score: Rank) -> None:
+    def relieve(self, tier: int, further: int, score: Scorer) -> None:
         """Let what is too much for a tier go on to another, by the score there, and take back what was needless."""
         gone = []
         for number in self._ranked(tier, further, score) if self._room.is_short(tier) else ():
@@ -274,23 +257,20 @@ class _Places:
             if self._room.is_short_for(self._runs[number], tier):
                 self._move(number, further)
 
-    def _ranked(self, tier: int, further: int, score: Rank) -> list[int]:
+    def _ranked(self, tier: int, further: int, score: Scorer) -> list[int]:
         """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
+        turn = lambda number: (self._runs[number][0].before, self._runs[number][0].tensor)  # noqa: E731
         alike: dict[tuple[bool, float], list[int]] = {}
         for number, run in enumerate(self._runs):
             is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
-            if self._tiers[number] == tier and not is_settled:
+            if self.tiers[number] == tier and not is_settled:
                 gaps = (gap.stretched(self._lasts_ns, self._problem.clock[-1]) for gap in run)
                 scores = [score(gap.spent_in(self._problem, further)) for gap in gaps]
                 last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
                 alike.setdefault((last_resort, -round(worst, DIGITS)), []).append(number)
-        return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=self._turn))]
-
-    def _turn(self, number: int) -> tuple[int, int]:
-        first = self._runs[number][0]
-        return first.before, first.tensor
+        return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=turn))]
 
     def _move(self, number: int, tier: int) -> None:
-        self._room.enter(self._runs[number], self._tiers[number], -1)
+        self._room.enter(self._runs[number], self.tiers[number], -1)
         self._room.enter(self._runs[number], tier)
-        self._tiers[number] = tier
+        self.tiers[number] = tier

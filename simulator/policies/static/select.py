@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle, Rank, Score, spread
+from simulator.policies.static.analyse import Analysis, Idle, Score, Scorer, spread
 from simulator.policies.static.room import Room, chooses
 
 SHADES = 64
@@ -31,7 +31,7 @@ class Ranking(NamedTuple):
         Each with its score.
     """
 
-    score: Rank
+    score: Scorer
     order: list[tuple[Idle, Score]]
 
 
@@ -63,7 +63,7 @@ class Selection:
     given_back: frozenset[Idle] = frozenset()
 
 
-def ranked(problem: Problem, analysis: Analysis, score: Rank) -> Ranking:
+def ranked(problem: Problem, analysis: Analysis, score: Scorer) -> Ranking:
     """Sort the candidates: what shall leave first, then what the rules by kind do not mind, each by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
@@ -89,12 +89,7 @@ def turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
     return not score.is_asked, bool(score.last_resort), -score.total, gap.tensor, gap.after
 
 
-def select(
-    problem: Problem,
-    analysis: Analysis,
-    limit_bytes: int | float,
-    ranking: Ranking,
-) -> Selection:
+def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
     What is asked for and hides its copies is taken in any case; another gap only if it helps somewhere. One sort, and
@@ -112,48 +107,65 @@ def select(
     ranking
         The candidates.
     """
-    ops = len(problem.graph.ops)
-    profile = Profile(analysis.live_bytes)
-    for gap in analysis.forced:
-        add(profile, gap, -gap.size_bytes)
-    offers = _Offers(problem, analysis, ranking)
-    taken = _take(profile, ops, offers, limit_bytes)
-    chosen, given_back = list(analysis.forced), []
-    away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
-    for gap in reversed(taken):
-        if gap in offers.asked:
+    taker = _Taker(problem, analysis, limit_bytes, ranking)
+    taker.run()
+    live, chosen, given_back = taker.live, list(analysis.forced), []
+    away = Counter(gap.tensor for gap in taker.taken if not gap.wraps and gap.tensor in analysis.moving_homes)
+    for gap in reversed(taker.taken):
+        stays_away = gap in taker.asked or (gap.wraps and away.get(gap.tensor))
+        if stays_away or exceeds(live, gap, limit_bytes - gap.size_bytes):
             chosen.append(gap)
-        elif not (gap.wraps and away.get(gap.tensor)) and not exceeds(profile, gap, limit_bytes - gap.size_bytes):
-            add(profile, gap, gap.size_bytes)
-            given_back.append(gap)
-            if gap.tensor in away:
-                away[gap.tensor] -= 1
-        else:
-            chosen.append(gap)
-    chosen.sort(key=lambda g: (g.after, g.tensor, g.before))
-    values = profile.values()
+            continue
+        add(live, gap, gap.size_bytes)
+        given_back.append(gap)
+        if gap.tensor in away:
+            away[gap.tensor] -= 1
+    chosen.sort(key=in_order)
+    values = live.values()
     excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
     return Selection(tuple(chosen), values, int(excess), limit_bytes, ranking, frozenset(given_back))
 
 
-class _Offers:
-    """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
+class _Taker:
+    """Takes candidates in order; one that finds no room in a tier below comes again by its score in the next."""
 
-    def __init__(self, problem: Problem, analysis: Analysis, ranking: Ranking) -> None:
-        self._problem, self._room = problem, Room(problem)
-        self._again, self._order = ranking
-        self._is_counted = self._room.is_scarce
+    def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
+        self._problem, self._room, self._limit = problem, Room(problem), limit_bytes
+        self._score, self._order = ranking
+        self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
         self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
-        self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
-        for gap in sorted(
-            (gap for gap, _ in self._order if gap.tensor in self.together), key=lambda gap: not gap.wraps
-        ):
-            self.together[gap.tensor].append(gap)
-        for gap in analysis.forced if self._is_counted else ():
+        self._together: dict[int, list[Idle]] = {}
+        moving = (gap for gap, _ in self._order if gap.tensor in analysis.moving_homes)
+        for gap in sorted(moving, key=lambda gap: not gap.wraps):
+            self._together.setdefault(gap.tensor, []).append(gap)
+        for gap in analysis.forced:
+            add(self.live, gap, -gap.size_bytes)
             self._room.enter((gap,), gap.away)
 
-    def __iter__(self) -> Iterator[Idle]:
-        if not self._is_counted:
+    def run(self) -> None:
+        """Take what is asked for, and others until live bytes fit the limit."""
+        for gap in self.asked:
+            self._take(gap)
+        last = self.live.length - 1
+        over = self.live.exceeds(0, last, self._limit)
+        for count, gap in enumerate(self._offers()):
+            if not over:
+                break
+            if gap not in self.taken and exceeds(self.live, gap, self._limit):
+                self._take(gap)
+                over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
+
+    def _take(self, gap: Idle) -> None:
+        """Take a gap and those that go with it, and count each in the first tier that has room."""
+        for one in self._together.get(gap.tensor, (gap,)):
+            helps = one in self.asked or one.wraps or exceeds(self.live, one, self._limit)
+            if one not in self.taken and helps:
+                add(self.live, one, -one.size_bytes)
+                self.taken[one] = None
+                self._room.enter((one,), self._room.nearest(one))
+
+    def _offers(self) -> Iterator[Idle]:
+        if not self._room.is_scarce:
             yield from (gap for gap, _ in self._order)
             return
         tiers = self._problem.neighbours
@@ -165,35 +177,12 @@ class _Offers:
                 yield gap
             else:
                 further = gap.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (turn((further, self._again(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
-
-    def accept(self, gap: Idle) -> None:
-        """Count a gap in the first tier that has room."""
-        if self._is_counted:
-            self._room.enter((gap,), self._room.nearest(gap))
+                heappush(heap, (turn((further, self._score(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
 
 
-def _take(profile: Profile, ops: int, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
-    taken: dict[Idle, None] = {}
-
-    def take(gap: Idle) -> None:
-        for member in offers.together.get(gap.tensor, (gap,)):
-            helps = member in offers.asked or member.wraps or exceeds(profile, member, limit_bytes)
-            if member not in taken and helps:
-                add(profile, member, -member.size_bytes)
-                taken[member] = None
-                offers.accept(member)
-
-    for gap in offers.asked:
-        take(gap)
-    over = profile.exceeds(0, ops - 1, limit_bytes)
-    for count, gap in enumerate(offers):
-        if not over:
-            break
-        if gap not in taken and exceeds(profile, gap, limit_bytes):
-            take(gap)
-            over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
-    return list(taken)
+def in_order(gap: Idle) -> tuple[int, int, int]:
+    """Sort key of chosen gaps: by op and tensor."""
+    return gap.after, gap.tensor, gap.before
 
 
 def add(live: Profile, gap: Idle, delta_bytes: int) -> None:

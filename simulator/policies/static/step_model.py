@@ -78,13 +78,6 @@ class Timeline:
         return self.start_ns[-1]
 
 
-def gates_ns(problem: Problem, start_ns: tuple[int, ...]) -> tuple[int, ...]:
-    """For each program point, when the compute before it has started, or ended, as the machine reads it [ns]."""
-    if problem.switches.copies_wait_for == "start":
-        return (0, *start_ns[:-1])
-    return (0, *(start + took for start, took in zip(start_ns, problem.durations_ns, strict=False)))
-
-
 def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Timeline:
     """Follow a fixed plan through one step.
 
@@ -108,7 +101,10 @@ def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Ti
         elif b == model.here:
             model.leave(a)
     start_ns = (*model.starts, max(*model.free_ns, model.last_copy_ns))
-    return Timeline(start_ns, gates_ns(problem, start_ns), model.freed)
+    if problem.switches.copies_wait_for == "start":
+        return Timeline(start_ns, (0, *start_ns[:-1]), model.freed)
+    ends_ns = (start + took for start, took in zip(start_ns, problem.durations_ns, strict=False))
+    return Timeline(start_ns, (0, *ends_ns), model.freed)
 
 
 class _Model:
