@@ -211,11 +211,8 @@ def _verdict(search: Search, time_limit_s: float) -> str:
     if search.is_proved:
         return f"proved optimal: {others} has a shorter step"
     share = search.step_ns / search.least_ns - 1 if search.least_ns else 0.0
-    why = (
-        "the replay delays what the program finds best"
-        if search.is_over
-        else f"the search stopped after {time_limit_s:g} s"
-    )
+    late, stopped = "the replay delays what the program finds best", f"the search stopped after {time_limit_s:g} s"
+    why = late if search.is_over else stopped
     return f"not proved optimal ({why}): {others} takes less than {search.least_ns:,} ns, a gap of {share:.2%}"
 
 

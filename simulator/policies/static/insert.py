@@ -32,7 +32,7 @@ def insert(
     settled
         Tiers that are chosen already, by gap.
     """
-    gaps = assign(problem, selection.gaps, selection.ranking.score, settled or {})
+    gaps = assign(problem, selection.gaps, selection.ranking.score, settled)
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)

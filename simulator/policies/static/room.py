@@ -186,7 +186,9 @@ DIGITS = 1
 """Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mapping[Idle, int]) -> tuple[Idle, ...]:
+def assign(
+    problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mapping[Idle, int] | None = None
+) -> tuple[Idle, ...]:
     """Return the gaps with the tier that each is spent in, and what its copies take there.
 
     Parameters
@@ -203,7 +205,7 @@ def assign(problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mappi
     if len(problem.neighbours) < 2:
         return tuple(gaps)
     by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
-    places = _Places(problem, by_spare_time, settled)
+    places = _Places(problem, by_spare_time, settled or {})
     for tier, further in pairwise(problem.neighbours):
         places.relieve(tier, further, score)
     moved: dict[Idle, Idle] = {}
