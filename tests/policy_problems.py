@@ -21,6 +21,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import COMPUTE, COPY, DETACH, Plan, Steps
 from simulator.policies import FREE, Problem, Replay
+from simulator.policies.static.augmented import Augmented, Role
 from simulator.trace import CAUSES
 
 HBM, DDR = 0, 1
@@ -146,3 +147,27 @@ def tell(given: Problem, plan: Plan) -> list[str]:
         else:
             told.append(f"sync {tensors[a].name}")
     return told
+
+
+def check_augmented(augmented: Augmented) -> None:
+    """Each operator lies in its window, the window between producer and consumer and within barriers; a trip's follow
+    one another; and no op reads a tensor while it is away."""
+    ops = augmented.graph.ops
+    for one in augmented.cache_ops:
+        assert 0 <= one.first <= one.position <= one.last <= len(ops), "in its window"
+        assert one.after < one.first, "behind what it follows"
+        assert one.before < 0 or one.last <= one.before, "ahead of what it precedes"
+        assert not any(op.barrier for op in ops[one.first : one.last]), "no window crosses a barrier"
+    for chain in augmented.chains:
+        store, detach, prefetch = (chain.get(role) for role in (Role.STORE, Role.DETACH, Role.PREFETCH))
+        assert not store or (detach and store.position <= detach.position), "a detach follows its store"
+        wraps = detach and prefetch and prefetch.before <= detach.after
+        assert not detach or not prefetch or wraps or detach.position <= prefetch.position, "prefetched behind that"
+    away, waiting = set(augmented.homes), list(augmented.cache_ops)
+    for number, op in enumerate(ops):
+        while waiting and waiting[0].position == number:
+            one = waiting.pop(0)
+            if one.role is not Role.STORE:
+                (away.add if one.role is Role.DETACH else away.discard)(one.tensor)
+        assert away.isdisjoint(op.reads), f"{op.name} reads what is there"
+        away.difference_update(op.writes)

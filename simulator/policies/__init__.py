@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from simulator.document import Part
 from simulator.errors import ConfigError
@@ -31,10 +30,6 @@ from simulator.policies.problem import Problem, Replay
 from simulator.units import FieldError, in_yaml
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
-
-
-def _never(options: Any) -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ class PolicyEntry:
     function: Callable[[Problem, Any], Plan]
     options: type[Part]
     summary: str
-    may_repeat: Callable[[Any], bool] = _never
+    may_repeat: Callable[[Any], bool] = lambda _: False
 
     def read_options(self, given: Mapping[str, Any], place: Callable[..., str] | None = None) -> Part:
         """Check options that people wrote.
@@ -85,10 +80,22 @@ class PolicyEntry:
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
-            raise _wrong(self.options, given, error, place) from None
+            raise self._wrong(given, error, place) from None
 
     def _place(self, *keys: str) -> str:
         return f"policy {self.name!r}, option {'.'.join(keys)!r}"
+
+    def _wrong(self, given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]) -> ConfigError:
+        """Say what is wrong with the first option that breaks a rule; each way to write it has one."""
+        first = error.errors()[0]
+        said = first.get("ctx", {}).get("error")
+        if isinstance(said, FieldError):
+            return ConfigError(place(*said.at), said.must, said.found, said.do)
+        key = str(first["loc"][0])
+        field = self.options.model_fields[key]
+        rules = dict.fromkeys(str(e["msg"]).lower() for e in error.errors() if e["loc"][:1] == first["loc"][:1])
+        do = f"correct it, or leave it out for {in_yaml(field.default)}"
+        return ConfigError(place(key), f"{field.description}: {', or '.join(rules)}", in_yaml(given[key]), do)
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.
@@ -113,86 +120,30 @@ class PolicyEntry:
         return self.function(problem, read)
 
 
-def _wrong(
-    model: type[Part], given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]
-) -> ConfigError:
-    """Say what is wrong with the first option that breaks a rule, or with the part of it that does."""
-    said = error.errors()[0].get("ctx", {}).get("error")
-    if isinstance(said, FieldError):
-        return ConfigError(place(*said.at), said.must, said.found, said.do)
-    keys = [str(key) for key in error.errors()[0]["loc"]]
-    at, value = 1, given[keys[0]]
-    field = model.model_fields[keys[0]]
-    while (inner := _parts(field)) and isinstance(value, Mapping) and at < len(keys):
-        key, value, at = keys[at], value.get(keys[at]), at + 1
-        if key not in inner:
-            must = f"{field.description}: the keys are {', '.join(inner)}"
-            return ConfigError(place(*keys[:at]), must, repr(key), _advice(key, list(inner)))
-        field = inner[key]
-    must = f"{field.description}: {_rules(field, error)}"
-    default = field.default.model_dump() if isinstance(field.default, Part) else field.default
-    do = f"correct it, or leave it out for {in_yaml(default)}"
-    return ConfigError(place(*keys[:at]), must, in_yaml(value), do)
-
-
-def _parts(field: FieldInfo) -> dict[str, FieldInfo]:
-    """The keys of an option that is a mapping; none for others."""
-    kind = field.annotation
-    return kind.model_fields if isinstance(kind, type) and issubclass(kind, Part) else {}
-
-
-def _rules(field: FieldInfo, error: ValidationError) -> str:
-    """What the value must be, one rule for each way in which it may be written."""
-    first = error.errors()[0]
-    if first["type"] == "model_type":
-        return f"a mapping with the keys {', '.join(_parts(field))}"
-    own = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]
-    return ", or ".join(dict.fromkeys(str(e["msg"]).lower() for e in own))
-
-
-def _advice(name: str, known: list[str]) -> str:
+def _advice(name: str, known: list[str], otherwise: str = "leave it out") -> str:
     near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "leave it out"
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-POLICIES: dict[str, PolicyEntry] = {
-    entry.name: entry
-    for entry in (
-        PolicyEntry("resident", resident.plan, resident.Options, "nothing moves but what has its home elsewhere"),
-        PolicyEntry(
-            "reactive", reactive.plan, reactive.Options, "a runtime that fetches on demand and evicts under pressure"
-        ),
-        PolicyEntry("lookahead", lookahead.plan, lookahead.Options, "copies at fixed distances, counted in ops"),
-        PolicyEntry(
-            "offload_saved",
-            offload_saved.plan,
-            offload_saved.Options,
-            "what is saved for backward and has the time to move does, whether it must or not",
-        ),
-        PolicyEntry(
-            "upstream_greedy",
-            upstream_greedy.plan,
-            upstream_greedy.Options,
-            "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
-        ),
-        PolicyEntry(
-            "recompute",
-            recompute.plan,
-            recompute.Options,
-            "gives up what can be made again, and runs its ops again",
-            may_repeat=lambda _: True,
-        ),
-        PolicyEntry(
-            "static",
-            static.plan,
-            static.Options,
-            "a compiler that places copies by time, bandwidth and room",
-            may_repeat=lambda options: options.recompute,
-        ),
-        PolicyEntry("hybrid", hybrid.plan, hybrid.Options, "static for what is known, a cache for what is read late"),
-        PolicyEntry("optimal", optimal.plan, optimal.Options, "the best plan over one lower tier, for a small graph"),
-    )
-}
+def _entry(module: Any, summary: str, may_repeat: Callable[[Any], bool] = lambda _: False) -> PolicyEntry:
+    return PolicyEntry(module.__name__.rpartition(".")[2], module.plan, module.Options, summary, may_repeat)
+
+
+_ENTRIES = (
+    _entry(resident, "nothing moves but what has its home elsewhere"),
+    _entry(reactive, "a runtime that fetches on demand and evicts under pressure"),
+    _entry(lookahead, "copies at fixed distances, counted in ops"),
+    _entry(offload_saved, "what is saved for backward and has the time to move does, whether it must or not"),
+    _entry(
+        upstream_greedy,
+        "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
+    ),
+    _entry(recompute, "gives up what can be made again, and runs its ops again", lambda _: True),
+    _entry(static, "a compiler that places copies by time, bandwidth and room", lambda options: options.recompute),
+    _entry(hybrid, "static for what is known, a cache for what is read late"),
+    _entry(optimal, "the best plan over one lower tier, for a small graph"),
+)
+POLICIES = {entry.name: entry for entry in _ENTRIES}
 """The policies by name, in the order in which they are listed."""
 
 
@@ -212,7 +163,6 @@ def choose(name: str, where: str = "policies") -> PolicyEntry:
         If there is no such policy.
     """
     if name not in POLICIES:
-        near = get_close_matches(name, POLICIES, 1)
-        advice = f"did you mean {near[0]!r}?" if near else "choose one of these"
-        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), advice)
+        do = _advice(name, list(POLICIES), "choose one of these")
+        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), do)
     return POLICIES[name]

@@ -13,10 +13,9 @@ everything on demand is tried as well: it has what is awaited only while that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,15 +23,12 @@ from pydantic import Field, model_validator
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import StaticPart, batches
-from simulator.policies.runtime.dynamic_reads import DynamicReads
-from simulator.policies.runtime.eviction import eviction
-from simulator.policies.runtime.prefetch import NextReads
-from simulator.policies.runtime.runtime_cache import RuntimeCache
-from simulator.policies.runtime.working_sets import WorkingSets
+from simulator.policies.runtime import Runtime, StaticPart
+from simulator.policies.runtime.runtime_cache import Setting
+from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
 from simulator.policies.search import Best, tune
 from simulator.units import Bytes, FieldError, human
 
@@ -108,7 +104,8 @@ def _compiled(dynamic: DynamicReads, options: Options) -> Plan:
     """The fastest plan with a static part."""
     orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
     divided = cache(partial(_divided, dynamic, options))
-    return tune(dynamic.problem, (_divisions(dynamic, options), orders), lambda here, order: divided(here)(order))
+    rows = (_divisions(dynamic, options), orders)
+    return tune(dynamic.problem, rows, lambda here, order: _make(options, order, *divided(here)))
 
 
 def _undivided(dynamic: DynamicReads, options: Options) -> Plan:
@@ -144,8 +141,8 @@ def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int],
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> Callable[[str], Plan]:
-    """Plan what is known, with some candidates in the compute tier; return what makes a plan from an eviction order.
+def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> tuple[DynamicReads, Plan, int]:
+    """Plan what is known, with some candidates in the compute tier; return the rest, that plan, and room for the rest.
 
     Raises
     ------
@@ -155,7 +152,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> C
     dynamic = dynamic.settled(here)
     problem = dynamic.problem
     if not dynamic.candidates:
-        return lambda _: static.plan(problem, static.Options())
+        return dynamic, static.plan(problem, static.Options()), 0
     _check_links(dynamic)
     cache_bytes = _cache_bytes(dynamic, options.cache)
     try:
@@ -166,7 +163,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> C
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
         notes.append(f"{size} of what is read late stays in {tier}")
-    return partial(_make, dynamic, replace(planned, notes=tuple(notes)), cache_bytes, options)
+    return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
 
 def _check_apart(dynamic: DynamicReads) -> None:
@@ -256,7 +253,10 @@ def _most_beside(dynamic: DynamicReads, asked: int, short: Shortfall) -> int:
     return left
 
 
-def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Options, order: str) -> Plan:
+def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, cache_bytes: int) -> Plan:
+    """Put a cache beside a static part, if there is anything for it to hold."""
+    if not dynamic.candidates:
+        return planned
     if planned.fixed is None:
         raise InvariantError("hybrid", "the static part has a fixed plan", "a reactive one", "report this")
     problem = dynamic.problem
@@ -265,10 +265,14 @@ def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Optio
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, planned.fixed)
+    homes = {t: problem.homes[t] for t in dynamic.candidates}
+    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    setting = Setting(problem, homes, cache_bytes, order, stay, direct=problem.links)
+    issuer = partial(StaticPart, dynamic, ends, partial(_wanted, dynamic, options))
     return replace(
         planned,
         policy="hybrid",
-        steps=partial(_start, dynamic, ends, cache_bytes, options, order),
+        steps=Runtime(dynamic, setting, issuer),
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - set(dynamic.signal.values())),
@@ -276,20 +280,11 @@ def _make(dynamic: DynamicReads, planned: Plan, cache_bytes: int, options: Optio
     )
 
 
-def _start(
-    dynamic: DynamicReads, ends: Sequence[int], cache_bytes: int, options: Options, order: str, view: View
-) -> Iterator[Code]:
-    """Start a fresh runtime beside the static part; a plan may be run more than once."""
-    problem = dynamic.problem
-    homes = {t: problem.homes[t] for t in dynamic.candidates}
-    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
-    held = RuntimeCache(problem, homes, cache_bytes, eviction(order, problem, stay), direct=problem.links)
-    wanted = {
-        "next_layer_all": lambda op: dynamic.readers[op].candidates,
-        "speculative": lambda op: view.predicted(op, options.accuracy),
-    }.get(options.prefetch)
-    prefetcher = NextReads(dynamic, held, wanted) if wanted else None
-    return chain.from_iterable(batches(StaticPart(ends, held), held, dynamic, prefetcher, view))
+def _wanted(dynamic: DynamicReads, options: Options, view: View, op: int) -> Sequence[int]:
+    """What is fetched for an op whose dynamic reads are revealed next."""
+    if options.prefetch == "speculative":
+        return view.predicted(op, options.accuracy)
+    return dynamic.readers[op].candidates if options.prefetch == "next_layer_all" else ()
 
 
 def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:

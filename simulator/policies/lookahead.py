@@ -5,13 +5,11 @@ What it knows is the order of the ops; it knows no durations, no sizes, no bandw
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
 from simulator.document import Part
@@ -19,6 +17,7 @@ from simulator.lifetime import NEVER, Gap, live_bytes
 from simulator.plan import Plan
 from simulator.policies.moves import Come, Leave, Style, write
 from simulator.policies.problem import Problem
+from simulator.policies.profile import Profile
 from simulator.policies.search import tune
 
 Distance = Annotated[int, Field(ge=0)]
@@ -129,13 +128,10 @@ def _back(problem: Problem, distance: int, gap: Gap) -> int:
 
 def _fewest(problem: Problem, made: Sequence[Sequence[Gap]], visits: Sequence[Gap], back: Callable[[Gap], int]) -> int:
     """How many tensors must move so that live bytes fit in issue order; all if that is not enough."""
-    live = live_bytes(problem.graph, problem.lifetimes)
-
-    def fits(number: int) -> bool:
-        change = np.zeros(len(live) + 1, np.int64)
-        for gap in chain(visits, *made[:number]):
-            change[gap.after + 1] -= problem.sizes[gap.tensor]
-            change[back(gap)] += problem.sizes[gap.tensor]
-        return int((live + np.cumsum(change)[:-1]).max()) <= problem.budget_bytes
-
-    return bisect_left(range(len(made)), True, key=fits)
+    live, last = Profile(live_bytes(problem.graph, problem.lifetimes)), len(problem.graph.ops) - 1
+    for number, gaps in enumerate((visits, *made)):
+        for gap in gaps:
+            live.add(gap.after + 1, back(gap) - 1, -problem.sizes[gap.tensor])
+        if live.peak(0, last) <= problem.budget_bytes:
+            return number
+    return len(made)

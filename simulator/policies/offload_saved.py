@@ -110,8 +110,6 @@ def _comes(problem: Problem, saved: dict[int, tuple[int, int]], backward: int, o
             live.add(lifetimes.last_use[tensor] + 1, ops - 1, -sizes[tensor])
     comes, op = [], 0
     for use, tensor, earliest in sorted(queue):
-        room = problem.budget_bytes - sizes[tensor]
-        op = use if options.synchronous else live.last_above(max(op, earliest), use - 1, room) + 1
-        live.add(op, use - 1, sizes[tensor])
+        op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
         comes.append(Come(tensor, op))
     return comes

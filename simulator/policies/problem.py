@@ -151,7 +151,11 @@ class Problem:
         """
         if not any(self.streams):
             return tuple(accumulate(self.durations_ns, initial=0))
-        return side_by_side(self.graph, self.durations_ns, self.streams)
+        starts, ends = list[int](), list[int]()
+        for took, earlier in zip(self.durations_ns, Precedence.of(self.graph, self.streams).within, strict=True):
+            starts.append(max((ends[op] for op in earlier), default=0))
+            ends.append(starts[-1] + took)
+        return (*accumulate(starts, max), max(ends))
 
     @cached_property
     def bound_ns(self) -> int:
@@ -200,32 +204,45 @@ class Problem:
         return self.lifetimes.is_read(tensor, first)
 
     @cached_property
+    def hops(self) -> dict[str, tuple[int, int]]:
+        """The two tiers that each link joins."""
+        links, tiers = self.hardware.links, self.tiers
+        return {name: (tiers.index(link.source), tiers.index(link.target)) for name, link in links.items()}
+
+    @cached_property
+    def link_names(self) -> dict[tuple[int, int], str]:
+        """Name of the first link of each ordered pair of tiers."""
+        found: dict[tuple[int, int], str] = {}
+        for name, hop in self.hops.items():
+            found.setdefault(hop, name)
+        return found
+
+    @cached_property
     def links(self) -> dict[tuple[int, int], Link]:
         """The first link of each ordered pair of tiers."""
-        found: dict[tuple[int, int], Link] = {}
-        for link in self.hardware.links.values():
-            found.setdefault((self.tiers.index(link.source), self.tiers.index(link.target)), link)
-        return found
+        return {hop: self.hardware.links[name] for hop, name in self.link_names.items()}
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
         """Tiers with a way from the compute tier and back, by the time of a round trip of the largest tensor."""
-        here, size = self.compute_tier, max(self.sizes, default=0)
-        trips: dict[int, int] = {}
-        for tier in range(len(self.tiers)):
-            if tier != here and self._leads(here, tier) and self._leads(tier, here):
-                hops = (*pairwise(self.path(here, tier)), *pairwise(self.path(tier, here)))
-                trips[tier] = sum(transfer_ns(size, self.links[hop]) for hop in hops)
-        return tuple(sorted(trips, key=lambda tier: (trips[tier], tier)))
+        here, ways = self.compute_tier, self._ways
+        there = (t for t in range(len(self.tiers)) if t != here and (here, t) in ways and (t, here) in ways)
+        return tuple(sorted(there, key=lambda tier: (ways[here, tier][0] + ways[tier, here][0], tier)))
 
-    def _leads(self, source: int, target: int) -> bool:
-        seen, frontier = {source}, [source]
-        while frontier:
-            tier = frontier.pop()
-            new = {end for start, end in self.links if start == tier} - seen
-            seen |= new
-            frontier += new
-        return target in seen
+    @cached_property
+    def _ways(self) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
+        """By two tiers that links join, directly or not: time of the largest tensor on the fastest way, and that."""
+        size, found = max(self.sizes, default=0), dict[tuple[int, int], tuple[int, tuple[int, ...]]]()
+        for source in range(len(self.tiers)):
+            heap: list[tuple[int, tuple[int, ...]]] = [(0, (source,))]
+            while heap:
+                cost, path = heappop(heap)
+                if (source, path[-1]) not in found:
+                    found[source, path[-1]] = cost, path
+                    behind = ((end, link) for (start, end), link in self.links.items() if start == path[-1])
+                    for end, link in behind:
+                        heappush(heap, (cost + transfer_ns(size, link), (*path, end)))
+        return found
 
     def away(self, tensor: int) -> tuple[int, ...]:
         """Tiers that the tensor may go to, the best first; none for a pinned tensor."""
@@ -283,35 +300,24 @@ class Problem:
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Time of a copy of the tensor that has all links of its path for itself [ns]."""
         key = (self.sizes[tensor], source, target)
-        found = self._times.get(key)
-        if found is None:
-            path = self.path(source, target)
-            hops = pairwise(path)
-            found = self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
-        return found
-
-    def queue(self, hop: tuple[int, int]) -> int:
-        """Which queue the copies of a hop wait in; hops of one queue share its channels."""
-        return self._queues[hop]
+        if key not in self._times:
+            hops = pairwise(self.path(source, target))
+            self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
+        return self._times[key]
 
     @cached_property
-    def _queues(self) -> dict[tuple[int, int], int]:
+    def _times(self) -> dict[tuple[int, int, int], int]:
+        return {}
+
+    @cached_property
+    def queues(self) -> dict[tuple[int, int], int]:
+        """Which queue the copies of each hop wait in; hops of one queue share its channels."""
         number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
-        return {hop: number[name] for hop, name in self._names.items()}
-
-    @cached_property
-    def _names(self) -> dict[tuple[int, int], str]:
-        names = {id(link): name for name, link in self.hardware.links.items()}
-        return {hop: names[id(link)] for hop, link in self.links.items()}
+        return {hop: number[name] for hop, name in self.link_names.items()}
 
     def wires(self, hop: tuple[int, int]) -> tuple[str, ...]:
         """Names of the links that a copy over a hop keeps busy: those that a staged link goes via, or the link."""
-        return self.links[hop].via or (self._names[hop],)
-
-    def staged(self, hop: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-        """Hops that a staged link goes via; none if the link is no such."""
-        ends = (self.hardware.links[wire] for wire in self.links[hop].via)
-        return tuple((self.tiers.index(link.source), self.tiers.index(link.target)) for link in ends)
+        return self.links[hop].via or (self.link_names[hop],)
 
     def servers(self, hop: tuple[int, int]) -> int:
         """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""
@@ -326,66 +332,13 @@ class Problem:
         ConfigError
             If no links lead there.
         """
-        found = self._paths.get((source, target))
-        if found is None:
-            found = self._paths[source, target] = self._search(source, target)
-        return found
-
-    @cached_property
-    def _times(self) -> dict[tuple[int, int, int], int]:
-        return {}
-
-    @cached_property
-    def _paths(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        return {}
-
-    def _search(self, source: int, target: int) -> tuple[int, ...]:
-        size, seen = max(self.sizes, default=0), set()
-        heap: list[tuple[int, tuple[int, ...]]] = [(0, (source,))]
-        while heap:
-            cost, path = heappop(heap)
-            if path[-1] == target:
-                return path
-            if path[-1] in seen:
-                continue
-            seen.add(path[-1])
-            for (start, end), link in self.links.items():
-                if start == path[-1] and end not in seen:
-                    heappush(heap, (cost + transfer_ns(size, link), (*path, end)))
-        names = f"{self.tiers[source]!r} to {self.tiers[target]!r}"
-        raise ConfigError(
-            f"hardware {self.hardware.name!r}, links",
-            f"a path of links leads from {names}",
-            "none",
-            "add the link, or choose another home",
-        )
+        if (source, target) not in self._ways:
+            must = f"a path of links leads from {self.tiers[source]!r} to {self.tiers[target]!r}"
+            do = "add the link, or choose another home"
+            raise ConfigError(f"hardware {self.hardware.name!r}, links", must, "none", do)
+        return self._ways[source, target][1]
 
 
 def streams_of(graph: Graph, switches: Switches) -> tuple[int, ...]:
     """For each op of a graph, the stream that it runs on."""
     return (0,) * len(graph.ops) if switches.collectives == "compute_stream" else own_streams(graph)
-
-
-def side_by_side(graph: Graph, durations_ns: Sequence[int], streams: Sequence[int]) -> tuple[int, ...]:
-    """Start of each op, and then the end of the last, if ops wait only for those that they depend on [ns].
-
-    Parameters
-    ----------
-    graph, durations_ns
-        What runs, and the time of each op alone [ns].
-    streams
-        By op: each stream runs its ops one after another, and different streams run side by side.
-    """
-    free_ns = [0] * (1 + max(streams, default=0))
-    written_ns, used_ns = [0] * len(graph.tensors), [0] * len(graph.tensors)
-    starts = []
-    for op, took, stream in zip(graph.ops, durations_ns, streams, strict=True):
-        ready = (*(written_ns[t] for t in op.reads), *(used_ns[t] for t in op.writes))
-        start = max((free_ns[stream], *ready))
-        free_ns[stream] = end = start + took
-        for tensor in (*op.reads, *op.writes):
-            used_ns[tensor] = max(used_ns[tensor], end)
-        for tensor in op.writes:
-            written_ns[tensor] = end
-        starts.append(start)
-    return (*accumulate(starts, max), max(free_ns))

@@ -23,49 +23,57 @@ class Profile:
     ----------
     values
         Bytes at each position.
+
+    Attributes
+    ----------
+    length
+        How many positions.
     """
 
     def __init__(self, values: ArrayLike) -> None:
         row = np.array(values, np.int64)
-        self._n = len(row)
-        self._width = max(16, isqrt(self._n))
-        blocks = -(-self._n // self._width)
+        self.length = len(row)
+        self._width = max(16, isqrt(self.length))
+        blocks = -(-self.length // self._width)
         padded = np.full(max(1, blocks) * self._width, np.iinfo(np.int64).min // 2, np.int64)
-        padded[: self._n] = row
+        padded[: self.length] = row
         self._cells: NDArray[np.int64] = padded.reshape(-1, self._width)
         self._added = np.zeros(len(self._cells), np.int64)
         self._top: NDArray[np.int64] = self._cells.max(axis=1)
 
-    def add(self, first: int, last: int, delta_bytes: int) -> None:
-        """Add to every position from `first` to `last`, both included; an empty range is allowed."""
+    def _cut(self, first: int, last: int) -> tuple[tuple[tuple[int, int, int], ...], slice]:
+        """Cut a range: one or two blocks with the positions of each that lie in it, and the whole blocks between."""
         if last < first:
-            return
+            return (), slice(0, 0)
         low, high = first // self._width, last // self._width
         if low == high:
-            self._add_within(low, first, last, delta_bytes)
-            return
-        self._add_within(low, first, (low + 1) * self._width - 1, delta_bytes)
-        self._add_within(high, high * self._width, last, delta_bytes)
-        self._added[low + 1 : high] += delta_bytes
-        self._top[low + 1 : high] += delta_bytes
+            return ((low, first, last),), slice(0, 0)
+        return ((low, first, (low + 1) * self._width - 1), (high, high * self._width, last)), slice(low + 1, high)
 
-    def _add_within(self, block: int, first: int, last: int, delta_bytes: int) -> None:
-        start, row = block * self._width, self._cells[block]
-        row[first - start : last - start + 1] += delta_bytes
-        self._top[block] = _largest(row) + self._added[block]
+    def add(self, first: int, last: int, delta_bytes: int) -> None:
+        """Add to every position from `first` to `last`, both included; an empty range is allowed."""
+        edges, whole = self._cut(first, last)
+        for block, low, high in edges:
+            start, row = block * self._width, self._cells[block]
+            row[low - start : high - start + 1] += delta_bytes
+            self._top[block] = _largest(row) + self._added[block]
+        if whole.stop > whole.start:
+            self._added[whole] += delta_bytes
+            self._top[whole] += delta_bytes
+
+    def put(self, earliest: int, before: int, size_bytes: int, limit_bytes: int | float) -> int:
+        """Add at the first point from the earliest on from which on the limit is kept, up to `before`; return it."""
+        point = self.last_above(earliest, before - 1, limit_bytes - size_bytes) + 1
+        self.add(point, before - 1, size_bytes)
+        return point
 
     def peak(self, first: int, last: int) -> int:
         """The largest value from `first` to `last`, both included; 0 for an empty range."""
-        if last < first:
-            return 0
-        low, high = first // self._width, last // self._width
-        if low == high:
-            return self._peak_within(low, first, last)
-        edges = max(
-            self._peak_within(low, first, (low + 1) * self._width - 1),
-            self._peak_within(high, high * self._width, last),
-        )
-        return max(edges, int(_largest(self._top[low + 1 : high]))) if high > low + 1 else edges
+        edges, whole = self._cut(first, last)
+        peaks = [self._peak_within(*edge) for edge in edges]
+        if whole.stop > whole.start:
+            peaks.append(int(_largest(self._top[whole])))
+        return max(peaks, default=0)
 
     def _peak_within(self, block: int, first: int, last: int) -> int:
         start = block * self._width
@@ -73,13 +81,11 @@ class Profile:
 
     def exceeds(self, first: int, last: int, limit_bytes: int | float) -> bool:
         """Whether the largest value from `first` to `last`, both included, exceeds the limit; 0 for an empty range."""
-        if last < first:
-            return limit_bytes < 0
-        low, high, top = first // self._width, last // self._width, self._top
-        if high > low + 1 and _largest(top[low + 1 : high]) > limit_bytes:
+        edges, whole = self._cut(first, last)
+        if whole.stop > whole.start and _largest(self._top[whole]) > limit_bytes:
             return True
-        edges = ((low, first, min(last, (low + 1) * self._width - 1)), (high, max(first, high * self._width), last))
-        return any(top[edge[0]] > limit_bytes and self._peak_within(*edge) > limit_bytes for edge in edges)
+        near = (edge for edge in edges if self._top[edge[0]] > limit_bytes)
+        return any(self._peak_within(*edge) > limit_bytes for edge in near) if edges else limit_bytes < 0
 
     def last_above(self, first: int, last: int, limit_bytes: int | float) -> int:
         """The last position from `first` to `last` whose value exceeds the limit; ``first - 1`` if none does."""
@@ -96,4 +102,4 @@ class Profile:
 
     def values(self) -> NDArray[np.int64]:
         """All values, as a new array."""
-        return (self._cells + self._added[:, None]).reshape(-1)[: self._n]
+        return (self._cells + self._added[:, None]).reshape(-1)[: self.length]

@@ -8,21 +8,17 @@ a queue of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.plan import Code, Plan, View
+from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import OpByOp, batches
-from simulator.policies.runtime.dynamic_reads import DynamicReads
-from simulator.policies.runtime.eviction import eviction
-from simulator.policies.runtime.runtime_cache import RuntimeCache
-from simulator.policies.runtime.working_sets import WorkingSets
+from simulator.policies.runtime import OpByOp, Runtime
+from simulator.policies.runtime.runtime_cache import Setting
+from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
 from simulator.policies.search import tune
 
 EVICT = ("lru", "fifo", "furthest")
@@ -87,25 +83,19 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
-    problem, tensors = sets.problem, sets.problem.graph.tensors
-    how = ", fetches late reads on demand" if sets.dynamic.readers else ""
-    return Plan(
-        "reactive",
-        problem.tiers,
-        sets.homes,
-        partial(_start, sets, evict, look_ahead, synchronous),
-        problem.graph.steps,
-        notes=(f"evicts {evict}, looks {look_ahead} ops ahead{how}",),
-        looks=False,
-        untouched=frozenset(t for t, pinned in enumerate(sets.pinned) if pinned and tensors[t].persistent),
+    problem, homes, pinned = sets.problem, sets.homes, sets.pinned
+    here = (t for t, home in enumerate(homes) if pinned[t] and home == problem.compute_tier)
+    setting = Setting(
+        problem,
+        {t: home for t, home in enumerate(homes) if not pinned[t]},
+        problem.budget_bytes - sum(problem.sizes[t] for t in here),
+        evict,
+        sets.hottest if evict == "hot" else (),
+        synchronous,
     )
-
-
-def _start(sets: WorkingSets, evict: str, look_ahead: int, synchronous: bool, view: View) -> Iterator[Code]:
-    """Start a fresh runtime; a plan may be run more than once."""
-    problem, stay = sets.problem, sets.hottest if evict == "hot" else ()
-    homes = {t: home for t, home in enumerate(sets.homes) if not sets.pinned[t]}
-    pinned = (t for t, home in enumerate(sets.homes) if sets.pinned[t] and home == problem.compute_tier)
-    room_bytes = problem.budget_bytes - sum(problem.sizes[t] for t in pinned)
-    cache = RuntimeCache(problem, homes, room_bytes, eviction(evict, problem, stay), synchronous=synchronous)
-    return chain.from_iterable(batches(OpByOp(sets, cache, look_ahead), cache, sets.dynamic, None, view))
+    runtime = Runtime(sets.dynamic, setting, partial(OpByOp, sets, look_ahead))
+    how = ", fetches late reads on demand" if sets.dynamic.readers else ""
+    note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
+    untouched = frozenset(t for t, about in enumerate(problem.graph.tensors) if pinned[t] and about.persistent)
+    steps = problem.graph.steps
+    return Plan("reactive", problem.tiers, homes, runtime, steps, (note,), looks=False, untouched=untouched)

@@ -28,7 +28,6 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from simulator.document import Part
@@ -37,6 +36,7 @@ from simulator.lifetime import NEVER, idle_gaps, live_bytes
 from simulator.plan import Plan
 from simulator.policies import resident
 from simulator.policies.problem import Problem
+from simulator.policies.profile import Profile
 from simulator.policies.remake import Remaker
 from simulator.policies.search import tune
 from simulator.policies.writer import Writer
@@ -90,20 +90,13 @@ def plan(problem: Problem, options: Options) -> Plan:
         If no plan was found that fits; the report tells the least peak that was reached.
     """
     weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
-    walker = Walker(problem)
-    limit = problem.budget_bytes
-    keeping = (False, True) if walker.worth_keeping(limit, weights[0]) else (False,)
-    return tune(
-        problem, [weights, keeping], lambda weight, keeps: walker.plan(limit, (weight, keeps), most=options.most)
-    )
-
-
-Manner = tuple[float, bool]
-"""How a walk goes: the weight of idle time, and whether what helps to make others again lives on."""
+    walker, limit = Walker(problem), problem.budget_bytes
+    keeping = walker.keeping(limit, weights[0])
+    return tune(problem, [weights, keeping], lambda *manner: walker.walk(limit, *manner).plan(options.most))
 
 
 class Walker:
-    """Makes plans that make things again.
+    """Goes through the step under limits, under each once.
 
     Parameters
     ----------
@@ -115,45 +108,31 @@ class Walker:
         self._problem = problem
         self._remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
         self._least_bytes = least_peak_bytes(problem, self._remaker)
-        self._walks: dict[tuple[int | float, Manner], _Walk] = {}
+        self._walks: dict[tuple[int | float, float, bool], Walk] = {}
 
-    def worth_keeping(self, limit_bytes: int | float, time_weight: float) -> bool:
-        """Whether something is made more than once in passing, so that it may be worth while to keep it."""
-        walk = self._walked(limit_bytes, (time_weight, False))
-        return any(len(at) > 1 for at in walk.made_in_passing.values())
+    def keeping(self, limit_bytes: int | float, weight: float) -> tuple[bool, ...]:
+        """Whether to try to keep what helps: only where something is made more than once in passing."""
+        again = self.walk(limit_bytes, weight).made_in_passing.values()
+        return (False, True) if any(len(at) > 1 for at in again) else (False,)
 
-    def plan(self, limit_bytes: int | float, manner: Manner, *, most: float) -> Plan:
+    def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> Walk:
         """Give up what a limit asks for, as far as that can be done.
 
         Parameters
         ----------
         limit_bytes
             What shall be live in the compute tier at most [B].
-        manner
-            See `Manner`.
-        most
-            See `Options`.
-
-        Raises
-        ------
-        CapacityError
-            If it does not fit the budget, or takes too much recompute.
+        weight
+            How much idle time counts; see `Options`.
+        keeps
+            Whether what helps to make others again lives on.
         """
-        return self._walked(limit_bytes, manner).plan(most)
-
-    def again_ns(self, limit_bytes: int | float, manner: Manner) -> int:
-        """How long the ops that a plan runs again take [ns]; parameters as for `plan`."""
-        return self._walked(limit_bytes, manner).again_ns
-
-    def _walked(self, limit_bytes: int | float, manner: Manner) -> _Walk:
-        """The walk under a limit, which is gone through once."""
-        limit, (weight, keeps) = max(limit_bytes, self._least_bytes), manner
-        found = self._walks.get((limit, manner))
-        if found is None:
-            kept = self._walked(limit, (weight, False)).made_in_passing if keeps else None
-            found = self._walks[limit, manner] = _Walk(self._problem, self._remaker, weight, limit, kept)
-            found.run()
-        return found
+        key = max(limit_bytes, self._least_bytes), weight, keeps
+        if key not in self._walks:
+            kept = self.walk(limit_bytes, weight).made_in_passing if keeps else {}
+            walk = self._walks[key] = Walk(self._problem, self._remaker, weight, key[0], kept)
+            walk.run()
+        return self._walks[key]
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
@@ -166,13 +145,11 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     problem, remaker
         What to plan for, and how to make things again.
     """
-    graph, last = problem.graph, len(problem.graph.ops)
-    change = np.zeros(last + 1, np.int64)
+    graph, live = problem.graph, Profile(live_bytes(problem.graph, problem.lifetimes))
     for gap in idle_gaps(graph, problem.lifetimes):
         if not graph.tensors[gap.tensor].persistent and remaker.maker(gap.tensor, gap.before) != NEVER:
-            change[gap.after + 1] -= problem.sizes[gap.tensor]
-            change[gap.before] += problem.sizes[gap.tensor]
-    return int((live_bytes(graph, problem.lifetimes) + np.cumsum(change)[:-1]).max())
+            live.add(gap.after + 1, gap.before - 1, -problem.sizes[gap.tensor])
+    return live.peak(0, live.length - 1)
 
 
 def _too_much(problem: Problem, times: float) -> CapacityError:
@@ -185,7 +162,7 @@ def _too_much(problem: Problem, times: float) -> CapacityError:
     raise InvariantError("recompute", "what fits is not made again", f"{times:.1f} times", "report this")
 
 
-class _Walk:
+class Walk:
     """One pass over the step in issue order.
 
     Parameters
@@ -213,10 +190,10 @@ class _Walk:
         remaker: Remaker,
         time_weight: float,
         limit_bytes: int | float,
-        kept: Mapping[int, Sequence[int]] | None = None,
+        kept: Mapping[int, Sequence[int]],
     ) -> None:
         self._problem, self._remaker, self._limit = problem, remaker, limit_bytes
-        self._weight, kept = time_weight, kept or {}
+        self._weight = time_weight
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         self._uses, self._used = list(problem.lifetimes.uses), [0] * len(problem.sizes)

@@ -1,4 +1,4 @@
-"""Which ops to run again so that a tensor that was given up is there again, how long they take, what room they need.
+"""Which ops to run again so that a tensor that was given up is there again, and how long they take.
 
 An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
 
@@ -15,29 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from simulator.graph import Graph, OpKind
 from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, lifetimes
-
-
-class Remake(NamedTuple):
-    """What makes some tensors again.
-
-    Attributes
-    ----------
-    ops
-        The ops to run again, in program order.
-    time_ns
-        How long they take [ns].
-    room_bytes
-        Most room that they need at once, the wanted tensors included, if what else they make leaves after its last
-        use among them [B].
-    """
-
-    ops: tuple[int, ...]
-    time_ns: int
-    room_bytes: int
 
 
 class Remaker:
@@ -56,7 +36,6 @@ class Remaker:
     def __init__(self, graph: Graph, durations_ns: Sequence[int], found: Lifetimes | None = None) -> None:
         self._graph, self._durations = graph, durations_ns
         self._writes = (found or lifetimes(graph)).writes
-        self._sizes = [t.size_bytes for t in graph.tensors]
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
@@ -119,28 +98,9 @@ class Remaker:
         """How long the ops take one after another [ns]."""
         return sum(self._durations[op] for op in ops)
 
-    def room_bytes(self, ops: Sequence[int], wanted: Collection[int], is_there: Callable[[int], bool]) -> int:
-        """Most room that the ops of a chain need at once [B]; see `Remake`."""
-        last: dict[int, int] = {}
-        for position, op in enumerate(ops):
-            last.update(dict.fromkeys((*self._graph.ops[op].reads, *self._graph.ops[op].writes), position))
-        held: set[int] = set()
-        live = most = 0
-        for position, op in enumerate(ops):
-            what = self._graph.ops[op]
-            new = {t for t in what.writes if t not in held and not is_there(t)}
-            held |= new
-            live += sum(self._sizes[t] for t in new)
-            most = max(most, live + what.workspace_bytes)
-            for t in {*what.reads, *what.writes}:
-                if t in held and last[t] == position and t not in wanted:
-                    held.remove(t)
-                    live -= self._sizes[t]
-        return most
 
-
-def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iterator[tuple[Gap, Remake]]:
-    """Tell for each idle gap what makes its tensor again at the end, if all that is live by then is kept.
+def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iterator[tuple[Gap, tuple[int, ...]]]:
+    """Tell for each idle gap which ops make its tensor again at the end, if all that is live by then is kept.
 
     Parameters
     ----------
@@ -161,7 +121,6 @@ def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iter
         def is_there(t: int, gap: Gap = gap) -> bool:
             return t != gap.tensor and NEVER < found.born[t] < gap.before <= found.dies[t]
 
-        wanted = (gap.tensor,)
-        ops = remaker.chain(wanted, gap.before, is_there, most_ops)
+        ops = remaker.chain((gap.tensor,), gap.before, is_there, most_ops)
         if ops is not None:
-            yield gap, Remake(ops, remaker.time_ns(ops), remaker.room_bytes(ops, wanted, is_there))
+            yield gap, ops

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import Plan
-from simulator.policies.problem import Problem, Replay
+from simulator.policies.problem import Problem
 
 Candidate = TypeVar("Candidate")
+Found = TypeVar("Found")
 
 
 class Best(Generic[Candidate]):
@@ -29,8 +30,8 @@ class Best(Generic[Candidate]):
         Step time of the fastest plan, and the least that a policy has predicted [ns].
     replays
         How many plans were replayed.
-    replay, candidate
-        What happened under the fastest plan, and what was offered with it.
+    candidate
+        What was offered with the fastest plan.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -38,11 +39,10 @@ class Best(Generic[Candidate]):
         self._plan: Plan | None = None
         self.candidate: Candidate | None = None
         self._least: CapacityError | None = None
-        self._blocked: tuple[Plan, Candidate | None] | None = None
+        self._blocked: tuple[Plan | None, Candidate | None] = None, None
         self.step_ns: int | float = math.inf
         self.predicted_ns: int | float = math.inf
         self.replays = 0
-        self.replay: Replay | None = None
 
     def refuse(self, error: CapacityError) -> None:
         """Note that a plan does not fit."""
@@ -67,47 +67,35 @@ class Best(Generic[Candidate]):
             return False
         capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
         fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
-        if replay.status == "blocked" and self._blocked is None:
+        if replay.status == "blocked" and self._blocked[0] is None:
             self._blocked = plan, candidate
         if replay.status != "ok" or not fits or replay.step_ns >= self.step_ns:
             return False
-        self.step_ns, self._plan, self.candidate, self.replay = replay.step_ns, plan, candidate, replay
+        self.step_ns, self._plan, self.candidate = replay.step_ns, plan, candidate
         return True
 
     def chosen(self) -> Candidate:
-        """Return the candidate of the fastest plan; if all block themselves, that of the first of these.
-
-        Raises
-        ------
-        CapacityError
-            If none fits: that of the least demand.
-        """
-        found = self.candidate or self._stuck()[1]
-        if found is None:
-            raise self._nothing_fits()
-        return found
+        """Return the candidate of the fastest plan; errors and what blocks itself as for `plan`."""
+        return self._found(self.candidate, self._blocked[1])
 
     def plan(self) -> Plan:
         """Return the fastest plan; if all block themselves, the first of these, which shows who waits for whom.
 
+        Plans block themselves where links share a queue; one that does is only returned if none was refused.
+
         Raises
         ------
         CapacityError
             If none fits: that of the least demand.
         """
-        found = self._plan or self._stuck()[0]
+        return self._found(self._plan, self._blocked[0])
+
+    def _found(self, fastest: Found | None, blocked: Found | None) -> Found:
+        found = fastest or (blocked if self._least is None else None)
         if found is None:
-            raise self._nothing_fits()
+            none = InvariantError("search for a plan", "a plan was tried or refused", "none", "report this")
+            raise self._least or none
         return found
-
-    def _stuck(self) -> tuple[Plan | None, Candidate | None]:
-        """A plan that blocks itself, as with links that share a queue; if there is no other, and none was refused."""
-        return (None, None) if self._blocked is None or self._least is not None else self._blocked
-
-    def _nothing_fits(self) -> CapacityError | InvariantError:
-        if self._least is not None:
-            return self._least
-        return InvariantError("search for a plan", "a plan was tried or refused", "none", "report this")
 
 
 def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[..., Plan]) -> Plan:
@@ -133,45 +121,27 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     start = tuple(values[0] for values in options)
     if all(len(values) == 1 for values in options):
         return make(*start)
-    trials = _Trials(Best(problem), make, start)
-    for position, values in enumerate(options):
-        chosen = trials.winner
-        for value in values:
-            trials.attempt((*chosen[:position], value, *chosen[position + 1 :]))
-    if trials.best.step_ns == math.inf:
-        for candidate in product(*options):
-            trials.attempt(candidate)
-    return trials.best.plan()
+    best, tried, fixed = Best[tuple[Any, ...]](problem), set[tuple[Any, ...]](), list[Plan]()
 
-
-class _Trials:
-    """Values that were tried, each combination once, and the fastest so far; fixed plans alike are replayed once."""
-
-    def __init__(self, best: Best[Any], make: Callable[..., Plan], start: tuple[Any, ...]) -> None:
-        self.best, self.winner = best, start
-        self._make, self._tried = make, set[tuple[Any, ...]]()
-        self._fixed: list[Plan] = []
-
-    def attempt(self, candidate: tuple[Any, ...]) -> None:
-        if candidate in self._tried:
+    def attempt(values: tuple[Any, ...]) -> None:
+        """Try values that were not; fixed plans that are alike but for their notes are replayed once."""
+        if values in tried:
             return
-        self._tried.add(candidate)
-        before = self.best.step_ns
+        tried.add(values)
         try:
-            plan = self._make(*candidate)
-            if not self._is_known(plan):
-                self.best.offer(plan)
+            plan = make(*values)
         except CapacityError as error:
-            self.best.refuse(error)
-        if self.best.step_ns < before:
-            self.winner = candidate
+            best.refuse(error)
+            return
+        bare = replace(plan, notes=())
+        if plan.fixed is None or bare not in fixed:
+            fixed.append(bare)
+            best.offer(plan, values)
 
-    def _is_known(self, plan: Plan) -> bool:
-        """Whether a fixed plan is, but for its notes, one that was replayed; from now on it is."""
-        if plan.fixed is None:
-            return False
-        plan = replace(plan, notes=())
-        is_known = plan in self._fixed
-        if not is_known:
-            self._fixed.append(plan)
-        return is_known
+    for position, values in enumerate(options):
+        chosen = best.candidate or start
+        for value in values:
+            attempt((*chosen[:position], value, *chosen[position + 1 :]))
+    for combination in product(*options) if best.step_ns == math.inf else ():
+        attempt(combination)
+    return best.plan()

@@ -90,20 +90,16 @@ def supply_ns(problem: Problem, plan: Plan) -> int:
     plan
         A fixed plan that all of them run.
     """
-    moved: Counter[int] = Counter()
+    moved = Counter[str]()
     for kind, tensor, source, target in plan.fixed.codes() if plan.fixed else ():
         if kind == COPY:
-            moved[id(problem.links[source, target])] += problem.sizes[tensor]
-    hardware, found = problem.hardware, 0
+            moved[problem.link_names[source, target]] += problem.sizes[tensor]
+    found, hardware = 0, problem.hardware
     for name, ranks in problem.sharers.items():
         bus = hardware.buses[name]
-        links = (
-            (hardware.links[link], times)
-            for link, times in hardware.passing(bus.links).items()
-            if link in hardware.links
-        )
-        size, bandwidth = ranks * sum(times * moved[id(link)] for link, times in links), bus.bandwidth_bytes_per_s
-        found = max(found, ceil_div(size * _NS_PER_S, int(bandwidth)) if bandwidth != inf else 0)
+        size = ranks * sum(times * moved[link] for link, times in hardware.passing(bus.links).items())
+        if bus.bandwidth_bytes_per_s != inf:
+            found = max(found, ceil_div(size * _NS_PER_S, int(bus.bandwidth_bytes_per_s)))
     return found
 
 

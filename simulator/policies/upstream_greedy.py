@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from pydantic import Field
 
 from simulator.document import Part
@@ -85,7 +84,10 @@ def plan(problem: Problem, options: Options) -> Plan:
     comes = [Come(gap.tensor, before) for gap, before in back]
     visitors = {t for t in problem.visitors if problem.comes_in(t)}
     comes += [Come(t, lifetimes.first_use[t]) for t in _by_first_use(problem.graph) if t in visitors]
-    return write(problem, "upstream_greedy", leaves, comes, notes=tuple(_notes(chosen, limit)))
+    notes = [f"the planner expects to hold at most {human(chosen.peak_bytes, 'B')} of what ops make"]
+    if chosen.peak_bytes > limit:
+        notes.append(f"that is above its limit of {human(limit, 'B')}, which it does not check")
+    return write(problem, "upstream_greedy", leaves, comes, notes=tuple(notes))
 
 
 def choose(problem: Problem, limit_bytes: int | float) -> Choice:
@@ -102,7 +104,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> Choice:
         What may be held [B].
     """
     last = len(problem.graph.ops) - 1
-    held = Profile(_footprint(problem))
+    held = _footprint(problem)
     taken = []
     for gap in _candidates(problem):
         if not held.exceeds(0, last, limit_bytes):
@@ -128,14 +130,13 @@ def _by_first_use(graph: Graph) -> dict[int, None]:
     return dict.fromkeys(t for op in graph.ops for t in (*op.reads, *op.writes))
 
 
-def _footprint(problem: Problem) -> np.ndarray:
+def _footprint(problem: Problem) -> Profile:
     """Bytes of what is tracked at each op, from its first use to its last."""
-    change = np.zeros(len(problem.graph.ops) + 1, np.int64)
+    held = Profile([0] * len(problem.graph.ops))
     for tensor in _tracked(problem):
         uses = problem.lifetimes.uses[tensor]
-        change[uses[0]] += problem.sizes[tensor]
-        change[uses[-1] + 1] -= problem.sizes[tensor]
-    return np.cumsum(change)[:-1]
+        held.add(uses[0], uses[-1], problem.sizes[tensor])
+    return held
 
 
 def _candidates(problem: Problem) -> Iterator[Gap]:
@@ -150,9 +151,3 @@ def _last_write(lifetimes: Lifetimes, gap: Gap) -> int:
     """The op after which the tensor is copied out: its last write up to the gap."""
     writes = lifetimes.writes[gap.tensor]
     return writes[bisect_right(writes, gap.after) - 1]
-
-
-def _notes(chosen: Choice, limit_bytes: int | float) -> Iterator[str]:
-    yield f"the planner expects to hold at most {human(chosen.peak_bytes, 'B')} of what ops make"
-    if chosen.peak_bytes > limit_bytes:
-        yield f"that is above its limit of {human(limit_bytes, 'B')}, which it does not check"

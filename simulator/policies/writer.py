@@ -37,7 +37,7 @@ class Writer:
         self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
         self._others = tuple(tier for tier in range(self._width) if tier != self._here)
-        self._places = bytearray(len(problem.sizes) * self._width)
+        self._places = [bytearray(self._width) for _ in problem.sizes]
         self._reads = [op.reads for op in problem.graph.ops]
         self._writes = [op.writes for op in problem.graph.ops]
         self._workspace = [op.workspace_bytes for op in problem.graph.ops]
@@ -52,11 +52,11 @@ class Writer:
 
     def place(self, tensor: int, tier: int) -> int:
         """State of a place as issued: `ABSENT`, `VALID` or `STALE`."""
-        return self._places[tensor * self._width + tier]
+        return self._places[tensor][tier]
 
     def resident(self, tensor: int) -> bool:
         """Whether the tensor is valid in the compute tier, as issued."""
-        return self._places[tensor * self._width + self._here] == VALID
+        return self._places[tensor][self._here] == VALID
 
     def live_bytes(self, tier: int) -> int:
         """What the tier holds, as issued [B]."""
@@ -64,17 +64,17 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
-        places, width, here, others = self._places, self._width, self._here, self._others
+        places, here, others = self._places, self._here, self._others
         for tensor in self._reads[op]:
-            if places[tensor * width + here] != VALID:
+            if places[tensor][here] != VALID:
                 self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
         for tensor in self._writes[op]:
-            first = tensor * width
-            if places[first + here] == ABSENT:
+            there = places[tensor]
+            if there[here] == ABSENT:
                 self._take(tensor, here)
             for tier in others:
-                if places[first + tier] == VALID:
-                    places[first + tier] = STALE
+                if there[tier] == VALID:
+                    there[tier] = STALE
         self._note_peak(here, self._workspace[op])
         self.steps.append(COMPUTE, op, self._streams[op])
         self._last_op = op
@@ -117,17 +117,15 @@ class Writer:
 
     def release(self, tensor: int) -> None:
         """Free every place of the tensor."""
-        first = tensor * self._width
-        for tier, place in enumerate(self._places[first : first + self._width]):
+        for tier, place in enumerate(self._places[tensor]):
             if place != ABSENT:
                 self.detach(tensor, tier)
 
     def detach(self, tensor: int, tier: int) -> None:
         """Free one place."""
-        at = tensor * self._width + tier
-        if self._places[at] == ABSENT:
+        if self._places[tensor][tier] == ABSENT:
             self._refuse(f"detach from {self.problem.tiers[tier]!r}", "what is detached is there", tensor)
-        self._places[at] = ABSENT
+        self._places[tensor][tier] = ABSENT
         self._live[tier] -= self._sizes[tensor]
         self.steps.append(DETACH, tensor, tier)
 
@@ -142,7 +140,7 @@ class Writer:
             self._refuse_copy(source, target, "what is copied is not yet valid at its target", tensor)
         if there == ABSENT:
             self._take(tensor, target)
-        self._places[tensor * self._width + target] = VALID
+        self._places[tensor][target] = VALID
         self.steps.append(COPY, tensor, source, target)
 
     def sync(self, tensor: int) -> None:
@@ -167,16 +165,11 @@ class Writer:
         CapacityError
             If a tier holds more than its capacity, in issue order.
         """
-        persistent = [t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent]
-        for tensor in persistent:
-            if self.homes[tensor] != self._here:
-                self._go_home(tensor)
-        for tensor in persistent:
-            if self.homes[tensor] == self._here:
-                self._go_home(tensor)
-        left = dict.fromkeys(at // self._width for at, place in enumerate(self._places) if place != ABSENT)
-        for tensor in left:
-            if not self.problem.graph.tensors[tensor].persistent:
+        persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
+        for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._here):
+            self._go_home(tensor)
+        for tensor, about in enumerate(self.problem.graph.tensors):
+            if not about.persistent:
                 self.release(tensor)
         for tier, capacity in enumerate(self.problem.capacities):
             if self.peak_bytes[tier] > capacity:
@@ -193,13 +186,10 @@ class Writer:
                 self.detach(tensor, tier)
 
     def _move(self, tensor: int, target: int) -> None:
-        first = tensor * self._width
-        sources = [tier for tier, at in enumerate(self._places[first : first + self._width]) if at == VALID]
+        sources = [tier for tier, place in enumerate(self._places[tensor]) if place == VALID]
         if not sources:
             self._refuse("copy", "what is copied is valid somewhere", tensor)
-        nearest = sources[0]
-        if len(sources) > 1:
-            nearest = min(sources, key=lambda tier: self.problem.copy_ns(tensor, tier, target))
+        nearest = min(sources, key=lambda source: self.problem.copy_ns(tensor, source, target))
         path = self.problem.path(nearest, target)
         passed = [tier for tier in path[1:-1] if self.place(tensor, tier) == ABSENT]
         for source, next_tier in pairwise(path):
@@ -209,8 +199,7 @@ class Writer:
             self.detach(tensor, tier)
 
     def _is_away(self, tensor: int) -> bool:
-        first = tensor * self._width
-        return any(self._places[first + tier] == VALID for tier in self._others)
+        return any(self._places[tensor][tier] == VALID for tier in self._others)
 
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)
@@ -224,7 +213,7 @@ class Writer:
         return tiers[0]
 
     def _take(self, tensor: int, tier: int) -> None:
-        self._places[tensor * self._width + tier] = VALID
+        self._places[tensor][tier] = VALID
         self._live[tier] += self._sizes[tensor]
         self._note_peak(tier, 0)
 

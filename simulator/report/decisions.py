@@ -12,12 +12,10 @@ from difflib import get_close_matches
 from statistics import median
 
 from simulator.errors import ConfigError
+from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.augmented import CacheOp, Role
-from simulator.policies.static.explanation import Explanation
+from simulator.policies.static.explanation import IN_PASSING, Choice, Decision, Explanation
 from simulator.policies.static.ledger import Slot
-from simulator.policies.static.remade import IN_PASSING
-from simulator.policies.static.score import TERMS
-from simulator.policies.static.select import Choice, Decision
 from simulator.report.rows import grouped, percent
 from simulator.report.text import aligned_lines
 from simulator.units import counted, human

@@ -15,11 +15,10 @@ from matplotlib.patches import Rectangle
 
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
+from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.augmented import Augmented, Role
-from simulator.policies.static.explanation import Explanation
+from simulator.policies.static.explanation import Decision, Explanation
 from simulator.policies.static.ledger import Slot
-from simulator.policies.static.score import TERMS
-from simulator.policies.static.select import Decision
 from simulator.report.drawing import Picture, byte_unit, stacked, styled, units
 from simulator.report.rows import grouped
 

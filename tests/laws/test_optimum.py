@@ -23,10 +23,8 @@ from simulator.errors import CapacityError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.optimal import Search
-from simulator.policies.optimal.program import Program
-from simulator.policies.optimal.space import find_space
-from simulator.policies.optimal.window import window
-from simulator.policies.optimal.write import write
+from simulator.policies.optimal.program import Program, write
+from simulator.policies.optimal.space import find_space, window
 from simulator.referee import check_plan
 
 ENOUGH_S = 300

@@ -14,10 +14,9 @@ from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
 from simulator.policies.static import Options, compiler, explained, mix
+from simulator.policies.static.analyse import Scorer
+from simulator.policies.static.explanation import CHEAPER, IN_PASSING, Decision
 from simulator.policies.static.mix import rewrite, rewrites
-from simulator.policies.static.remade import CHEAPER, IN_PASSING
-from simulator.policies.static.score import Scorer
-from simulator.policies.static.select import Decision
 from simulator.referee import check_plan
 
 STATIC = POLICIES["static"]
@@ -25,7 +24,7 @@ STATIC = POLICIES["static"]
 
 def rewritten(p, limit):
     walker = Walker(replace(p, budget_bytes=math.inf))
-    return rewrite(p, walker.plan(limit, (0.5, False), most=math.inf))
+    return rewrite(p, walker.walk(limit, 0.5).plan(math.inf))
 
 
 def test_an_op_that_runs_again_is_an_op_and_makes_a_tensor():

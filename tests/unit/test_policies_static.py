@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from policy_problems import DDR, HBM, machine, problem, replay, tell, train
+from policy_problems import DDR, HBM, check_augmented, machine, problem, replay, tell, train
 from stories import graph
 
 from simulator.errors import CapacityError, ScopeError
@@ -12,16 +12,13 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
-from simulator.policies.static.analyse import analyse
-from simulator.policies.static.compiler import compiled
-from simulator.policies.static.insert import insert
-from simulator.policies.static.options import Options
+from simulator.policies.static.analyse import Scorer, analyse
+from simulator.policies.static.compiler import Options, compiled
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.refine import refine
-from simulator.policies.static.score import Scorer
 from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
 from simulator.policies.static.step_model import predict
-from simulator.policies.static.write import write
 
 ONE_TIER = {
     "name": "one",
@@ -37,7 +34,7 @@ def select(p, found, limit):
 
 def on_demand(p, found, selection):
     """The selection with each copy in right before its use: the augmented graph, and the model's timeline."""
-    augmented = insert(p, found, selection, Scorer(p))
+    augmented = insert(p, found, selection)
     return augmented, predict(p, write(p, augmented), free_copies_in=True)
 
 
@@ -45,7 +42,7 @@ def placed(p, found, selection, *, eager=False):
     """Where the copies in are issued: tensor name -> op name."""
     augmented, timeline = on_demand(p, found, selection)
     refined = refine(p, found, augmented, timeline, eager=eager)
-    refined.check()
+    check_augmented(refined)
     return {
         p.graph.tensors[one.tensor].name: p.graph.ops[one.position].name
         for one in refined.cache_ops

@@ -8,7 +8,7 @@ from synthetic import decode
 import simulator as hosim
 from simulator.formats import graph_jsonl
 from simulator.graph import Job
-from simulator.policies.crowd import Crowd
+from simulator.policies.static.step_model import Crowd
 
 MACHINE = """
 schema: hosim/hardware/1

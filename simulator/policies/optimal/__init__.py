@@ -39,15 +39,14 @@ from pydantic import Field
 
 from simulator.bounds import Limits
 from simulator.document import Part
-from simulator.errors import CapacityError, InvariantError
+from simulator.errors import CapacityError, InvariantError, ScopeError
+from simulator.hardware import asked_bytes_per_s
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import lookahead, offload_saved, resident, static
-from simulator.policies.optimal.program import Program
-from simulator.policies.optimal.scope import check_scope
-from simulator.policies.optimal.space import find_space
-from simulator.policies.optimal.window import window
-from simulator.policies.optimal.write import write
+from simulator.policies.optimal.program import Program, write
+from simulator.policies.optimal.space import find_space, window
 from simulator.policies.problem import Problem
+from simulator.units import human
 
 MOST_OPS = 60
 
@@ -82,7 +81,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan fits the budget.
     """
-    check_scope(problem, MOST_OPS)
+    _check_scope(problem)
     search = Search(problem, options.time_limit_s)
     best = search.run()
     return replace(best, policy="optimal", notes=(_verdict(search, options.time_limit_s), _objective(search)))
@@ -212,11 +211,8 @@ def _verdict(search: Search, time_limit_s: float) -> str:
     if search.is_proved:
         return f"proved optimal: {others} has a shorter step"
     share = search.step_ns / search.least_ns - 1 if search.least_ns else 0.0
-    why = (
-        "the replay delays what the program finds best"
-        if search.is_over
-        else f"the search stopped after {time_limit_s:g} s"
-    )
+    late, stopped = "the replay delays what the program finds best", f"the search stopped after {time_limit_s:g} s"
+    why = late if search.is_over else stopped
     return f"not proved optimal ({why}): {others} takes less than {search.least_ns:,} ns, a gap of {share:.2%}"
 
 
@@ -224,3 +220,73 @@ def _objective(search: Search) -> str:
     if search.objective_ns is None:
         return f"objective: none, for the program cannot tell this plan: {search.premise}"
     return f"objective: {search.objective_ns:,} ns by the program alone, which is the step of the replay"
+
+
+def _check_scope(problem: Problem) -> None:
+    """Refuse what the program does not describe.
+
+    Raises
+    ------
+    ScopeError
+        If the solver is not installed; or the graph is too large or has collectives; or copies may slow each other
+        down; or tensors go to several tiers; or the host's own time matters.
+    """
+    try:
+        import ortools.sat.python.cp_model  # noqa: F401, PLC0415 - an extra
+    except ImportError:
+        raise _error("its solver is installed", "no ortools", 'pip install "hosim[solve]"') from None
+    ops = len(problem.graph.ops)
+    if ops > MOST_OPS:
+        raise _error(f"a graph has at most {MOST_OPS} ops", f"{ops:,}", "use 'static' for large graphs")
+    if problem.graph.meets:
+        found = "a collective"
+        raise _error("an op takes its time, whatever other ranks do", found, "use 'static' for several ranks")
+    if problem.switches.copies_wait_for != "start" or problem.switches.hbm_contention:
+        found = "other switches"
+        raise _error("copies wait for the start of an op, and take no bandwidth from it", found, "leave them out")
+    host = problem.hardware.host
+    if host.fixed.step_ns or host.queue_depth < ops:
+        found = f"{host.fixed.step_ns} ns a step and a queue of {host.queue_depth}"
+        raise _error("a fixed plan's steps cost nothing, and all ops can be issued ahead", found, "change the host")
+    _check_tiers(problem)
+
+
+def _check_tiers(problem: Problem) -> None:
+    moving = [t for t in range(len(problem.sizes)) if problem.away(t)]
+    tiers = {problem.away(t)[0] for t in moving}
+    if len(tiers) > 1:
+        names = ", ".join(problem.tiers[tier] for tier in sorted(tiers))
+        raise _error("all that moves goes to one tier", names, "give all tensors the same home below")
+    for away in tiers:
+        here = problem.compute_tier
+        for hop in ((here, away), (away, here)):
+            _check_link(problem, hop)
+        demand, room = sum(problem.sizes), problem.capacities[away]
+        if demand > room:
+            found = f"{demand:,} B of tensors and {room:,} B of room"
+            raise _error(f"{problem.tiers[away]} has room for all tensors", found, "raise its capacity")
+
+
+def _check_link(problem: Problem, hop: tuple[int, int]) -> None:
+    names = f"{problem.tiers[hop[0]]} to {problem.tiers[hop[1]]}"
+    if hop not in problem.links:
+        raise _error("a link joins the tiers directly", f"none from {names}", "add one")
+    link = problem.links[hop]
+    if link.channels > 1:
+        raise _error("a link serves one copy at a time", f"{link.channels} channels from {names}", "set channels to 1")
+    name = problem.link_names[hop]
+    if any(name in queue and len(queue) > 1 for queue in problem.hardware.queues):
+        raise _error("a link has a copy queue of its own", f"{name!r} in a shared one", "remove copy_queues")
+    if len(problem.hardware.passing((name,))) > 1 or link.via:
+        raise _error("no other link slows copies down", f"{name!r}, whose way another shares", "remove the staged link")
+    for bus_name, bus in problem.hardware.buses.items():
+        asked = asked_bytes_per_s(problem.hardware, bus)
+        if name in bus.links and asked > bus.bandwidth_bytes_per_s:
+            has, wants = human(bus.bandwidth_bytes_per_s, "B/s"), human(asked, "B/s")
+            found = f"bus {bus_name!r}, of {has}, under links of {wants} together"
+            do = f"plan with 'static', or give the bus what its links ask for: --set buses.{bus_name}.bandwidth=inf"
+            raise _error("no bus slows copies down", found, do)
+
+
+def _error(must: str, found: str, do: str) -> ScopeError:
+    return ScopeError("policy 'optimal'", must, found, do)

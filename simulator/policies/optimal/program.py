@@ -1,18 +1,23 @@
-"""The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes.
+"""The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes; and the plan that a solution is.
 
 Each copy is an optional interval, the copies of a link do not overlap, and a reservoir holds what is in the compute
 tier at every moment. Every run of a plan of the space on the engine is a solution, so no plan is faster than the best
-solution. A solution may let something wait that the engine would start; the replay tells.
+solution. A solution may let something wait that the engine would start; the replay tells. In the plan each copy is
+issued where the solution has it, the copies of a link in its order.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simulator.plan import FREE, Plan
 from simulator.policies.optimal.space import Gap, Space
 from simulator.policies.problem import Problem
+from simulator.policies.writer import Writer
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, IntVar, LinearExprT
@@ -204,28 +209,18 @@ class Program:
 
     def _fit(self) -> None:
         """What the compute tier holds fits at every moment."""
-        space = self.space
-        moments: list[LinearExprT] = []
-        sizes: list[int] = []
-        flags: list[BoolVarT] = []
-
-        def change(moment: LinearExprT, size_bytes: int, flag: BoolVarT) -> None:
-            if size_bytes:
-                moments.append(moment)
-                sizes.append(size_bytes)
-                flags.append(flag)
-
-        change(0, space.start_bytes, self._always)
+        space, always = self.space, self._always
+        changes: list[tuple[LinearExprT, int, BoolVarT]] = [(0, space.start_bytes, always)]
         for k, start in enumerate(self.starts):
-            change(start, space.taken_bytes[k], self._always)
-            change(self._ended(k), -space.freed_bytes[k], self._always)
+            changes += [(start, space.taken_bytes[k], always), (self._ended(k), -space.freed_bytes[k], always)]
         for g, gap in enumerate(space.gaps):
-            change(self.left[g], -gap.size_bytes, self.away(gap))
+            changes.append((self.left[g], -gap.size_bytes, self.away(gap)))
             if gap.before < len(self.starts):
                 back = self.ins[g] if g in self.ins else self.starts[gap.before]
-                change(back, gap.size_bytes, self.away(gap))
-        budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
-        if sizes:
+                changes.append((back, gap.size_bytes, self.away(gap)))
+        if changes := [change for change in changes if change[1]]:
+            budget = int(min(self._problem.budget_bytes, sum(abs(size) for _, size, _ in changes)))
+            moments, sizes, flags = zip(*changes, strict=True)
             self.model.add_reservoir_constraint_with_active(moments, sizes, flags, 0, budget)
         at_home = [space.gaps[g].size_bytes * self.away(space.gaps[g]) for g in space.leading]
         self.model.add(space.at_home_bytes - sum(at_home) <= int(min(self._problem.budget_bytes, space.at_home_bytes)))
@@ -257,3 +252,48 @@ class Program:
         self.model.add(left >= self._ended(gap.after)).only_enforce_if(is_away)
         self.model.add(left >= out_start + self.space.outs[gap.out].takes_ns).only_enforce_if(made, is_away)
         return left
+
+
+def write(problem: Problem, space: Space, solution: Solution) -> Plan:
+    """Write the plan of one step, which is repeated if there are several.
+
+    At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
+    issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
+    """
+    taken = solution.taken
+    chosen = {tensor: problem.away(tensor)[0] for tensor in space.idle_homes}
+    chosen |= {t: problem.away(t)[0] for c, t in space.homes.items() if c in taken and problem.homes[t] == FREE}
+    writer = Writer(problem, "optimal", chosen)
+    outs, leave, ins = (defaultdict[int, list[int]](list) for _ in range(3))
+    out_at: dict[int, int] = {}
+    position = -1
+    for o in _needed(space, solution):
+        out_at[o] = position = max(position, space.outs[o].written - space.lead)
+        outs[position].append(space.outs[o].tensor)
+    for g, gap in enumerate(space.gaps):
+        if (gap.choice is None or gap.choice in taken) and g not in space.leading:
+            copied_at = -1 if gap.out is None else out_at.get(gap.out, -1)
+            leave[max(gap.after - space.lead, copied_at)].append(gap.tensor)
+    for g, start_ns in solution.ins_ns.items():
+        last_begun = bisect_right(solution.starts_ns, start_ns, hi=space.gaps[g].before) - 1
+        ins[max(last_begun - space.lead, -1)].append(space.gaps[g].tensor)
+    here = problem.compute_tier
+    for op in range(-1, len(problem.graph.ops)):
+        if op >= 0:
+            writer.compute(op)
+        for tensor in outs[op]:
+            writer.copy(tensor, here, problem.away(tensor)[0])
+        for tensor in leave[op]:
+            writer.evict(tensor)
+        for tensor in space.dead.get(op + space.lead, ()):
+            writer.detach(tensor, here)
+        for tensor in ins[op]:
+            writer.copy(tensor, problem.away(tensor)[0], here)
+    return writer.finish(())
+
+
+def _needed(space: Space, solution: Solution) -> list[int]:
+    """Copies out that the chosen gaps need, in the order of their link."""
+    chosen = [gap for gap in space.gaps if gap.choice is None or gap.choice in solution.taken]
+    needed = {gap.out for gap in chosen if gap.out is not None}
+    return [o for o in solution.outs_ns if o in needed and space.outs[o].needless_if not in solution.taken]

@@ -2,15 +2,28 @@
 
 *Base* is what the compute tier holds if nothing moves: what exists from the start, and from each op what it takes at
 its start and gives up at its end. Moving only ever takes tensors out of it, gap by gap.
+
+*Window*: one step out of several is a problem of its own, from the start of the last op of the step before to its end.
+In a run of several steps the step time is the distance of the ends of the last op in the last two steps, and so of its
+starts. Nothing that a step brings into the compute tier starts before the last op of the step before has (it is issued
+after it), and nothing that it writes is copied out before. So a step, seen alone, begins with this op: the *lead*.
+
+While the lead runs, the compute tier holds what the lead uses, and what is at home there. What the lead uses and is at
+home elsewhere leaves once it has ended, and comes back for its next use. Copies back home need not end with the step.
+
+What this leaves out is what the step before may still hold or copy when the window opens: outputs that leave late, and
+copies out that are under way. Without it a step can only be shorter, so that *every* last step of a run is a solution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from simulator.cost import transfer_ns
+from simulator.graph import Op
+from simulator.lifetime import lifetimes
 from simulator.policies.problem import Problem
 
 
@@ -153,8 +166,6 @@ class _Finder:
         here, away = problem.compute_tier, problem.away(tensor)[0]
         self._out_ns = transfer_ns(self._size, problem.links[here, away])
         self._in_ns = transfer_ns(self._size, problem.links[away, here])
-        self._reads = [frozenset(op.reads) for op in problem.graph.ops]
-        self._writes = [frozenset(op.writes) for op in problem.graph.ops]
         self._home: int | None = None
         self._is_home_free = problem.homes[tensor] < 0
         self._version = -1
@@ -162,7 +173,7 @@ class _Finder:
 
     def find(self, uses: Sequence[int]) -> None:
         space, problem, tensor = self._space, self._problem, self._tensor
-        exists = problem.starts_with[tensor]
+        exists, is_read = problem.starts_with[tensor], problem.lifetimes.is_read
         if exists and self._is_home_free:
             self._home = space.new_choice()
             space.homes[self._home] = tensor
@@ -171,10 +182,10 @@ class _Finder:
             since, *uses = uses
         if exists:
             space.leading.append(len(space.gaps))
-            self._add(since, uses[0], self._home, None, returns=tensor in self._reads[uses[0]])
+            self._add(since, uses[0], self._home, None, returns=is_read(tensor, uses[0]))
         for after, before in pairwise(uses):
             self._pass(after)
-            if tensor in self._reads[before]:
+            if is_read(tensor, before):
                 if before > after + 1 and self._size:
                     self._add(after, before, space.new_choice(), self._copy_out(), returns=True)
             elif before > after + 1:
@@ -190,7 +201,7 @@ class _Finder:
 
     def _pass(self, op: int) -> None:
         """Begin a new version if the op writes the tensor."""
-        if self._tensor in self._writes[op]:
+        if op in self._problem.lifetimes.writes[self._tensor]:
             self._version, self._out = op, None
 
     def _copy_out(self) -> int | None:
@@ -206,3 +217,22 @@ class _Finder:
     def _add(self, after: int, before: int, choice: int | None, out: int | None, *, returns: bool) -> None:
         in_ns = self._in_ns if returns else None
         self._space.gaps.append(Gap(self._tensor, after, before, choice, out, in_ns, self._size))
+
+
+def window(problem: Problem) -> Problem:
+    """The window of one step of a problem with several: op 0 is the lead, all others follow by one."""
+    graph = problem.graph
+    last = graph.ops[-1]
+    used = dict.fromkeys((*last.reads, *last.writes))
+    stay = tuple(t for t in used if graph.tensors[t].persistent)
+    fresh_bytes = sum(problem.sizes[t] for t in used if t not in stay)
+    lead = Op(
+        f"{last.name} of the step before",
+        reads=stay,
+        workspace_bytes=last.workspace_bytes + fresh_bytes,
+        duration_ns=problem.durations_ns[-1],
+        barrier=True,
+    )
+    seen = replace(graph, ops=(lead, *(replace(op, late=None) for op in graph.ops)), steps=1)
+    durations_ns = [problem.durations_ns[-1], *problem.durations_ns]
+    return replace(problem, graph=seen, durations_ns=durations_ns, lifetimes=lifetimes(seen))

@@ -6,19 +6,103 @@ never blocks itself where each link has a queue of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain, pairwise
+from typing import Any
 
 from simulator.errors import CapacityError
 from simulator.plan import COPY, DETACH, FREE, NOWHERE, SYNC, Code
 from simulator.policies.problem import Problem
-from simulator.policies.runtime.eviction import Eviction
 
 
-class RuntimeCache:
-    """The places of the tensors that a runtime decides about.
+class Eviction:
+    """The tensors that are in the compute tier and may leave it, in the order in which they leave.
+
+    Each has a rank from when it has come, or was used last, and the least leaves first. A heap has them in order; its
+    entries are dropped late if their rank has changed since.
 
     Parameters
+    ----------
+    order
+        By which rank. ``lru``: the last use longest ago. ``lfu``: used least often since the run began; of equals, as
+        ``lru``. ``fifo``: the oldest producer, then the larger (upstream's warm-up rule). ``furthest``: the next use
+        furthest away (the rule of MindSpore's sliding window). ``hot``: some stay; of the others, as ``lru``.
+    problem
+        What runs.
+    stay
+        What never leaves under ``hot``.
+
+    Attributes
+    ----------
+    now
+        Number of the running op since the run began; whoever runs ops sets it.
+    """
+
+    def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
+        self._order, self._problem, self._stay = order, problem, stay if order == "hot" else ()
+        self.now, self._touches, self._uses = -1, 0, Counter[int]()
+        self._ranks: dict[int, Any] = {}
+        self._heap: list[tuple[Any, int]] = []
+        self._needed: Collection[int] = ()
+        self._passed: list[tuple[Any, int]] = []
+
+    def _rank(self, tensor: int) -> Any:
+        """The rank of a tensor that has just come, or is just used."""
+        lifetimes = self._problem.lifetimes
+        if self._order == "furthest":
+            ops, uses = len(self._problem.graph.ops), lifetimes.uses[tensor]
+            step, op = divmod(self.now, ops)
+            following = bisect_right(uses, op)
+            if following < len(uses):
+                return -step * ops - uses[following]
+            return -(step + 1) * ops - (uses[0] if uses else ops)
+        if self._order == "fifo":
+            born = -1 if self._problem.starts_with[tensor] else lifetimes.first_write[tensor]
+            return born, -self._problem.sizes[tensor]
+        self._touches += 1
+        if self._order == "lfu":
+            self._uses[tensor] += 1
+        return self._uses[tensor], self._touches
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor has come, or that the running op uses it."""
+        if tensor in self._stay:
+            return
+        rank = self._rank(tensor)
+        if self._ranks.get(tensor) != rank:
+            self._ranks[tensor] = rank
+            heappush(self._heap, (rank, tensor))
+
+    def discard(self, tensor: int) -> None:
+        """Leave out a tensor that has left or died."""
+        self._ranks.pop(tensor, None)
+
+    def first(self, needed: Collection[int]) -> int:
+        """The first to evict, none of `needed`, or `NOWHERE`; what is passed over goes back when another asks."""
+        if needed is not self._needed:
+            self._needed = needed
+            while self._passed:
+                heappush(self._heap, self._passed.pop())
+        while self._heap:
+            rank, tensor = self._heap[0]
+            if self._ranks.get(tensor) != rank:
+                heappop(self._heap)
+            elif tensor in needed:
+                self._passed.append(heappop(self._heap))
+            else:
+                return tensor
+        return NOWHERE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a runtime decides about, and how.
+
+    Attributes
     ----------
     problem
         What runs.
@@ -26,12 +110,30 @@ class RuntimeCache:
         The tensors that it decides about -> tier at time 0, or `NOWHERE`.
     room_bytes
         What they may take of the compute tier [B].
-    eviction
-        Which of them leaves first.
+    evict, stay
+        Which of them leaves first; see `Eviction`.
     synchronous
         Whether the host waits for each copy.
     direct
         Pairs of tiers between which copies take the link that joins them, even if a way over others is faster.
+    """
+
+    problem: Problem
+    homes: Mapping[int, int]
+    room_bytes: int | float
+    evict: str
+    stay: Collection[int]
+    synchronous: bool = False
+    direct: Collection[tuple[int, int]] = ()
+
+
+class RuntimeCache:
+    """The places of the tensors that a runtime decides about.
+
+    Parameters
+    ----------
+    setting
+        See `Setting`.
 
     Attributes
     ----------
@@ -51,29 +153,22 @@ class RuntimeCache:
         By tensor: the last op since the run began that is in view and uses it.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        homes: Mapping[int, int],
-        room_bytes: int | float,
-        eviction: Eviction,
-        *,
-        synchronous: bool = False,
-        direct: Collection[tuple[int, int]] = (),
-    ) -> None:
-        self.problem, self.sizes, self.tier = problem, problem.sizes, problem.compute_tier
-        self.homes, self.eviction, self._synchronous, self._direct = homes, eviction, synchronous, set(direct)
+    def __init__(self, setting: Setting) -> None:
+        self.problem = problem = setting.problem
+        self.sizes, self.tier, self.homes = problem.sizes, problem.compute_tier, setting.homes
+        self.eviction = Eviction(setting.evict, problem, setting.stay)
+        self._synchronous, self._direct = setting.synchronous, setting.direct
         self.codes: list[Code] = []
         self.here: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
         self.room = list(problem.capacities)
-        self.room[self.tier] = room_bytes
+        self.room[self.tier] = setting.room_bytes
         self.awaited: dict[int, tuple[int, ...]] = {}
         self.unused = set[int]()
         self.needed_until = [-1] * len(self.sizes)
         self._may_go_on = [home == FREE and len(problem.neighbours) > 1 for home in problem.homes]
         self._longest_gone = [dict[int, None]() for _ in problem.capacities]
-        for tensor, tier in homes.items():
+        for tensor, tier in self.homes.items():
             if tier == self.tier:
                 self.hold(tensor)
             elif tier != NOWHERE:
@@ -169,12 +264,8 @@ class RuntimeCache:
         self._lie(tensor, target)
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        if (source, target) in self._direct:
-            self.codes.append((COPY, tensor, source, target))
-            return
-        hops = tuple(pairwise(self.problem.path(source, target)))
-        if len(hops) == 1 and not self._synchronous:
-            self._direct.add((source, target))
+        is_joined = (source, target) in self._direct
+        hops = ((source, target),) if is_joined else tuple(pairwise(self.problem.path(source, target)))
         for start, end in hops:
             if end != target:
                 self._clear(tensor, end)

@@ -15,8 +15,7 @@ All are near-linear in ops and gaps: ranges of live bytes change in `profile`, a
 
 from __future__ import annotations
 
-from simulator.policies.static.compiler import Compiled, compiled, explained, plan, witness
-from simulator.policies.static.explanation import Explanation
-from simulator.policies.static.options import Options
+from simulator.policies.static.compiler import Compiled, Options, compiled, plan, witness
+from simulator.policies.static.explanation import Explanation, explained
 
 __all__ = ["Compiled", "Explanation", "Options", "compiled", "explained", "plan", "witness"]

@@ -1,17 +1,24 @@
-"""First pass: which tensors idle, when, for how long, and what it costs to spend that time away."""
+"""First pass: which tensors idle, when, for how long, and what it costs and gains to spend that time away.
+
+Why one gap is spent away rather than another is a score whose terms are named, and kept for the reader. A term is the
+binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth rank by *room
+times time gained, per time of link taken*. The rules by kind come first: what they call a last resort is only taken if
+the budget cannot be met otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import log2
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import TensorKind
 from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
-from simulator.plan import FREE
+from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 
 
@@ -157,16 +164,15 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     problem
         What to plan for.
     """
+    lifetimes, here = problem.lifetimes, problem.compute_tier
     found = set()
     for tensor, about in enumerate(problem.graph.tensors):
-        if about.kind not in _NEVER_STORED or problem.homes[tensor] != FREE or problem.pinned(tensor):
+        first = lifetimes.first_use[tensor]
+        is_read_only = problem.starts_with[tensor] and first != NEVER and not lifetimes.writes[tensor]
+        may_go = problem.homes[tensor] == FREE and problem.neighbours
+        if not may_go or not is_read_only or about.kind not in _NEVER_STORED:
             continue
-        if not problem.starts_with[tensor]:
-            continue
-        first = problem.lifetimes.first_use[tensor]
-        if first == NEVER or problem.lifetimes.writes[tensor]:
-            continue
-        if problem.copy_ns(tensor, problem.away(tensor)[0], problem.compute_tier) <= problem.clock[first]:
+        if problem.copy_ns(tensor, problem.neighbours[0], here) <= problem.clock[first]:
             found.add(tensor)
     return frozenset(found)
 
@@ -183,7 +189,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or tensor in moving_homes
         is_read = lifetimes.is_read(tensor, before)
-        yield _idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
+        yield idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
 
 
 def _outputs(problem: Problem) -> Iterator[Idle]:
@@ -193,7 +199,7 @@ def _outputs(problem: Problem) -> Iterator[Idle]:
         last = problem.lifetimes.last_use[tensor]
         if not problem.graph.tensors[tensor].persistent and not problem.pinned(tensor) and last < ops - 1:
             lead_ns = clock[-1] - clock[last + 1]
-            yield _idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
+            yield idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
@@ -201,7 +207,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
     clock, lifetimes = problem.clock, problem.lifetimes
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
     stays = problem.graph.tensors[tensor].persistent
-    return _idle(
+    return idle(
         problem,
         Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
         (clock[first], clock[-1] - clock[last + 1] if stays else 0),
@@ -210,8 +216,126 @@ def _around(problem: Problem, tensor: int) -> Idle:
     )
 
 
-def _idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
-    here, away = problem.compute_tier, problem.away(gap.tensor)[0]
-    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out else 0
-    in_ns = problem.copy_ns(gap.tensor, away, here) if returns else 0
+def idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
+    """Add to a gap what it is worth and what its copies take in the best tier; nothing for what may not move.
+
+    Parameters
+    ----------
+    problem, gap
+        What is planned for, and which gap.
+    times_ns
+        Its idle times: `lead_ns` and `trail_ns` [ns].
+    goes_out, returns
+        Whether a copy out begins it, and whether a copy in ends it.
+    """
+    here, away = problem.compute_tier, next(iter(problem.away(gap.tensor)), NOWHERE)
+    may_move = away != NOWHERE
+    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out and may_move else 0
+    in_ns = problem.copy_ns(gap.tensor, away, here) if returns and may_move else 0
     return Idle(*gap, returns, problem.sizes[gap.tensor], *times_ns, out_ns, in_ns, away)
+
+
+Alike = TypeVar("Alike")
+
+TERMS = ("size", "idle", "bandwidth", "exposed")
+"""The terms of a score, in order: of the room that is gained; of the idle time that is left after the copies, and after
+those that come in for the same op before; against the time that the copies take of the links; against copies that last
+longer than the idle time."""
+
+EXPOSED = 64.0
+"""What an exposed copy counts: more than the sum of the other terms can, so that it comes behind all that hide."""
+
+BITS = 64
+"""Of the times of copies beyond the idle time, as many doublings weigh as much as that there are any."""
+
+
+class Score(NamedTuple):
+    """The score of a gap: the higher, the rather is it spent away.
+
+    Attributes
+    ----------
+    total
+        Sum of the terms.
+    terms
+        What each of `TERMS` adds.
+    last_resort
+        Why the rules by kind would rather keep the tensor; empty if they do not mind.
+    queue_ns
+        What was counted as coming in for the same op before [ns].
+    is_asked
+        Whether it was asked that the tensor leaves, whatever the score.
+    """
+
+    total: float
+    terms: tuple[float, ...]
+    last_resort: str = ""
+    queue_ns: int = 0
+    is_asked: bool = False
+
+
+class Scorer:
+    """Scores the gaps of one problem.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    asked
+        Tensors that it was asked for to leave.
+    """
+
+    def __init__(self, problem: Problem, asked: frozenset[int] = frozenset()) -> None:
+        self._asked, self._tensors = asked, problem.graph.tensors
+        self._update_is_short = _update_is_short(problem)
+
+    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
+        """Score a gap.
+
+        Parameters
+        ----------
+        gap
+            The gap.
+        queue_ns
+            What copies take that come in for the same op before this one [ns].
+        """
+        taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
+        gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
+        terms = (
+            log2(1 + gap.size_bytes),
+            log2(1 + gained_ns),
+            -log2(1 + taken_ns),
+            -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
+        )
+        is_asked = gap.tensor in self._asked
+        return Score(sum(terms), terms, "" if is_asked else self._last_resort(gap), queue_ns, is_asked)
+
+    def _last_resort(self, gap: Idle) -> str:
+        about = self._tensors[gap.tensor]
+        if about.kind is TensorKind.ACTIVATION and not about.persistent and gap.exposed_ns:
+            return "short-lived: it would be away for less time than its copies take"
+        if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
+            return "optimizer state: the update is shorter than its copies"
+        return ""
+
+
+def spread(row: Sequence[Alike]) -> list[Alike]:
+    """Order what has the same score so that however many are taken from the front, they lie evenly over the row.
+
+    Parameters
+    ----------
+    row
+        What has the same score, in the order of the step.
+    """
+    if len(row) < 3:
+        return [*row]
+    width = (len(row) - 1).bit_length()
+    return [row[i] for i in sorted(range(len(row)), key=lambda i: int(f"{i:0{width}b}"[::-1], 2))]
+
+
+def _update_is_short(problem: Problem) -> bool:
+    """Whether storing all optimizer state that may move takes longer than the update that changes it."""
+    ops, here = problem.graph.ops, problem.compute_tier
+    update_ns = sum(ns for op, ns in zip(ops, problem.durations_ns, strict=True) if op.phase == "update")
+    states = (t for t, about in enumerate(problem.graph.tensors) if about.kind is TensorKind.OPTIMIZER_STATE)
+    moving = [t for t in states if not problem.pinned(t) and problem.lifetimes.uses[t]]
+    return update_ns < sum(problem.copy_ns(t, here, problem.away(t)[0]) for t in moving)

@@ -20,9 +20,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.errors import PlanError
 from simulator.graph import Graph
-from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import Idle
 
 
@@ -159,74 +157,3 @@ class Augmented:
                     yield Edge(self.name(one), ops[one.before].name)
             for one, other in pairwise(order):
                 yield Edge(self.name(one), self.name(other), wraps=other.position < one.position)
-
-    def check(self) -> None:
-        """Check what every augmented graph keeps to.
-
-        Each operator lies in its window, the window between producer and consumer and within barriers; the operators
-        of a trip follow one another; and no op reads a tensor while it is away.
-
-        Raises
-        ------
-        PlanError
-            Which operator breaks which rule.
-        """
-        barriers = _barriers(self.graph)
-        for one in self.cache_ops:
-            self._check_window(one, barriers)
-        for chain in self.chains:
-            self._check_chain(chain)
-        self._check_presence()
-
-    def _check_window(self, one: CacheOp, barriers: list[int]) -> None:
-        end = len(self.graph.ops)
-        if not 0 <= one.first <= one.position <= one.last <= end:
-            found = f"point {one.position} in the window {one.first} to {one.last} of {end + 1}"
-            raise self._broken(one, "a cache operator is issued in its window", found)
-        if one.after >= one.first and one.after != NOWHERE:
-            found = f"it may come {self.point(one.first)}"
-            raise self._broken(one, f"it follows {self.graph.ops[one.after].name!r}", found)
-        if NOWHERE < one.before < one.last:
-            found = f"it may come {self.point(one.last)}"
-            raise self._broken(one, f"it precedes {self.graph.ops[one.before].name!r}", found)
-        if barriers[one.first] != barriers[one.last]:
-            raise self._broken(one, "no window crosses a barrier", f"points {one.first} to {one.last}")
-
-    def _check_chain(self, chain: Mapping[Role, CacheOp]) -> None:
-        store, detach, prefetch = (chain.get(role) for role in (Role.STORE, Role.DETACH, Role.PREFETCH))
-        if store and not detach:
-            raise self._broken(store, "what is stored is detached", "no detach")
-        if store and detach and store.position > detach.position:
-            raise self._broken(detach, "a detach follows its store", f"it {self.point(detach.position)}")
-        wraps = detach and prefetch and prefetch.before <= detach.after
-        if detach and prefetch and not wraps and detach.position > prefetch.position:
-            raise self._broken(prefetch, "a prefetch follows its detach", f"it {self.point(prefetch.position)}")
-
-    def _check_presence(self) -> None:
-        away = set(self.homes)
-        waiting = list(reversed(self.cache_ops))
-        for op in range(len(self.graph.ops) + 1):
-            while waiting and waiting[-1].position == op:
-                one = waiting.pop()
-                if one.role is Role.PREFETCH:
-                    away.discard(one.tensor)
-                elif one.role is Role.DETACH:
-                    away.add(one.tensor)
-            if op < len(self.graph.ops):
-                for tensor in away.intersection(self.graph.ops[op].reads):
-                    name = self.graph.tensors[tensor].name
-                    must = "what an op reads is in the compute tier"
-                    where = f"augmented graph, op {self.graph.ops[op].name!r}"
-                    raise PlanError(where, must, f"{name!r} away", "add its prefetch before the op")
-                away.difference_update(self.graph.ops[op].writes)
-
-    def _broken(self, one: CacheOp, must: str, found: str) -> PlanError:
-        return PlanError(f"augmented graph, {self.name(one)}", must, found, "correct its position or its window")
-
-
-def _barriers(graph: Graph) -> list[int]:
-    """For each program point, how many barriers come before it."""
-    counts = [0]
-    for op in graph.ops:
-        counts.append(counts[-1] + op.barrier)
-    return counts

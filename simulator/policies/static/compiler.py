@@ -6,17 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pydantic import Field
+
 from simulator import garbage
-from simulator.errors import CapacityError
+from simulator.document import Part
+from simulator.errors import CapacityError, ScopeError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis, analyse
-from simulator.policies.static.explanation import Explanation, explanation
+from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.mix import Rewritten, rewrites
-from simulator.policies.static.options import Options
-from simulator.policies.static.remade import remade, with_alternatives
-from simulator.policies.static.score import Scorer
-from simulator.policies.static.select import explain
 from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
 from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
 
@@ -25,6 +23,48 @@ MIXES = 3
 
 EFFORT = 25_000
 """Ops of all rewritten problems that are compiled; at least one is, so that planning stays linear."""
+
+
+class Options(Part):
+    """What the compiler may do, and what it is told to.
+
+    Attributes
+    ----------
+    recompute
+        Whether ops may run again, where that is faster than moving what they made.
+    move
+        Kinds of tensors, or patterns of their names: these leave wherever that hides their copies, and before all
+        others where room is short.
+    """
+
+    recompute: bool = Field(False, description="run ops again where that is faster than copies")
+    move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
+
+    def asked(self, problem: Problem) -> frozenset[int]:
+        """Tensors that leave where they can.
+
+        Parameters
+        ----------
+        problem
+            What is planned for.
+
+        Raises
+        ------
+        ScopeError
+            If a pattern matches none that may leave.
+        """
+        found: set[int] = set()
+        for pattern in self.move:
+            tensors = problem.graph.matching(pattern)
+            if not tensors:
+                must = "what option move names is a kind, or a pattern of names, of some tensor"
+                raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
+            may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
+            if not may_leave:
+                must, what = "what option move names may leave the compute tier", f"{pattern!r}, which is at home there"
+                raise ScopeError("policy 'static'", must, what, "give it another home, or free")
+            found.update(may_leave)
+        return frozenset(found)
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -60,7 +100,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     """
     with garbage.kept():
         try:
-            return _validator(problem, options)[1].first().plan
+            return Validator(problem, options.asked(problem)).first().plan
         except CapacityError:
             if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
                 return plan(problem, options)
@@ -68,35 +108,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             if not found:
                 raise
         last = found[-1]
-        return last.translated(_validator(last.problem, options)[1].first().plan)
-
-
-def _validator(problem: Problem, options: Options) -> tuple[Analysis, Validator]:
-    analysis = analyse(problem)
-    return analysis, Validator(problem, analysis, Scorer(problem, options.asked(problem)))
-
-
-def explained(problem: Problem, options: Options) -> Explanation:
-    """Compile a plan and say why it is as it is.
-
-    Parameters
-    ----------
-    problem, options
-        As for `plan`.
-
-    Raises
-    ------
-    CapacityError
-        If no plan was found that fits.
-    """
-    found = compiled(problem, options)
-    selection, spent = found.candidate.selection, found.candidate.augmented.gaps
-    choices = explain(found.problem, selection, spent, found.analysis.forced)
-    if options.recompute:
-        choices = with_alternatives(found.problem, choices)
-    if found.rewritten is not None:
-        choices += remade(found.rewritten, spent, selection.ranking.score)
-    return explanation(found.problem, found.candidate, choices, found.plan)
+        return last.translated(Validator(last.problem, options.asked(last.problem)).first().plan)
 
 
 @dataclass(frozen=True)
@@ -150,9 +162,9 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 
 
 def _passes(problem: Problem, options: Options) -> Compiled:
-    analysis, validator = _validator(problem, options)
+    validator = Validator(problem, options.asked(problem))
     candidate = validator.run()
-    return Compiled(problem, analysis, candidate, candidate.plan, validator.best.step_ns)
+    return Compiled(problem, validator.analysis, candidate, candidate.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

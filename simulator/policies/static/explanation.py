@@ -1,18 +1,92 @@
-"""What a compiler engineer may ask of a plan: which gaps, why, where each cache operator is, and what the links do."""
+"""What a compiler engineer may ask of a plan: which gaps, why, where each cache operator is, and what the links do.
+
+A tensor that is given up and made again idles from its last use to the run that makes it again. That gap is neither
+kept nor moved: its third answer costs the time of the run, saves the room meanwhile, and saves the copies out and in.
+What was dead and is made again only because others are made of it is made *in passing*: that costs time and saves none.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
-from simulator.plan import COMPUTE, Plan
+from simulator.lifetime import Gap
+from simulator.plan import COMPUTE, NOWHERE, Plan
+from simulator.policies import remake
 from simulator.policies.problem import Problem, Replay
+from simulator.policies.profile import Profile
+from simulator.policies.static.analyse import Idle, Score, Scorer, idle
 from simulator.policies.static.augmented import CacheOp
+from simulator.policies.static.compiler import Compiled, Options, compiled
 from simulator.policies.static.ledger import Slot, ledger
-from simulator.policies.static.select import Choice, Decision
+from simulator.policies.static.mix import Rewritten
+from simulator.policies.static.room import Room, held
+from simulator.policies.static.select import Selection, exceeds, turn
 from simulator.policies.static.step_model import predict
 from simulator.policies.static.validate import Candidate
+
+IN_PASSING = "in passing: others are made of it"
+CHEAPER = "making it again takes less time than its copies"
+DEARER = "making it again takes no less time than its copies, but none of the links"
+
+
+class Decision(StrEnum):
+    """What becomes of a gap."""
+
+    KEEP = "keep"
+    MOVE = "move"
+    RECOMPUTE = "recompute"
+
+
+class Remade(NamedTuple):
+    """How a tensor that was given up is made again.
+
+    Attributes
+    ----------
+    tensor
+        The tensor that holds its value from then on.
+    by
+        The op that makes it: one that ran before.
+    time_ns
+        How long that takes [ns]; what the op reads may have been made again as well, which is told there.
+    """
+
+    tensor: int
+    by: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision about one gap, with its reason.
+
+    Attributes
+    ----------
+    gap
+        The gap.
+    decision
+        Keep, move or recompute.
+    score
+        See `Score`.
+    reason
+        Why, as a phrase.
+    remake_ns
+        What making the tensor again takes, or would take if all else that is live then were there [ns]; None if it
+        cannot be, or may not.
+    remade
+        How it is made again, if that was decided.
+    """
+
+    gap: Idle
+    decision: Decision
+    score: Score
+    reason: str
+    remake_ns: int | None = None
+    remade: Remade | None = None
 
 
 @dataclass(frozen=True)
@@ -46,10 +120,6 @@ class Explanation:
         """Choices with this decision."""
         return [choice for choice in self.choices if choice.decision is decision]
 
-    def cache_ops_of(self, tensor: int) -> list[CacheOp]:
-        """Cache operators of one tensor, in the order of their issue."""
-        return [one for one in self.candidate.augmented.cache_ops if one.tensor == tensor]
-
     def waited_ns(self, one: CacheOp) -> int:
         """How long the op that needs what a prefetch brings waited for it in the last step of the replay [ns].
 
@@ -73,23 +143,91 @@ class Explanation:
         return found
 
 
-def explanation(problem: Problem, candidate: Candidate, choices: list[Choice], plan: Plan) -> Explanation:
-    """Replay a candidate and put together what there is to say about it.
+def explained(problem: Problem, options: Options) -> Explanation:
+    """Compile a plan and say why it is as it is.
 
     Parameters
     ----------
-    problem
-        What was planned for.
-    candidate
-        The plan.
-    choices
-        The decision about each gap.
-    plan
-        The plan for the problem as given.
+    problem, options
+        As for `plan`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits.
     """
+    found = compiled(problem, options)
+    problem, candidate = found.problem, found.candidate
+    again_ns: dict[Gap, int] = {}
+    if options.recompute:
+        durations_ns = problem.durations_ns
+        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in remake.gaps(problem.graph, durations_ns)}
     replay = problem.replay(candidate.plan)
     timeline = candidate.timeline or predict(problem, candidate.plan, free_copies_in=True)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
         slots = tuple(ledger(problem, candidate.augmented, timeline, candidate.plan, replay.trace))
-    return Explanation(problem, candidate, plan, tuple(choices), replay, slots)
+    return Explanation(problem, candidate, found.plan, tuple(_choices(found, again_ns)), replay, slots)
+
+
+def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
+    """Say of every gap why it is spent away or not, best score first; those that the homes force come before.
+
+    Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it. What
+    is made again comes last.
+    """
+    problem, selection, spent = found.problem, found.candidate.selection, found.candidate.augmented.gaps
+    score, order = selection.ranking
+    in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
+    for gap in (in_tier[forced] for forced in found.analysis.forced):
+        yield Choice(gap, Decision.MOVE, score(gap), "its home is in another tier")
+    live, choices = Profile(selection.live_bytes), []
+    for gap, alone in order:
+        told, made_ns = in_tier.get(gap), again_ns.get(Gap(*gap[:4]))
+        if told is not None:
+            decision, why = Decision.MOVE, _why_moved(problem, told, alone)
+        else:
+            told = gap.spent_in(problem, below.nearest(gap))
+            decision, why = Decision.KEEP, _why_kept(selection, live, gap, alone)
+        choices.append(Choice(told, decision, score(told, queue_ns=alone.queue_ns), why, made_ns))
+    yield from sorted(choices, key=lambda choice: turn((choice.gap, choice.score)))
+    if found.rewritten is not None:
+        yield from _remade(found.rewritten, below, score)
+
+
+def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
+    nearest = problem.away(gap.tensor)[0]
+    further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
+    why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
+    return f"{why}{further}{'; a last resort' if score.last_resort else ''}"
+
+
+def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> str:
+    if gap in selection.given_back:
+        return "taken at first; others that were taken later made it needless"
+    asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
+    if not exceeds(live, gap, selection.limit_bytes - gap.size_bytes):
+        return f"there is room for it while it idles{asked}"
+    return score.last_resort or f"others, of a better score or alike, made the room while it idles{asked}"
+
+
+def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice]:
+    """Say of each tensor that is made again what it costs and saves, in the order in which they are."""
+    problem, op_of = rewritten.problem, rewritten.op_of
+    lifetimes, clock = problem.lifetimes, problem.clock
+    first = {op: run for run, op in reversed([*enumerate(op_of)])}
+    holds: dict[int, int] = {}
+    for tensor, original in enumerate(rewritten.tensor_of):
+        before = holds.get(original, NOWHERE)
+        holds[original] = tensor
+        if before == NOWHERE:
+            continue
+        by, after = lifetimes.writes[tensor][0], lifetimes.last_use[before]
+        made_ns = problem.durations_ns[by]
+        gap = idle(problem, Gap(before, after, by), (clock[by] - clock[after + 1], 0), goes_out=True, returns=True)
+        if may_move := not problem.pinned(before):
+            gap = gap.spent_in(problem, below.nearest(gap))
+        is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
+        in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
+        why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
+        yield Choice(gap, Decision.RECOMPUTE, score(gap, made_ns), why, made_ns, Remade(tensor, by, made_ns))

@@ -13,15 +13,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from simulator.errors import CapacityError
-from simulator.plan import Plan
-from simulator.policies.problem import Problem, Replay
+from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.room import Room, chooses
-from simulator.policies.static.score import Rank
-from simulator.policies.static.select import Selection
-from simulator.policies.static.write import write
+from simulator.policies.static.select import Selection, in_order
 
 Place = tuple[Idle, Role]
 """Which cache operator, whatever else is chosen."""
@@ -52,22 +49,16 @@ class Found:
 
     Attributes
     ----------
-    state, augmented, plan, replay
-        What it is, and what came of it.
+    state, gaps, augmented
+        What it is, what leaves in order, and what came of it.
     cost
         Length of the step, and the sum of the starts of its ops [ns].
     """
 
     state: State
+    gaps: tuple[Idle, ...]
     augmented: Augmented
-    plan: Plan
-    replay: Replay
     cost: tuple[int, int]
-
-    @property
-    def gaps(self) -> tuple[Idle, ...]:
-        """What leaves, in order."""
-        return tuple(sorted(self.state.gaps, key=_key))
 
 
 class Improver:
@@ -77,14 +68,12 @@ class Improver:
     ----------
     problem, analysis
         What to plan for.
-    score
-        Scores gaps.
     replays
         How many replays it may use.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, score: Rank, replays: int) -> None:
-        self._problem, self._analysis, self._score, self._enough_ns = problem, analysis, score, problem.bound_ns
+    def __init__(self, problem: Problem, analysis: Analysis, replays: int) -> None:
+        self._problem, self._analysis, self._enough_ns = problem, analysis, problem.bound_ns
         self.left = replays
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
@@ -101,33 +90,27 @@ class Improver:
         """
         self._selection, gaps = selection, selection.gaps
         state = State(frozenset(gaps), {_place(gaps, one): one.position for one in augmented.cache_ops})
-        start = self._try(state)
-        if start is None:
-            return None
-        best = start
+        start = best = self._try(state)
         before = -1
-        while self.left > 0 and best.cost[0] > self._enough_ns and len(self._seen) > before:
+        while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
-            found = self._climb(start)
-            if found.cost < best.cost:
-                best = found
+            best = min(best, self._climb(start), key=lambda found: found.cost)
             start = self._kick(best)
         return best
 
-    def _climb(self, start: Found) -> Found:
+    def _goes_on(self, best: Found) -> bool:
+        return self.left > 0 and best.cost[0] > self._enough_ns
+
+    def _climb(self, best: Found) -> Found:
         """Take changes that help until none does."""
-        best, improved = start, True
-        while improved and self.left > 0 and best.cost[0] > self._enough_ns:
-            improved = False
+        while self._goes_on(best):
             changes = list(self._neighbours(best))
             self._random.shuffle(changes)
-            for state in changes:
-                found = self._try(state)
-                if found is not None and found.cost < best.cost:
-                    best, improved = found, True
-                    break
-                if self.left <= 0:
-                    break
+            tried = (self._try(state) for state in changes if self.left > 0)
+            better = next((found for found in tried if found is not None and found.cost < best.cost), None)
+            if better is None:
+                break
+            best = better
         return best
 
     def _kick(self, best: Found) -> Found:
@@ -144,13 +127,13 @@ class Improver:
     def _neighbours(self, found: Found) -> Iterator[State]:
         """States that one change leads to."""
         state = found.state
-        order = sorted(state.gaps, key=_key)
         for one in found.augmented.cache_ops:
             place = _place(found.gaps, one)
             for point in _points(one):
                 yield replace(state, points={**state.points, place: point})
         yield from self._other_tiers(found)
-        movable = [gap for gap in order if gap not in self._analysis.forced and not self._score(gap).is_asked]
+        score = self._selection.ranking.score
+        movable = [gap for gap in found.gaps if gap not in self._analysis.forced and not score(gap).is_asked]
         others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
         for gap in movable:
             yield replace(state, gaps=state.gaps - {gap})
@@ -169,9 +152,9 @@ class Improver:
 
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
-        gaps = tuple(sorted(state.gaps, key=_key))
+        gaps = tuple(sorted(state.gaps, key=in_order))
         selection = replace(self._selection, gaps=gaps)
-        augmented = insert(self._problem, self._analysis, selection, self._score, state.tiers)
+        augmented = insert(self._problem, self._analysis, selection, state.tiers)
         augmented = _placed(augmented, gaps, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
         if key in self._seen:
@@ -183,14 +166,9 @@ class Improver:
             replay = self._problem.replay(plan)
         except CapacityError:
             return None
-        if replay.status != "ok":
-            return None
-        found = self._seen[key] = Found(state, augmented, plan, replay, (replay.step_ns, replay.begun_ns))
-        return found
-
-
-def _key(gap: Idle) -> tuple[int, int, int]:
-    return gap.after, gap.tensor, gap.before
+        if replay.status == "ok":
+            self._seen[key] = Found(state, gaps, augmented, (replay.step_ns, replay.begun_ns))
+        return self._seen[key]
 
 
 def _place(gaps: tuple[Idle, ...], one: CacheOp) -> Place:
@@ -216,8 +194,5 @@ def _placed(augmented: Augmented, gaps: tuple[Idle, ...], points: Mapping[Place,
 
 def _points(one: CacheOp) -> list[int]:
     """Other points of the window, the nearest first; a detach stays where it is."""
-    if one.role is Role.DETACH:
-        return []
-    window = [p for p in range(one.first, one.last + 1) if p != one.position]
-    window.sort(key=lambda p: abs(p - one.position))
-    return window
+    window = () if one.role is Role.DETACH else range(one.first, one.last + 1)
+    return sorted((p for p in window if p != one.position), key=lambda p: abs(p - one.position))

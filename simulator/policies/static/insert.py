@@ -1,6 +1,7 @@
-"""Third pass: turn chosen gaps into cache operators with windows.
+"""Third pass: turn chosen gaps into cache operators with windows; and from these to a plan.
 
 Each begins at the point that is best for memory: a copy out right after the last use, a copy in right before the next.
+In the plan each cache operator becomes steps at its program point.
 """
 
 from __future__ import annotations
@@ -8,22 +9,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from simulator.plan import FREE, NOWHERE
+from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
-from simulator.policies.static.room import held
-from simulator.policies.static.score import Rank
+from simulator.policies.static.room import assign, held
 from simulator.policies.static.select import Selection
-from simulator.policies.static.tiers import assign
+from simulator.policies.writer import Writer
 
 
 def insert(
-    problem: Problem,
-    analysis: Analysis,
-    selection: Selection,
-    score: Rank,
-    settled: Mapping[Idle, int] | None = None,
+    problem: Problem, analysis: Analysis, selection: Selection, settled: Mapping[Idle, int] | None = None
 ) -> Augmented:
     """Add the cache operators of the chosen gaps to the graph.
 
@@ -33,12 +29,10 @@ def insert(
         What the plan is for.
     analysis, selection
         What leaves.
-    score
-        Tells what goes further where a tier is too small.
     settled
         Tiers that are chosen already, by gap.
     """
-    gaps = assign(problem, selection.gaps, score, settled)
+    gaps = assign(problem, selection.gaps, selection.ranking.score, settled)
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
@@ -62,15 +56,23 @@ class _Inserter:
 
     def nodes(self, trip: int, gap: Idle) -> list[CacheOp]:
         """Cache operators of one gap."""
-        found = []
-        leaves = not gap.wraps or self._problem.graph.tensors[gap.tensor].persistent
+        tensor, away, point = gap.tensor, gap.away, gap.after + 1
+        problem, here, size_bytes, found = self._problem, self._problem.compute_tier, gap.size_bytes, []
+        leaves = not gap.wraps or problem.graph.tensors[tensor].persistent
         is_needed = gap.wraps or gap.returns or gap.before == self._ops
+        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
         if leaves and is_needed and self._is_dirty(gap):
-            found.append(self._store(trip, gap))
+            writer, alone_ns = self._last_write(gap), problem.copy_ns(tensor, here, away)
+            first = max(writer + 1, self._fence[min(point, self._ops)])
+            where = (tensor, here, away, size_bytes, alone_ns)
+            found.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
         if leaves:
-            found.append(self._detach(trip, gap))
+            where = (tensor, here, NOWHERE, size_bytes, 0)
+            found.append(CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point))
         if gap.returns:
-            found.append(self._prefetch(trip, gap))
+            first = max(0 if gap.wraps else point, self._fence[gap.before])
+            where = (tensor, away, here, size_bytes, gap.in_ns)
+            found.append(CacheOp(PREFETCH, trip, *where, NOWHERE, gap.before, first, gap.before, gap.before))
         return found
 
     def _is_dirty(self, gap: Idle) -> bool:
@@ -87,28 +89,6 @@ class _Inserter:
         after = bisect_right(writes, gap.after)
         return writes[after - 1] if after else NOWHERE
 
-    def _store(self, trip: int, gap: Idle) -> CacheOp:
-        here, away, point = self._problem.compute_tier, gap.away, gap.after + 1
-        writer = self._last_write(gap)
-        first = max(writer + 1, self._fence[min(point, self._ops)])
-        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
-        alone_ns = self._problem.copy_ns(gap.tensor, here, away)
-        where = (gap.tensor, here, away, gap.size_bytes, alone_ns)
-        return CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point)
-
-    def _detach(self, trip: int, gap: Idle) -> CacheOp:
-        point = gap.after + 1
-        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
-        where = (gap.tensor, self._problem.compute_tier, NOWHERE, gap.size_bytes, 0)
-        return CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point)
-
-    def _prefetch(self, trip: int, gap: Idle) -> CacheOp:
-        here, before = self._problem.compute_tier, gap.before
-        earliest = 0 if gap.wraps else gap.after + 1
-        first = max(earliest, self._fence[before])
-        where = (gap.tensor, gap.away, here, gap.size_bytes, gap.in_ns)
-        return CacheOp(PREFETCH, trip, *where, NOWHERE, before, first, before, before)
-
 
 def _walls(problem: Problem) -> list[int]:
     """For each program point the last one to which a cache operator may move from there: no barrier is crossed."""
@@ -117,3 +97,41 @@ def _walls(problem: Problem) -> list[int]:
     for point in range(len(ops) - 1, -1, -1):
         walls[point] = point if ops[point].barrier else walls[point + 1]
     return walls
+
+
+def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -> Plan:
+    """Write the plan; the writer adds deaths, and the way home of what lives elsewhere.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    augmented
+        Ops and cache operators.
+    notes
+        What the plan says about itself.
+
+    Raises
+    ------
+    CapacityError
+        If a tier holds more than its capacity in issue order.
+    """
+    writer = Writer(problem, "static", augmented.homes)
+    ops, here = len(problem.graph.ops), problem.compute_tier
+    left = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
+    point = 0
+    for number, one in enumerate(augmented.cache_ops):
+        for op in range(point, one.position):
+            writer.compute(op)
+        role, tensor, point = one.role, one.tensor, one.position
+        if role is STORE:
+            writer.back_up(tensor, one.target)
+        elif role is DETACH:
+            writer.detach(tensor, here)
+        else:
+            writer.fetch(tensor)
+            if left.get(tensor, -1) < number:
+                writer.forget(tensor)
+    for op in range(point, ops):
+        writer.compute(op)
+    return writer.finish(notes)

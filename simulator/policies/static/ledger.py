@@ -20,6 +20,7 @@ from simulator.policies.static.augmented import Augmented, Role
 from simulator.policies.static.step_model import Timeline
 from simulator.trace import Trace
 
+_EVER = 2**62
 SLOTS = 64
 """How many slots a step is cut into."""
 
@@ -74,57 +75,41 @@ def ledger(
         How many slots.
     """
     busy, length_ns = _replayed(problem, plan, trace)
-    scale_ns = max(length_ns, timeline.step_ns, 1)
-    width_ns = -(-scale_ns // slots)
-    wanted = _counted(_wanted(problem, augmented, timeline), width_ns, slots)
-    real = _counted(busy, width_ns, slots)
-    names = {id(link): name for name, link in problem.hardware.links.items()}
+    width_ns = -(-max(length_ns, timeline.step_ns, 1) // slots)
+    tables = [_counted(copies, width_ns, slots) for copies in (_wanted(problem, augmented, timeline), busy)]
     found = []
-    for hop, link in problem.links.items():
-        if hop not in wanted and hop not in real:
-            continue
-        one, other = (table.get(hop, [0] * slots) for table in (wanted, real))
-        for number in range(slots):
-            start = number * width_ns
-            row = (names[id(link)], number, start, start + width_ns, one[number], other[number], problem.servers(hop))
-            found.append(Slot(*row))
+    for hop, name in problem.link_names.items():
+        if any(hop in table for table in tables):
+            rows = [table.get(hop, [0] * slots) for table in tables]
+            for number, (wanted, real) in enumerate(zip(*rows, strict=True)):
+                start = number * width_ns
+                found.append(Slot(name, number, start, start + width_ns, wanted, real, problem.servers(hop)))
     return found
 
 
 def _wanted(problem: Problem, augmented: Augmented, timeline: Timeline) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Copies out right after the last use, and copies in that end at the next."""
     starts, durations = timeline.start_ns, problem.durations_ns
     for one in augmented.cache_ops:
         if one.role is Role.DETACH:
             continue
-        hops = list(pairwise(problem.path(one.source, one.target)))
-        if one.role is Role.STORE:
-            gap = augmented.gaps[one.trip]
-            moment = starts[gap.after] + durations[gap.after] if gap.after >= 0 else 0
-            for hop in hops:
-                took = problem.copy_ns(one.tensor, *hop)
-                yield hop, moment, moment + took
-                moment += took
-        else:
-            moment = starts[one.before]
-            for hop in reversed(hops):
-                took = problem.copy_ns(one.tensor, *hop)
-                yield hop, moment - took, moment
-                moment -= took
+        after = augmented.gaps[one.trip].after
+        moment = starts[after] + durations[after] if after >= 0 else 0
+        if one.role is Role.PREFETCH:
+            moment = starts[one.before] - problem.copy_ns(one.tensor, one.source, one.target)
+        for hop in pairwise(problem.path(one.source, one.target)):
+            begin, moment = moment, moment + problem.copy_ns(one.tensor, *hop)
+            yield hop, begin, moment
 
 
-def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[tuple[tuple[int, int], int, int]], int]:
+def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[Copies, int]:
     """Copies of the last step, and how long it is [ns]."""
     spans, steps = trace.spans.whole(), plan.fixed
     first = len(steps) * (plan.repeats - 1) if steps is not None else 0
     last = spans["issue"] >= first
-    before = spans["end_ns"][~last & (spans["kind"] == COMPUTE)]
-    origin = int(before.max(initial=0))
+    origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
     mine = last & (spans["kind"] == COPY)
-    names, hops = problem.hardware.link_names, {}
-    tiers = {name: number for number, name in enumerate(problem.tiers)}
-    for number, name in enumerate(names):
-        link = problem.hardware.links[name]
-        hops[number] = (tiers[link.source], tiers[link.target])
+    hops = [problem.hops[name] for name in problem.hardware.link_names]
     columns = (spans[key][mine].tolist() for key in ("track", "start_ns", "end_ns"))
     copies = [(hops[track], start - origin, end - origin) for track, start, end in zip(*columns, strict=True)]
     return copies, int(spans["end_ns"][last].max(initial=origin)) - origin
@@ -132,14 +117,9 @@ def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[tuple[tu
 
 def _counted(copies: Copies, width_ns: int, slots: int) -> dict[tuple[int, int], list[int]]:
     """Sum the copies by hop and slot; what lies before or after the step counts in its first or last slot."""
+    borders = np.arange(slots + 1) * width_ns
+    borders[[0, -1]] = -_EVER, _EVER
     found: dict[tuple[int, int], NDArray[np.int64]] = {}
     for hop, start, end in copies:
-        row = found.setdefault(hop, np.zeros(slots, np.int64))
-        low, high = (min(max(moment // width_ns, 0), slots - 1) for moment in (start, end))
-        if low == high:
-            row[low] += end - start
-            continue
-        row[low] += (low + 1) * width_ns - start
-        row[low + 1 : high] += width_ns
-        row[high] += end - high * width_ns
+        found[hop] = found.get(hop, 0) + np.diff(borders.clip(start, end))
     return {hop: row.tolist() for hop, row in found.items()}

@@ -57,7 +57,11 @@ class Rewritten:
 
     def translated(self, plan: Plan) -> Plan:
         """Return a plan for the rewritten graph as one for the original graph, step for step."""
-        return _translated(plan, self.op_of, self.tensor_of)
+        steps, fixed = Steps(), plan.fixed
+        for kind, a, b, c in fixed.codes() if fixed is not None else ():
+            steps.append(kind, self.op_of[a] if kind == COMPUTE else self.tensor_of[a], b, c)
+        originals = max(self.tensor_of, default=-1) + 1
+        return replace(plan, steps=steps, home=plan.home[:originals])
 
 
 def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
@@ -70,16 +74,24 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     repeated
         A fixed plan without copies.
     """
-    written, op_of, tensor_of = _written_out(problem.graph, repeated, problem.compute_tier)
+    writer, graph = _WriteOut(problem.graph), problem.graph
+    for kind, a, b, _ in repeated.fixed.codes() if repeated.fixed is not None else ():
+        if kind == COMPUTE:
+            writer.run(a)
+        elif kind == DETACH and b == problem.compute_tier:
+            writer.lost.add(a)
+    outputs = tuple([writer.now[t] for t in graph.outputs])
+    written = replace(graph, tensors=tuple(writer.tensors), ops=tuple(writer.ops), outputs=outputs)
     new = replace(
         problem,
         graph=written,
-        homes=tuple([problem.homes[t] for t in tensor_of]),
-        durations_ns=[problem.durations_ns[op] for op in op_of],
+        homes=tuple([problem.homes[t] for t in writer.tensor_of]),
+        durations_ns=[problem.durations_ns[op] for op in writer.op_of],
         lifetimes=lifetimes(written),
-        replay=lambda plan: problem.replay(_translated(plan, op_of, tensor_of)),
+        replay=lambda plan: problem.replay(found.translated(plan)),
     )
-    return Rewritten(new, op_of, tensor_of)
+    found = Rewritten(new, tuple(writer.op_of), tuple(writer.tensor_of))
+    return found
 
 
 def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
@@ -101,11 +113,11 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         return []
     homes = tuple([problem.compute_tier if t in kept else home for t, home in enumerate(problem.homes)])
     walker = recompute.Walker(replace(problem, budget_bytes=math.inf, homes=homes))
-    keeping = (False, True) if walker.worth_keeping(low, recompute.TIME_WEIGHTS[0]) else (False,)
-    manner = min(product(recompute.TIME_WEIGHTS, keeping), key=lambda manner: walker.again_ns(low, manner))
+    manners = product(recompute.TIME_WEIGHTS, walker.keeping(low, recompute.TIME_WEIGHTS[0]))
+    manner = min(manners, key=lambda manner: walker.walk(low, *manner).again_ns)
 
     def rewritten(limit_bytes: float) -> Rewritten:
-        return rewrite(problem, walker.plan(limit_bytes, manner, most=math.inf))
+        return rewrite(problem, walker.walk(limit_bytes, *manner).plan(math.inf))
 
     first = rewritten(low)
     found: list[Rewritten] = []
@@ -121,27 +133,6 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         if all(one.problem.graph != other.problem.graph for other in different):
             different.append(one)
     return [*different[1:], first]
-
-
-def _translated(plan: Plan, op_of: tuple[int, ...], tensor_of: tuple[int, ...]) -> Plan:
-    steps, fixed = Steps(), plan.fixed
-    for kind, a, b, c in fixed.codes() if fixed is not None else ():
-        steps.append(kind, op_of[a] if kind == COMPUTE else tensor_of[a], b, c)
-    originals = max(tensor_of, default=-1) + 1
-    return replace(plan, steps=steps, home=plan.home[:originals])
-
-
-def _written_out(graph: Graph, plan: Plan, here: int) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
-    """Turn the computes of a plan into a graph; tell which op and tensor each of its ops and tensors is."""
-    writer = _WriteOut(graph)
-    for kind, a, b, _ in plan.fixed.codes() if plan.fixed is not None else ():
-        if kind == COMPUTE:
-            writer.run(a)
-        elif kind == DETACH and b == here:
-            writer.lost.add(a)
-    outputs = tuple([writer.now[t] for t in graph.outputs])
-    new = replace(graph, tensors=tuple(writer.tensors), ops=tuple(writer.ops), outputs=outputs)
-    return new, tuple(writer.op_of), tuple(writer.tensor_of)
 
 
 class _WriteOut:

@@ -14,20 +14,19 @@ that is free takes the store whose room is given up first, also before its last 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import pairwise
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp
-from simulator.policies.static.room import Room, held
-from simulator.policies.static.step_model import Timeline
+from simulator.policies.static.room import held
+from simulator.policies.static.step_model import Crowd, Timeline
 
 ALPHA = 0.1
 """What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
@@ -48,79 +47,68 @@ def refine(problem: Problem, analysis: Analysis, augmented: Augmented, timeline:
     eager
         Whether copies in come as early as there is room, the next use first, instead of just in time.
     """
-    below = held(problem, augmented.gaps)
-    stores = [one for one in augmented.cache_ops if one.role is STORE]
-    changed = _forwards(problem, stores, timeline, below, _crowd(problem, augmented))
-    placement = _Placement(problem, analysis, augmented, timeline, below)
-    if eager:
-        placement.place_early()
-    else:
-        placement.place_late()
-    return augmented.moved(changed | placement.settled())
+    refiner = _Refiner(problem, analysis, augmented, timeline)
+    stored = refiner.place_stores()
+    (refiner.place_early if eager else refiner.place_late)()
+    return augmented.moved(stored | refiner.settled())
 
 
-def _crowd(problem: Problem, augmented: Augmented) -> Crowd:
-    """The copies of all cache operators."""
-    ways = {(one.source, one.target) for one in augmented.cache_ops if one.role is not DETACH}
-    return Crowd(problem, {hop for source, target in ways for hop in pairwise(problem.path(source, target))})
+class _Refiner:
+    """Points of the copies, by the time and the room that there is."""
 
-
-def _forwards(
-    problem: Problem, stores: Iterable[CacheOp], timeline: Timeline, below: Room, crowd: Crowd
-) -> dict[CacheOp, CacheOp]:
-    """Let each channel take, whenever it is free, the store whose room is given up first."""
-    by_channel: dict[int, list[CacheOp]] = {}
-    for one in stores:
-        by_channel.setdefault(problem.queue(_first_hop(problem, one)), []).append(one)
-    found: dict[CacheOp, CacheOp] = {}
-    for mine in by_channel.values():
-        for one, wanted in _served(problem, mine, timeline, crowd):
-            point = below.earliest(one, wanted, one.position)
-            if point != one.position:
-                below.move(one, point)
-                found[one] = one._replace(position=point)
-    return found
-
-
-def _served(problem: Problem, stores: list[CacheOp], timeline: Timeline, crowd: Crowd) -> Iterator[tuple[CacheOp, int]]:
-    """Yield the stores of a channel in the order in which it takes them, and the point at which it does."""
-    gates = timeline.gate_ns
-    arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
-    ready: list[tuple[int, int, int, CacheOp]] = []
-    servers = [0] * problem.servers(_first_hop(problem, stores[0]))
-    heapify(servers)
-    starts, durations = timeline.start_ns, problem.durations_ns
-    while arrivals or ready:
-        while arrivals and (not ready or _written_ns(arrivals[-1], starts, durations) <= servers[0]):
-            one = arrivals.pop()
-            heappush(ready, (one.position, one.tensor, one.trip, one))
-        _, _, _, one = heappop(ready)
-        begin = max(servers[0], _written_ns(one, starts, durations))
-        heapreplace(servers, begin + crowd.copy_ns(one.tensor, _first_hop(problem, one)))
-        yield one, min(max(one.first, bisect_right(gates, begin) - 1), one.position)
-
-
-def _written_ns(one: CacheOp, starts: tuple[int, ...], durations: list[int]) -> int:
-    return starts[one.after] + durations[one.after] if one.after >= 0 else starts[one.first]
-
-
-class _Placement:
-    """Points of the copies in, by the room that there is."""
-
-    def __init__(
-        self, problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline, below: Room
-    ) -> None:
-        self._problem, self._timeline, self._below, self._augmented = problem, timeline, below, augmented
+    def __init__(self, problem: Problem, analysis: Analysis, augmented: Augmented, timeline: Timeline) -> None:
+        self._problem, self._timeline, self._below = problem, timeline, held(problem, augmented.gaps)
+        self._copies = [one for one in augmented.cache_ops if one.role is not DETACH]
+        ways = {(one.source, one.target) for one in self._copies}
+        self._crowd = Crowd(problem, {hop for way in ways for hop in pairwise(problem.path(*way))})
         self._earliest, left_bytes = _leave(augmented, timeline)
         self._profile = Profile(analysis.live_bytes - left_bytes)
         self._points: dict[CacheOp, int] = {}
 
+    def place_stores(self) -> dict[CacheOp, CacheOp]:
+        """Let each channel take, whenever it is free, the store whose room is given up first."""
+        by_channel: dict[int, list[CacheOp]] = {}
+        for one in self._copies:
+            if one.role is STORE:
+                by_channel.setdefault(self._problem.queues[self._hop(one)], []).append(one)
+        found: dict[CacheOp, CacheOp] = {}
+        for one, wanted in chain.from_iterable(map(self._served, by_channel.values())):
+            point = self._below.earliest(one, wanted, one.position)
+            if point != one.position:
+                self._below.move(one, point)
+                found[one] = one._replace(position=point)
+        return found
+
+    def _served(self, stores: list[CacheOp]) -> Iterator[tuple[CacheOp, int]]:
+        """Yield the stores of a channel in the order in which it takes them, and the point at which it does."""
+        arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
+        ready: list[tuple[int, int, int, CacheOp]] = []
+        servers = [0] * self._problem.servers(self._hop(stores[0]))
+        while arrivals or ready:
+            while arrivals and (not ready or self._written_ns(arrivals[-1]) <= servers[0]):
+                one = arrivals.pop()
+                heappush(ready, (one.position, one.tensor, one.trip, one))
+            _, _, _, one = heappop(ready)
+            begin = max(servers[0], self._written_ns(one))
+            heapreplace(servers, begin + self._crowd.copy_ns(one.tensor, self._hop(one)))
+            yield one, min(max(one.first, bisect_right(self._timeline.gate_ns, begin) - 1), one.position)
+
+    def _written_ns(self, one: CacheOp) -> int:
+        """When what is stored is there [ns]."""
+        starts = self._timeline.start_ns
+        return starts[one.after] + self._problem.durations_ns[one.after] if one.after >= 0 else starts[one.first]
+
+    def _hop(self, one: CacheOp) -> tuple[int, int]:
+        """The link from or to the compute tier that a copy takes."""
+        path = self._problem.path(one.source, one.target)
+        return (path[-2], path[-1]) if one.role is PREFETCH else (path[0], path[1])
+
     def place_early(self) -> None:
         """Put each copy in where there is room for it from then on, behind those whose use comes first."""
         last_point: dict[int, int] = {}
-        prefetches = (one for one in self._augmented.cache_ops if one.role is PREFETCH)
+        prefetches = (one for one in self._copies if one.role is PREFETCH)
         for one in sorted(prefetches, key=lambda one: (one.before, one.tensor)):
-            queue = self._problem.queue(_last_hop(self._problem, one))
+            queue = self._problem.queues[self._hop(one)]
             last_point[queue] = self._put(one, max(self._earliest[one.trip], one.first, last_point.get(queue, 0)))
 
     def place_late(self) -> None:
@@ -129,16 +117,15 @@ class _Placement:
         That is the least cost by Algorithm 1. Stores that wait in the same queue as copies in keep their time.
         """
         problem, gates = self._problem, self._timeline.gate_ns
-        copies = [one for one in self._augmented.cache_ops if one.role is not DETACH]
-        crowd, free_until = _crowd(problem, self._augmented), dict[int, list[int]]()
-        queues = {problem.queue(_last_hop(problem, one)) for one in copies if one.role is PREFETCH}
-        for one in sorted(copies, key=lambda one: (self._due_ns(one), -one.tensor), reverse=True):
-            hop = (_last_hop if one.role is PREFETCH else _first_hop)(problem, one)
-            if problem.queue(hop) not in queues:
+        free_until = dict[int, list[int]]()
+        queues = {problem.queues[self._hop(one)] for one in self._copies if one.role is PREFETCH}
+        for one in sorted(self._copies, key=lambda one: (self._due_ns(one), -one.tensor), reverse=True):
+            hop = self._hop(one)
+            if problem.queues[hop] not in queues:
                 continue
             due = self._due_ns(one)
-            servers = free_until.setdefault(problem.queue(hop), [-due] * problem.servers(hop))
-            took = crowd.copy_ns(one.tensor, hop)
+            servers = free_until.setdefault(problem.queues[hop], [-due] * problem.servers(hop))
+            took = self._crowd.copy_ns(one.tensor, hop)
             if one.role is STORE:
                 heapreplace(servers, -(min(due, -servers[0]) - took))
                 continue
@@ -155,10 +142,8 @@ class _Placement:
 
     def _put(self, one: CacheOp, earliest: int) -> int:
         """Put a copy in at the first point from the earliest on with room for it from then on."""
-        room = self._problem.budget_bytes - one.size_bytes
-        point = self._profile.last_above(min(earliest, one.before), one.before - 1, room) + 1
-        self._profile.add(point, one.before - 1, one.size_bytes)
-        self._points[one] = point
+        most = self._problem.budget_bytes
+        point = self._points[one] = self._profile.put(min(earliest, one.before), one.before, one.size_bytes, most)
         self._below.move(one, point)
         return point
 
@@ -173,16 +158,6 @@ class _Placement:
             stall_ns = max(0, one.alone_ns - lead)
             placed[one] = one._replace(position=position, stall_ns=stall_ns, residency_ns=residency_ns)
         return placed
-
-
-def _first_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
-    source, target = problem.path(one.source, one.target)[:2]
-    return source, target
-
-
-def _last_hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
-    source, target = problem.path(one.source, one.target)[-2:]
-    return source, target
 
 
 def _leave(augmented: Augmented, timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:

@@ -1,20 +1,28 @@
-"""Room in the tiers below: what each holds at each program point, as the plan issues its copies.
+"""Room in the tiers below: what each holds at each program point, and which tier each chosen gap is spent in.
 
 Only a tier that could not hold all tensors at once is *scarce*, and counted. A tensor takes room there from its store
 to its last copy back, or always if the tier is its home; in a tier that its copies only pass, at their points alone.
+
+A tensor that has no home of its own may go to any tier that links reach. It goes to the one with the fastest round
+trip. What is then too much for a tier goes on to the next: that one is to it what the first is to the compute tier, so
+that the same score chooses, with the prices of the longer way. A step lasts as long as its busiest link at least, and
+idle times count in that time. Of those with about the same score every other one goes,
+or every fourth, evenly over the step: neither way then waits while the other has all to do.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from simulator.plan import FREE
+from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle
+from simulator.policies.static.analyse import Idle, Scorer, spread
 from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
 Run = tuple[Idle, ...]
@@ -31,20 +39,12 @@ def runs(problem: Problem, gaps: Sequence[Idle]) -> list[Run]:
     gaps
         What leaves.
     """
-    by_tensor: dict[int, list[Idle]] = {}
+    wrapping, writes = {gap.tensor for gap in gaps if gap.wraps}, problem.lifetimes.writes
+    found: dict[tuple[int, int], list[Idle]] = {}
     for gap in gaps:
-        by_tensor.setdefault(gap.tensor, []).append(gap)
-    found: list[Run] = []
-    for tensor, mine in by_tensor.items():
-        writes = problem.lifetimes.writes[tensor]
-        if any(gap.wraps for gap in mine) or not writes:
-            found.append(tuple(mine))
-            continue
-        version: dict[int, list[Idle]] = {}
-        for gap in mine:
-            version.setdefault(bisect_right(writes, gap.after), []).append(gap)
-        found += map(tuple, version.values())
-    return found
+        version = 0 if gap.tensor in wrapping else bisect_right(writes[gap.tensor], gap.after)
+        found.setdefault((gap.tensor, version), []).append(gap)
+    return [tuple(run) for run in found.values()]
 
 
 def chooses(problem: Problem, tensor: int) -> bool:
@@ -180,3 +180,99 @@ def held(problem: Problem, gaps: Sequence[Idle]) -> Room:
     for run in runs(problem, gaps) if room.is_scarce else ():
         room.visit(run)
     return room
+
+
+DIGITS = 1
+"""Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
+
+
+def assign(
+    problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mapping[Idle, int] | None = None
+) -> tuple[Idle, ...]:
+    """Return the gaps with the tier that each is spent in, and what its copies take there.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    gaps
+        What leaves.
+    score
+        Tells which of those that are too much for a tier go further.
+    settled
+        Tiers that are chosen already, by gap.
+    """
+    if len(problem.neighbours) < 2:
+        return tuple(gaps)
+    by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
+    places = _Places(problem, by_spare_time, settled or {})
+    for tier, further in pairwise(problem.neighbours):
+        places.relieve(tier, further, score)
+    moved: dict[Idle, Idle] = {}
+    for run, tier in zip(by_spare_time, places.tiers, strict=True):
+        moved.update((gap, gap.spent_in(problem, tier)) for gap in run)
+    return tuple(moved[gap] for gap in gaps)
+
+
+def _busy_ns(found: Iterable[Run]) -> int:
+    """How long the busiest way to or from a tier is busy with these runs [ns]: a step lasts as long at least."""
+    busy = Counter[tuple[int, bool]]()
+    for run in found:
+        for gap in run:
+            busy[gap.away, True] += gap.in_ns
+            busy[gap.away, False] += gap.out_ns
+    return max(busy.values(), default=0)
+
+
+def _spare_ns(run: Run) -> int:
+    return min(gap.lead_ns + gap.trail_ns - gap.out_ns - gap.in_ns for gap in run)
+
+
+class _Places:
+    """The tier of each run, what the tiers hold then, and how long each link is busy."""
+
+    def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
+        self._problem, self._runs, self._room = problem, found, Room(problem)
+        self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
+        self.tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
+        self._lasts_ns = _busy_ns(found)
+
+    def _put(self, run: Run, settled: int) -> int:
+        """Put a run in the tier with the fastest round trip, unless its tier is settled."""
+        tier = run[0].away
+        if chooses(self._problem, run[0].tensor):
+            tier = self._problem.neighbours[0] if settled == NOWHERE else settled
+        self._room.enter(run, tier)
+        return tier
+
+    def relieve(self, tier: int, further: int, score: Scorer) -> None:
+        """Let what is too much for a tier go on to another, by the score there, and take back what was needless."""
+        gone = []
+        for number in self._ranked(tier, further, score) if self._room.is_short(tier) else ():
+            if not self._room.is_short(tier):
+                break
+            if self._room.is_short_for(self._runs[number], tier):
+                self._move(number, further)
+                gone.append(number)
+        for number in reversed(gone):
+            self._move(number, tier)
+            if self._room.is_short_for(self._runs[number], tier):
+                self._move(number, further)
+
+    def _ranked(self, tier: int, further: int, score: Scorer) -> list[int]:
+        """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
+        turn = lambda number: (self._runs[number][0].before, self._runs[number][0].tensor)  # noqa: E731
+        alike: dict[tuple[bool, float], list[int]] = {}
+        for number, run in enumerate(self._runs):
+            is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
+            if self.tiers[number] == tier and not is_settled:
+                gaps = (gap.stretched(self._lasts_ns, self._problem.clock[-1]) for gap in run)
+                scores = [score(gap.spent_in(self._problem, further)) for gap in gaps]
+                last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
+                alike.setdefault((last_resort, -round(worst, DIGITS)), []).append(number)
+        return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=turn))]
+
+    def _move(self, number: int, tier: int) -> None:
+        self._room.enter(self._runs[number], self.tiers[number], -1)
+        self._room.enter(self._runs[number], tier)
+        self.tiers[number] = tier

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -14,67 +13,11 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle
-from simulator.policies.static.room import Room, chooses, held
-from simulator.policies.static.score import Rank, Score, spread
+from simulator.policies.static.analyse import Analysis, Idle, Score, Scorer, spread
+from simulator.policies.static.room import Room, chooses
 
 SHADES = 64
 """Scores that are the same in whole parts of this size count as alike: idle times within 1 % of one another do."""
-
-
-class Decision(StrEnum):
-    """What becomes of a gap."""
-
-    KEEP = "keep"
-    MOVE = "move"
-    RECOMPUTE = "recompute"
-
-
-class Remade(NamedTuple):
-    """How a tensor that was given up is made again.
-
-    Attributes
-    ----------
-    tensor
-        The tensor that holds its value from then on.
-    by
-        The op that makes it: one that ran before.
-    time_ns
-        How long that takes [ns]; what the op reads may have been made again as well, which is told there.
-    """
-
-    tensor: int
-    by: int
-    time_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision about one gap, with its reason.
-
-    Attributes
-    ----------
-    gap
-        The gap.
-    decision
-        Keep, move or recompute.
-    score
-        See `Score`.
-    reason
-        Why, as a phrase.
-    remake_ns
-        What making the tensor again takes, or would take if all else that is live then were there [ns]; None if it
-        cannot be, or may not.
-    remade
-        How it is made again, if that was decided.
-    """
-
-    gap: Idle
-    decision: Decision
-    score: Score
-    reason: str
-    remake_ns: int | None = None
-    remade: Remade | None = None
 
 
 class Ranking(NamedTuple):
@@ -88,7 +31,7 @@ class Ranking(NamedTuple):
         Each with its score.
     """
 
-    score: Rank
+    score: Scorer
     order: list[tuple[Idle, Score]]
 
 
@@ -120,14 +63,14 @@ class Selection:
     given_back: frozenset[Idle] = frozenset()
 
 
-def ranked(problem: Problem, analysis: Analysis, score: Rank) -> Ranking:
+def ranked(problem: Problem, analysis: Analysis, score: Scorer) -> Ranking:
     """Sort the candidates: what shall leave first, then what the rules by kind do not mind, each by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
     alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
-    found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=_turn)
+    found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
     alike: dict[tuple[bool, bool, int], list[tuple[Idle, Score]]] = {}
     for gap, alone in found:
@@ -140,17 +83,13 @@ def ranked(problem: Problem, analysis: Analysis, score: Rank) -> Ranking:
     return Ranking(score, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
-def _turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
+def turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
+    """Sort key of a gap with its score: what shall leave first, then what the rules by kind do not mind."""
     gap, score = pair
     return not score.is_asked, bool(score.last_resort), -score.total, gap.tensor, gap.after
 
 
-def select(
-    problem: Problem,
-    analysis: Analysis,
-    limit_bytes: int | float,
-    ranking: Ranking,
-) -> Selection:
+def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> Selection:
     """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
 
     What is asked for and hides its copies is taken in any case; another gap only if it helps somewhere. One sort, and
@@ -168,111 +107,69 @@ def select(
     ranking
         The candidates.
     """
-    ops = len(problem.graph.ops)
-    profile = Profile(analysis.live_bytes)
-    for gap in analysis.forced:
-        _add(profile, gap, -gap.size_bytes, ops)
-    offers = _Offers(problem, analysis, ranking)
-    taken = _take(profile, ops, offers, limit_bytes)
-    chosen, given_back = list(analysis.forced), []
-    away = Counter(gap.tensor for gap in taken if not gap.wraps and gap.tensor in analysis.moving_homes)
-    for gap in reversed(taken):
-        if gap in offers.asked:
+    taker = _Taker(problem, analysis, limit_bytes, ranking)
+    taker.run()
+    live, chosen, given_back = taker.live, list(analysis.forced), []
+    away = Counter(gap.tensor for gap in taker.taken if not gap.wraps and gap.tensor in analysis.moving_homes)
+    for gap in reversed(taker.taken):
+        stays_away = gap in taker.asked or (gap.wraps and away.get(gap.tensor))
+        if stays_away or exceeds(live, gap, limit_bytes - gap.size_bytes):
             chosen.append(gap)
-        elif not (gap.wraps and away.get(gap.tensor)) and not _exceeds(profile, gap, ops, limit_bytes - gap.size_bytes):
-            _add(profile, gap, gap.size_bytes, ops)
-            given_back.append(gap)
-            if gap.tensor in away:
-                away[gap.tensor] -= 1
-        else:
-            chosen.append(gap)
-    chosen.sort(key=lambda g: (g.after, g.tensor, g.before))
-    values = profile.values()
+            continue
+        add(live, gap, gap.size_bytes)
+        given_back.append(gap)
+        if gap.tensor in away:
+            away[gap.tensor] -= 1
+    chosen.sort(key=in_order)
+    values = live.values()
     excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
     return Selection(tuple(chosen), values, int(excess), limit_bytes, ranking, frozenset(given_back))
 
 
-def explain(
-    problem: Problem,
-    selection: Selection,
-    spent: Sequence[Idle],
-    forced: Iterable[Idle],
-) -> list[Choice]:
-    """Say of every gap why it is spent away or not, best score first; those that the homes force come before.
+class _Taker:
+    """Takes candidates in order; one that finds no room in a tier below comes again by its score in the next."""
 
-    Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it.
-
-    Parameters
-    ----------
-    problem
-        What was planned for.
-    selection, spent
-        What leaves, and the same gaps in their tiers.
-    forced
-        The gaps that the homes force.
-    """
-    score, order = selection.ranking
-    in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
-    why_kept = _WhyKept(problem, selection)
-    found = []
-    for gap, first_score in order:
-        told = in_tier.get(gap)
-        if told is not None:
-            decision, why = Decision.MOVE, _why_moved(problem, told, first_score)
-        else:
-            told = gap.spent_in(problem, below.nearest(gap))
-            decision, why = Decision.KEEP, why_kept(gap, first_score)
-        found.append(Choice(told, decision, score(told, queue_ns=first_score.queue_ns), why))
-    found.sort(key=lambda choice: _turn((choice.gap, choice.score)))
-    at_home = (in_tier[gap] for gap in forced)
-    return [*(Choice(gap, Decision.MOVE, score(gap), "its home is in another tier") for gap in at_home), *found]
-
-
-def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
-    nearest = problem.away(gap.tensor)[0]
-    further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
-    why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
-    return f"{why}{further}{'; a last resort' if score.last_resort else ''}"
-
-
-class _WhyKept:
-    """Says why a gap is not spent away."""
-
-    def __init__(self, problem: Problem, selection: Selection) -> None:
-        self._selection, self._ops = selection, len(problem.graph.ops)
-        self._profile = Profile(selection.live_bytes)
-
-    def __call__(self, gap: Idle, score: Score) -> str:
-        if gap in self._selection.given_back:
-            return "taken at first; others that were taken later made it needless"
-        asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
-        if not _exceeds(self._profile, gap, self._ops, self._selection.limit_bytes - gap.size_bytes):
-            return f"there is room for it while it idles{asked}"
-        return score.last_resort or f"others, of a better score or alike, made the room while it idles{asked}"
-
-
-class _Offers:
-    """The candidates in order; one that finds no room in a tier below comes again by its score in the next."""
-
-    def __init__(self, problem: Problem, analysis: Analysis, ranking: Ranking) -> None:
-        self._problem, self._room = problem, Room(problem)
-        self._again, self._order = ranking
-        self._is_counted = self._room.is_scarce
+    def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
+        self._problem, self._room, self._limit = problem, Room(problem), limit_bytes
+        self._score, self._order = ranking
+        self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
         self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
-        self.together: dict[int, list[Idle]] = {tensor: [] for tensor in analysis.moving_homes}
-        for gap in sorted(
-            (gap for gap, _ in self._order if gap.tensor in self.together), key=lambda gap: not gap.wraps
-        ):
-            self.together[gap.tensor].append(gap)
-        for gap in analysis.forced if self._is_counted else ():
+        self._together: dict[int, list[Idle]] = {}
+        moving = (gap for gap, _ in self._order if gap.tensor in analysis.moving_homes)
+        for gap in sorted(moving, key=lambda gap: not gap.wraps):
+            self._together.setdefault(gap.tensor, []).append(gap)
+        for gap in analysis.forced:
+            add(self.live, gap, -gap.size_bytes)
             self._room.enter((gap,), gap.away)
 
-    def __iter__(self) -> Iterator[Idle]:
-        if not self._is_counted:
+    def run(self) -> None:
+        """Take what is asked for, and others until live bytes fit the limit."""
+        for gap in self.asked:
+            self._take(gap)
+        last = self.live.length - 1
+        over = self.live.exceeds(0, last, self._limit)
+        for count, gap in enumerate(self._offers()):
+            if not over:
+                break
+            if gap not in self.taken and exceeds(self.live, gap, self._limit):
+                self._take(gap)
+                over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
+
+    def _take(self, gap: Idle) -> None:
+        """Take a gap and those that go with it, and count each in the first tier that has room."""
+        for one in self._together.get(gap.tensor, (gap,)):
+            helps = one in self.asked or one.wraps or exceeds(self.live, one, self._limit)
+            if one not in self.taken and helps:
+                add(self.live, one, -one.size_bytes)
+                self.taken[one] = None
+                self._room.enter((one,), self._room.nearest(one))
+
+    def _offers(self) -> Iterator[Idle]:
+        if not self._room.is_scarce:
             yield from (gap for gap, _ in self._order)
             return
         tiers = self._problem.neighbours
-        heap = [(_turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
+        heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
         while heap:
             _, nth, gap, queue_ns = heappop(heap)
             fits = not self._room.is_short_for((gap,), tiers[nth], gap.size_bytes)
@@ -280,41 +177,20 @@ class _Offers:
                 yield gap
             else:
                 further = gap.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (_turn((further, self._again(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
-
-    def accept(self, gap: Idle) -> None:
-        """Count a gap in the first tier that has room."""
-        if self._is_counted:
-            self._room.enter((gap,), self._room.nearest(gap))
+                heappush(heap, (turn((further, self._score(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
 
 
-def _take(profile: Profile, ops: int, offers: _Offers, limit_bytes: int | float) -> list[Idle]:
-    taken: dict[Idle, None] = {}
-
-    def take(gap: Idle) -> None:
-        for member in offers.together.get(gap.tensor, (gap,)):
-            helps = member in offers.asked or member.wraps or _exceeds(profile, member, ops, limit_bytes)
-            if member not in taken and helps:
-                _add(profile, member, -member.size_bytes, ops)
-                taken[member] = None
-                offers.accept(member)
-
-    for gap in offers.asked:
-        take(gap)
-    over = profile.exceeds(0, ops - 1, limit_bytes)
-    for count, gap in enumerate(offers):
-        if not over:
-            break
-        if gap not in taken and _exceeds(profile, gap, ops, limit_bytes):
-            take(gap)
-            over = count % 8 != 7 or profile.exceeds(0, ops - 1, limit_bytes)
-    return list(taken)
+def in_order(gap: Idle) -> tuple[int, int, int]:
+    """Sort key of chosen gaps: by op and tensor."""
+    return gap.after, gap.tensor, gap.before
 
 
-def _add(profile: Profile, gap: Idle, delta_bytes: int, ops: int) -> None:
-    for first, last in gap.ranges(ops):
-        profile.add(first, last, delta_bytes)
+def add(live: Profile, gap: Idle, delta_bytes: int) -> None:
+    """Add to what is live while a gap lasts."""
+    for first, last in gap.ranges(live.length):
+        live.add(first, last, delta_bytes)
 
 
-def _exceeds(profile: Profile, gap: Idle, ops: int, limit_bytes: int | float) -> bool:
-    return any(profile.exceeds(first, last, limit_bytes) for first, last in gap.ranges(ops))
+def exceeds(live: Profile, gap: Idle, limit_bytes: int | float) -> bool:
+    """Whether more than a limit is live while a gap lasts."""
+    return any(live.exceeds(first, last, limit_bytes) for first, last in gap.ranges(live.length))

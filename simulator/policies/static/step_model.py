@@ -8,12 +8,50 @@ next room to become free; the host pays for each step. It is a model to choose b
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
+from math import isfinite
 
 from simulator.plan import COMPUTE, COPY, Plan
-from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
+
+
+class Crowd:
+    """Copies over some links, all of which are busy, those of all ranks: each bus is shared at its worst.
+
+    Parameters
+    ----------
+    problem
+        What is planned for.
+    hops
+        The links that copies take, by their two ends.
+    """
+
+    def __init__(self, problem: Problem, hops: Collection[tuple[int, int]]) -> None:
+        self._problem = problem
+        self._wires = {wire for hop in hops for wire in problem.wires(hop)}
+        self._factors = {hop: self._factor(hop) for hop in hops}
+
+    @property
+    def is_felt(self) -> bool:
+        """Whether a bus may slow down any of the copies."""
+        return any(factor > 1 for factor in self._factors.values())
+
+    def copy_ns(self, tensor: int, hop: tuple[int, int]) -> int:
+        """Time of a copy of the tensor over one link [ns]."""
+        return int(self._problem.copy_ns(tensor, *hop) * self._factors[hop])
+
+    def _factor(self, hop: tuple[int, int]) -> float:
+        """How much longer copies over a link take than alone."""
+        hardware, factor = self._problem.hardware, 1.0
+        for name, bus in hardware.buses.items():
+            busy = self._wires.intersection(bus.links)
+            rate = sum(hardware.links[wire].bandwidth_bytes_per_s for wire in sorted(busy))
+            wanted = self._problem.sharers.get(name, 1) * rate
+            if not busy.isdisjoint(self._problem.wires(hop)) and isfinite(wanted):
+                factor = max(factor, wanted / bus.bandwidth_bytes_per_s)
+        return factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +78,6 @@ class Timeline:
         return self.start_ns[-1]
 
 
-def gates_ns(problem: Problem, start_ns: tuple[int, ...]) -> tuple[int, ...]:
-    """For each program point, when the compute before it has started, or ended, as the machine reads it [ns]."""
-    if problem.switches.copies_wait_for == "start":
-        return (0, *start_ns[:-1])
-    return (0, *(start + took for start, took in zip(start_ns, problem.durations_ns, strict=False)))
-
-
 def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Timeline:
     """Follow a fixed plan through one step.
 
@@ -70,7 +101,10 @@ def predict(problem: Problem, plan: Plan, *, free_copies_in: bool = False) -> Ti
         elif b == model.here:
             model.leave(a)
     start_ns = (*model.starts, max(*model.free_ns, model.last_copy_ns))
-    return Timeline(start_ns, gates_ns(problem, start_ns), model.freed)
+    if problem.switches.copies_wait_for == "start":
+        return Timeline(start_ns, (0, *start_ns[:-1]), model.freed)
+    ends_ns = (start + took for start, took in zip(start_ns, problem.durations_ns, strict=False))
+    return Timeline(start_ns, (0, *ends_ns), model.freed)
 
 
 class _Model:
@@ -89,7 +123,7 @@ class _Model:
         self._idle_at = [0] * tensors
         self._last_op, self._gate = -1, 0
         self._waits_for_end = problem.switches.copies_wait_for == "end"
-        self._servers = {problem.queue(hop): [0] * problem.servers(hop) for hop in problem.links}
+        self._servers = {problem.queues[hop]: [0] * problem.servers(hop) for hop in problem.links}
         self._queue_head = dict.fromkeys(self._servers, 0)
         ends = set(zip(plan.fixed.kind, plan.fixed.b, plan.fixed.c, strict=True)) if plan.fixed is not None else set()
         self._crowd = Crowd(problem, {(b, c) for kind, b, c in ends if kind == COPY})
@@ -135,7 +169,7 @@ class _Model:
     def copy(self, tensor: int, source: int, target: int) -> None:
         hop, inward = (source, target), target == self.here
         is_free = self._free_copies_in and self._problem.path(source, self.here)[1:2] == (target,)
-        queue = self._problem.queue(hop)
+        queue = self._problem.queues[hop]
         servers = self._servers[queue]
         ready = self._away_ready[tensor] if source != self.here else self._ready[tensor]
         gate = max(self._gate, self.issued_ns)
@@ -157,9 +191,10 @@ class _Model:
 
     def _pass_wires(self, tensor: int, hop: tuple[int, int], begin: int) -> None:
         """Let the links that a staged link goes via serve its copy as well, as if it came first."""
-        for wire in self._problem.staged(hop):
-            servers = self._servers[self._problem.queue(wire)]
-            heapreplace(servers, max(servers[0], begin) + self._problem.copy_ns(tensor, *wire))
+        for wire in self._problem.links[hop].via:
+            way = self._problem.hops[wire]
+            servers = self._servers[self._problem.queues[way]]
+            heapreplace(servers, max(servers[0], begin) + self._problem.copy_ns(tensor, *way))
 
     def leave(self, tensor: int) -> None:
         self._present[tensor] = 0

@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
-from simulator.policies.crowd import Crowd
 from simulator.policies.problem import Problem
 from simulator.policies.search import Best
-from simulator.policies.static.analyse import Analysis
+from simulator.policies.static.analyse import Scorer, analyse
 from simulator.policies.static.augmented import Augmented
 from simulator.policies.static.improve import Improver
-from simulator.policies.static.insert import insert
+from simulator.policies.static.insert import insert, write
 from simulator.policies.static.refine import refine
-from simulator.policies.static.score import Rank
 from simulator.policies.static.select import Selection, ranked, select
-from simulator.policies.static.step_model import Timeline, predict
-from simulator.policies.static.write import write
+from simulator.policies.static.step_model import Crowd, Timeline, predict
 from simulator.units import counted, human
 
 RESERVES = (0, 1, 2, 4, 8, 16)
@@ -73,20 +70,22 @@ class Validator:
 
     Parameters
     ----------
-    problem, analysis
+    problem
         What to plan for.
-    score
-        Scores gaps.
+    asked
+        Tensors that it was asked for to leave.
 
     Attributes
     ----------
+    analysis
+        Its gaps.
     best
         The fastest so far.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, score: Rank) -> None:
-        self._problem, self._analysis, self._score = problem, analysis, score
-        self._ranking = ranked(problem, analysis, score)
+    def __init__(self, problem: Problem, asked: frozenset[int]) -> None:
+        self._problem, self.analysis = problem, analyse(problem)
+        self._ranking = ranked(problem, self.analysis, Scorer(problem, asked))
         self._candidates = 0
         self._promising: list[Candidate] = []
         self._overrated = 1.0
@@ -105,7 +104,7 @@ class Validator:
             If none fits: that of the least demand.
         """
         plain: list[Candidate] = []
-        for on_demand in self._on_demand():
+        for on_demand in filter(None, map(self._inserted, self._selections())):
             if not on_demand.selection.gaps:
                 return on_demand
             plain.append(on_demand)
@@ -124,12 +123,10 @@ class Validator:
         CapacityError
             If that does not fit.
         """
-        selection = self._select(self._problem.budget_bytes)
-        augmented = insert(self._problem, self._analysis, selection, self._score)
-        candidate = self._write(selection, augmented)
-        if candidate is not None and not selection.gaps:
-            return candidate
+        candidate = self._inserted(self._select(self._problem.budget_bytes))
         if candidate is not None:
+            if not candidate.selection.gaps:
+                return candidate
             self.best.offer(candidate.plan, candidate)
         return self.best.chosen()
 
@@ -142,31 +139,21 @@ class Validator:
         budget, seen = self._problem.budget_bytes, []
         whole = self._select(budget)
         unit = max((g.size_bytes for g in whole.gaps), default=0)
+        limits = [budget - reserve * unit for reserve in RESERVES]
         if FEW * self._effort(whole) > EFFORT:
-            room = max(_returning(whole).values(), default=0)
-            roomy = self._select(budget - room)
-            if roomy.excess_bytes == 0:
-                seen.append(roomy.gaps)
-                yield roomy
-        if whole.gaps not in seen:
-            seen.append(whole.gaps)
-            yield whole
-        for reserve in RESERVES[1:]:
-            selection = self._select(budget - reserve * unit)
-            if selection.excess_bytes == 0 and selection.gaps not in seen:
+            limits.insert(0, budget - max(_returning(whole).values(), default=0))
+        for limit in limits:
+            selection = whole if limit == budget else self._select(limit)
+            if selection.gaps not in seen and (limit == budget or selection.excess_bytes == 0):
                 seen.append(selection.gaps)
                 yield selection
 
     def _select(self, limit_bytes: int | float) -> Selection:
-        return select(self._problem, self._analysis, limit_bytes, self._ranking)
+        return select(self._problem, self.analysis, limit_bytes, self._ranking)
 
-    def _on_demand(self) -> Iterator[Candidate]:
-        """Yield each selection, copied on demand, that fits."""
-        for selection in self._selections():
-            augmented = insert(self._problem, self._analysis, selection, self._score)
-            candidate = self._write(selection, augmented)
-            if candidate is not None:
-                yield candidate
+    def _inserted(self, selection: Selection) -> Candidate | None:
+        """A selection, copied on demand."""
+        return self._write(selection, insert(self._problem, self.analysis, selection))
 
     def _place(self, on_demand: Candidate) -> bool:
         """Place the cache operators of one selection by time; say whether there is no more to gain."""
@@ -178,7 +165,7 @@ class Validator:
         for eager in reversed(PLACEMENTS) if has_few else PLACEMENTS:
             if self._is_spent(selection) or self._promised_ns <= enough_ns or self._is_met(self._promised_ns):
                 return True
-            augmented = refine(problem, self._analysis, on_demand.augmented, timeline, eager=eager)
+            augmented = refine(problem, self.analysis, on_demand.augmented, timeline, eager=eager)
             if augmented.cache_ops != seen:
                 seen = augmented.cache_ops
                 self._candidates += 1
@@ -259,11 +246,9 @@ class Validator:
         problem = self._problem
         if start is None or len(problem.graph.ops) > SMALL or self._is_met(self.best.step_ns):
             return
-        improver = Improver(problem, self._analysis, self._score, IMPROVE)
-        found = improver.run(start.selection, start.augmented)
+        found = Improver(problem, self.analysis, IMPROVE).run(start.selection, start.augmented)
         if found is not None and found.cost[0] < self.best.step_ns:
-            selection = replace(start.selection, gaps=found.gaps)
-            candidate = self._write(selection, found.augmented)
+            candidate = self._write(replace(start.selection, gaps=found.gaps), found.augmented)
             if candidate is not None:
                 self.best.offer(candidate.plan, candidate)
 
