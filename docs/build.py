@@ -1,7 +1,7 @@
 """Write what the documents take from the program: the reference pages, and the pictures.
 
     python docs/build.py             the reference pages
-    python docs/build.py --pictures  the pictures, too (half a minute)
+    python docs/build.py --pictures  the pictures and the notebooks with their outputs, too (minutes)
 
 A test holds that the reference pages are what this writes, so that they cannot fall behind the program.
 """
@@ -12,6 +12,7 @@ import argparse
 import inspect
 import itertools
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -269,15 +270,26 @@ PAGES: Mapping[str, Callable[[], str]] = {
 """Page -> what writes it."""
 
 
+def notebooks() -> None:
+    """Run the notebooks, and write them with their outputs."""
+    folder, found = DOCS / "notebooks", sorted((DOCS.parent / "notebooks").glob("*.ipynb"))
+    command = ["jupyter", "nbconvert", "--to", "markdown", "--execute", "--output-dir", str(folder), *map(str, found)]
+    subprocess.run(command, check=True)
+    for page in folder.glob("*.md"):
+        text = re.sub(r"<style scoped>.*?</style>\n", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        page.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Write the pages, and the pictures if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
+    parser.add_argument("--pictures", action="store_true", help="the pictures and the notebooks, too")
     asked = parser.parse_args()
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")
     if asked.pictures:
         pictures.draw(DOCS / "images")
+        notebooks()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ def test_every_link_leads_to_a_page_and_a_heading(path):
         assert not anchor or anchor in anchors(target), f"{name(path)}: {link}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_module_that_a_page_names_is_there(path):
+    found = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", path.read_text(encoding="utf-8"))
+    mine = {"simulator/policies/yours.py"}  # what a reader is to write
+    for module in set(found) - mine:
+        assert (ROOT / module).exists() or (ROOT / "simulator" / module).exists(), f"{name(path)}: {module}"
+
+
 ALL = sorted({(name(path), line) for path in FILES for line in commands(path.read_text(encoding="utf-8"))})
 
 
