@@ -137,7 +137,7 @@ def _drawn(
         marks += panels[-1].marks if isinstance(panels[-1], SpacePanel) else []
     axes[-1].set_xlabel(f"time [{unit}]", **colours.TEXT)
     axes[0].set_title(omitted(row, ranks) if ranks else "", loc="left", **colours.TEXT)
-    picture.title(_title(row))
+    picture.title(f"{_title(row)} ({row.graph.name} on {row.hardware.name})")
     side_legend(picture, marks)
     picture.settle()
     for y, parts in enumerate(lanes.values()):
