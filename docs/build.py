@@ -2,6 +2,7 @@
 
     python docs/build.py             the reference pages
     python docs/build.py --pictures  the pictures and the notebooks with their outputs, too (minutes)
+    python docs/build.py --evidence  what is measured, too (a quarter of an hour on a quiet machine)
 
 A test holds that the reference pages are what this writes, so that they cannot fall behind the program.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import itertools
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,8 @@ def commands() -> str:
     """Every command with its help, as a wide terminal prints it."""
     exits = (
         "Exit codes: 0; 1 if an expectation fails, something moved, or a file is wrong; 2 for wrong usage; 130 for an "
-        "interrupt. What was to be written is then complete, and named, or absent."
+        "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time). What was to be written is then "
+        "complete, and named, or absent."
     )
     parts = [f"# Commands\n\n{_MADE}\n\n{exits}\n"]
     for name, one in sorted(command.commands.items()):
@@ -280,13 +284,33 @@ def notebooks() -> None:
         page.write_text(text, encoding="utf-8")
 
 
+_MEASURED = re.compile(r"<!-- measured by: (.+?) -->\n.*?\n\n```text\n.*?```\n", re.DOTALL)
+
+
+def evidence() -> None:
+    """Run what the pages of evidence show, and write what it prints, with the day."""
+    for page in sorted((DOCS / "evidence").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(_MEASURED.sub(lambda found: _measured(found[1]), text), encoding="utf-8")
+
+
+def _measured(line: str) -> str:
+    where = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
+    done = subprocess.run(line.split(), cwd=DOCS.parent, env=where, check=True, capture_output=True, text=True)
+    today = datetime.now(tz=UTC).date()
+    return f"<!-- measured by: {line} -->\nMeasured on {today}:\n\n```text\n{done.stdout.strip()}\n```\n"
+
+
 def main() -> None:
     """Write the pages, and the pictures if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="the pictures and the notebooks, too")
+    parser.add_argument("--evidence", action="store_true", help="measure, too")
     asked = parser.parse_args()
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")
+    if asked.evidence:
+        evidence()
     if asked.pictures:
         pictures.draw(DOCS / "images")
         notebooks()
