@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 import numpy as np
 
+from simulator.columns import Ints
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.columns import Ints
 from simulator.referee.facts import Facts
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Block, Trace, pick
 
 _ENDLESS = 1 << 62
 
@@ -31,9 +30,8 @@ def check_addresses(
     budget_bytes, hardware
         What may be used of the compute tier [B]; prices of compaction.
     """
-    rows, kept, events = (
-        _mine(table.whole(), facts.rank) for table in (trace.addresses, trace.reserved, trace.compactions)
-    )
+    tables = (table.whole() for table in (trace.addresses, trace.reserved, trace.compactions))
+    rows, kept, events = (pick(table, table["rank"] == facts.rank) for table in tables)
     if allocator == "ideal":
         if len(rows["rank"]) or len(events["rank"]):
             raise facts.broken("only places in an address space have addresses", "addresses", "some")
@@ -46,11 +44,6 @@ def check_addresses(
     _check_apart(facts, rows, _ENDLESS if allocator == "caching" else capacity)
     _check_places(facts, rows, events, rounds=allocator == "caching")
     _check_events(facts, events, rows, hardware, allocator)
-
-
-def _mine(block: Block, rank: int) -> Block:
-    mine = block["rank"] == rank
-    return {name: values[mine] for name, values in block.items()}
 
 
 def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
@@ -79,11 +72,9 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
 
 def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
     """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
-    of_tier = facts.residencies["tier"] == facts.compute_tier
-    places = [facts.residencies[name][of_tier] for name in ("time_ns", "tensor", "delta_bytes")]
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
-    took = _counted(zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True))
-    must = _counted(zip(*(column.tolist() for column in places), strict=True))
+    took = _counted(rows)
+    must = _counted(pick(facts.residencies, facts.residencies["tier"] == facts.compute_tier))
     for key in took.keys() | must.keys():
         (time, item), (up, down, size), (least_up, least_down, least) = key, took.get(key, _NONE), must.get(key, _NONE)
         moved = up - least_up
@@ -96,10 +87,10 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
 _NONE = (0, 0, 0)
 
 
-def _counted(rows: Iterator[tuple[int, int, int]]) -> dict[tuple[int, int], tuple[int, int, int]]:
+def _counted(rows: Block) -> dict[tuple[int, int], tuple[int, int, int]]:
     """By time and item: how often it is taken, and freed, and the bytes of both."""
     found: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for time, item, delta in rows:
+    for time, item, delta in zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True):
         up, down, size = found.get((time, item), _NONE)
         found[time, item] = (up + (delta > 0), down + (delta < 0), size + abs(delta))
     return found
@@ -121,16 +112,15 @@ def _check_events(facts: Facts, events: Block, rows: Block, hardware: Hardware, 
         if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
             _check_pages(facts, rows, (int(start[number]), int(pages[number])), hardware.allocator.page_bytes)
     spans = facts.spans
-    meets = (spans["kind"] == COMPUTE) & facts.program.meets[spans["item"] * (spans["kind"] == COMPUTE)]
-    stopped = ~meets & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
-    _check_stopped(facts, {name: values[stopped] for name, values in spans.items()}, (asked, start, end))
+    stopped = ~np.isin(spans["issue"], facts.met) & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
+    _check_stopped(facts, pick(spans, stopped), (asked, start, end))
     waits = facts.waits
     mine = waits["cause"] == CAUSES.index("compaction")
     before = np.searchsorted(asked, waits["start_ns"], "right") - 1
     inside = before >= 0
     inside[inside] = waits["end_ns"][inside] <= _until(asked, end)[before[inside]]
     law = "what waits for compaction waits while one is asked for or under way"
-    facts.check(~mine | inside, law, "waits", facts.wait_row, waits, "op", "start_ns", "end_ns")
+    facts.check(~mine | inside, law, "waits", waits, "op", "start_ns", "end_ns")
 
 
 def _until(asked: Ints, end: Ints) -> Ints:
@@ -171,4 +161,4 @@ def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -
     ):
         before = np.searchsorted(since, moment, "left") - 1
         free = (before < 0) | (moment >= end[np.maximum(before, 0)])
-        facts.check(free, law, "spans", np.arange(len(moment)), spans, "kind", "item", "start_ns", "end_ns")
+        facts.check(free, law, "spans", spans, "kind", "item", "start_ns", "end_ns")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
-
-KINDS = {COMPUTE: "compute", COPY: "copy", DETACH: "detach", SYNC: "sync"}
-"""Step code -> its name."""
 
 
 class Breach(NamedTuple):
@@ -18,6 +16,11 @@ class Breach(NamedTuple):
     must: str
     found: str
     do: str
+
+
+def broken(where: str, law: str, found: str) -> InvariantError:
+    """The error that names the row, the law and the numbers."""
+    return InvariantError(where, law, found, "report this: it is a bug of hosim")
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
@@ -33,7 +36,7 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
         The step; ids that are out of range are shown as numbers.
     """
     kind, a, b, c = code
-    if kind not in KINDS:
+    if not COMPUTE <= kind <= SYNC:
         return f"kind {kind}"
     if kind == COMPUTE:
         return f"compute {_name(graph.ops, a)}"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.columns import NONE, Ints
 from simulator.plan import COPY, DETACH, SYNC
-from simulator.referee.columns import NONE, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 
@@ -37,17 +37,17 @@ class Accesses:
 
 def accesses(facts: Facts, held: Held, stays: Ints) -> Accesses:
     """Collect the accesses of all tensors, syncs included; by detach, until when its tensor stays."""
-    by_compute, which = facts.compute_uses()
-    copies, syncs = facts.steps(COPY), facts.steps(SYNC)
-    detaches, freed = facts.steps(DETACH), held.detached
+    (by_compute, place), which = facts.used, facts.compute_uses[1]
+    copies, syncs, detaches = (facts.steps(kind) for kind in (COPY, SYNC, DETACH))
     issue = np.concatenate((by_compute, copies, syncs, detaches))
-    tensor = np.concatenate((facts.uses.tensor[which], facts.a[copies], facts.a[syncs], facts.a[detaches]))
+    tensor = np.append(place // facts.tiers, facts.a[issue[len(by_compute) :]])
     start, end = facts.start[issue], facts.end[issue]
-    start[len(issue) - len(detaches) :] = freed
-    end[len(issue) - len(detaches) :] = np.where(freed == NONE, stays, freed)
+    of_detaches = slice(len(issue) - len(detaches), None)
+    start[of_detaches] = held.detached
+    end[of_detaches] = np.where(held.detached == NONE, stays, held.detached)
     exclusive = np.zeros(len(issue), bool)
     exclusive[: len(by_compute)] = facts.uses.writes[which]
-    exclusive[len(issue) - len(detaches) :] = True
+    exclusive[of_detaches] = True
     order = np.lexsort((issue, tensor))
     return Accesses(tensor[order], issue[order], start[order], end[order], exclusive[order])
 
@@ -90,19 +90,13 @@ def check_valid(facts: Facts) -> Ints:
     by issue
         When the data of the step was valid (position of the clock, or `NONE`).
     """
-    uses, tiers, here = facts.uses, facts.tiers, facts.compute_tier
-    by_compute, which = facts.compute_uses()
-    reads, writes = uses.reads[which], uses.writes[which]
-    place = uses.tensor[which] * tiers + here
-    copies, valid_ns = facts.steps(COPY), facts.earlier.valid_ns
-    needs = np.concatenate((by_compute[reads], copies))
-    needed = np.concatenate((place[reads], facts.a[copies] * tiers + facts.b[copies]))
-    makes = np.concatenate((by_compute[writes], copies))
-    made, made_at = np.concatenate((place[writes], facts.a[copies] * tiers + facts.c[copies])), facts.end[makes]
-    group, issue = np.concatenate((needed, made)), np.concatenate((needs, makes))
+    (by_compute, place), (makes, made) = facts.used, facts.made
+    reads, copies, valid_ns = facts.uses.reads[facts.compute_uses[1]], facts.steps(COPY), facts.earlier.valid_ns
+    needs, needed = np.append(by_compute[reads], copies), np.append(place[reads], facts.source[copies])
+    made_at, group, issue = facts.end[makes], np.append(needed, made), np.append(needs, makes)
     is_need = np.arange(len(group)) < len(needs)
     order = np.lexsort((~is_need, issue, group))
-    value = np.concatenate((np.full(len(needs), NONE), made_at))[order]
+    value = np.append(np.full(len(needs), NONE), made_at)[order]
     valid = facts.running_max(group[order], value, valid_ns)[is_need[order]]
     np.maximum.at(valid_ns, made, facts.times(made_at))
     needs = issue[order][is_need[order]]
@@ -111,7 +105,7 @@ def check_valid(facts: Facts) -> Ints:
         needs,
         (start == facts.never) | ((valid != NONE) & (start >= valid)),
         "what a compute reads, and what a copy moves, is valid before it starts",
-        ("tensor", group[order][is_need[order]] // tiers),
+        ("tensor", group[order][is_need[order]] // facts.tiers),
         ("starts at ns", facts.times(start)),
         ("valid at ns", facts.times(valid)),
     )
@@ -123,9 +117,8 @@ def check_valid(facts: Facts) -> Ints:
 def check_syncs(facts: Facts, ready: Ints) -> None:
     """Check that nothing is issued after a sync before all earlier steps of its tensor have ended."""
     host = facts.earlier.host
-    before = facts.at(np.array([host.synced_ns]))
-    floor = np.maximum.accumulate(np.append(before, np.where(facts.kind == SYNC, ready, NONE)))[1:]
-    host.synced_ns = int(facts.times(floor[-1:])[0]) if len(floor) else host.synced_ns
+    floor = facts.latest(np.where(facts.kind == SYNC, ready, NONE), host.synced_ns)
+    host.synced_ns = int(facts.times(floor[-1:])[0])
     steps = np.flatnonzero(facts.row != NONE)
     facts.check_steps(
         steps,
@@ -148,19 +141,8 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
     room_causes
         The causes that may keep an op which could start otherwise.
     """
-    waits = facts.waits
-    issue = waits["issue"]
-    allowed = np.maximum(ready[issue], facts.issued[issue])
+    waits, issue = facts.waits, facts.waits["issue"]
     end = np.searchsorted(facts.clock, waits["end_ns"], "right") - 1
-    facts.check(
-        np.isin(waits["cause"], room_causes) | (end <= allowed),
-        "a wait that is not for room ends when data, order, line and host let the op start",
-        "waits",
-        facts.wait_row,
-        waits,
-        "op",
-        "issue",
-        "start_ns",
-        "end_ns",
-        "cause",
-    )
+    holds = np.isin(waits["cause"], room_causes) | (end <= np.maximum(ready[issue], facts.issued[issue]))
+    law = "a wait that is not for room ends when data, order, line and host let the op start"
+    facts.check(holds, law, "waits", waits, "op", "issue", "start_ns", "end_ns", "cause")

@@ -9,15 +9,14 @@ from fractions import Fraction
 
 import numpy as np
 
+from simulator.columns import Ints, firsts, turns
 from simulator.cost import collective_ns
-from simulator.errors import InvariantError
 from simulator.graph import Collective, CollectiveKind, Job
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE
-from simulator.referee.columns import Ints
+from simulator.referee.breach import broken
 from simulator.referee.facts import Facts, Intervals
 from simulator.referee.roles import Call, Members, Roles
-from simulator.trace import CAUSES
+from simulator.trace import CAUSES, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,31 +126,19 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
         if not facts.program.meets.any():
             continue
         key, sort = keys.of_ops(facts.rank)
-        ran = facts.ran(COMPUTE)
-        ran = ran[facts.program.meets[facts.a[ran]]]
-        op = facts.a[ran]
+        ran, op = facts.met, facts.a[facts.met]
         times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
         columns.append((key[op], np.full(len(ran), facts.rank), op, ran, *times, sort[op]))
     if not columns:
         return None
     key, rank, op, issue, arrived, start, end, row, sort = (np.concatenate(c) for c in zip(*columns, strict=True))
-    order = np.lexsort((issue, rank, key))
-    turn = np.empty(len(key), np.int64)
-    turn[order] = _number(np.stack((key[order], rank[order])))
+    turn = turns(key * len(stands_in) + rank)
     order = np.lexsort((rank, turn, key))
-    new = np.append(True, (np.diff(key[order]) != 0) | (np.diff(turn[order]) != 0))[: len(order)]
+    meeting = np.cumsum(firsts(key[order], turn[order])) - 1
     rank, op, issue, arrived, start, end, row, sort = (
         column[order] for column in (rank, op, issue, arrived, start, end, row, sort)
     )
-    return Meetings(np.cumsum(new) - 1, rank, op, issue, arrived, start, end, row, sort, tuple(keys.sorts))
-
-
-def _number(keys: Ints) -> Ints:
-    """The position of each column in the run of equal columns that it is in."""
-    at = np.arange(keys.shape[1])
-    new = np.ones(len(at), bool)
-    new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
-    return np.asarray(at - np.maximum.accumulate(np.where(new, at, 0))) if len(at) else at
+    return Meetings(meeting, rank, op, issue, arrived, start, end, row, sort, tuple(keys.sorts))
 
 
 _NS_PER_S = 10**9
@@ -197,11 +184,7 @@ def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints
     i = int(np.argmin(holds))
     what, members, _ = found.sorts[int(found.sort[i])]
     where = f"trace, spans row {int(found.row[i]):,} ({what.kind} of rank {int(found.rank[i])} among {_said(members)})"
-    raise _broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
-
-
-def _broken(where: str, law: str, found: str) -> InvariantError:
-    return InvariantError(where, law, found, "report this: it is a bug of hosim")
+    raise broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
 
 
 def _said(members: Members) -> str:
@@ -271,68 +254,42 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
     where = {(int(r), int(i)): at for at, (r, i) in enumerate(zip(found.rank, found.issue, strict=True))}
     come = {(int(m), int(r)): int(t) for m, r, t in zip(found.meeting, found.rank, found.arrived_ns, strict=True)}
     for facts in ranks:
-        waits = facts.waits
-        mine = np.flatnonzero(waits["cause"] == _PEER)
-        for at, issue, end, on in zip(
-            mine.tolist(), *(waits[name][mine].tolist() for name in ("issue", "end_ns", "on")), strict=True
-        ):
+        waits = pick(facts.waits, facts.waits["cause"] == _PEER)
+        columns = (waits[name].tolist() for name in ("row", "issue", "end_ns", "on"))
+        for number, issue, end, on in zip(*columns, strict=True):
             row = where.get((facts.rank, issue))
             if row is None or end <= found.arrived_ns[row]:
                 continue
-            place = f"trace, waits row {int(facts.wait_row[at]):,}, rank {facts.rank}"
+            place = f"trace, waits row {number:,}, rank {facts.rank}"
             members = found.sorts[int(found.sort[row])][1]
             if on not in members:
-                raise _broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
+                raise broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
             arrived = come.get((int(found.meeting[row]), stands_in[on]))
             if stands_in[on] not in hasty and (arrived is None or arrived < end):
                 law = "a wait for a peer ends when that rank comes, or before"
-                raise _broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
+                raise broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
 
 
 def check_waits_of_others(facts: Facts) -> None:
     """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
     if not facts.program.meets.any() or not facts.complete:
         return
-    waits, clock = facts.waits, facts.clock
-    ran = facts.ran(COMPUTE)
-    ran = ran[facts.program.meets[facts.a[ran]]]
+    ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
     under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
-    mine = np.flatnonzero(waits["cause"] == _COLLECTIVE)
-    start, end, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "blocker"))
-    from_, to = np.searchsorted(clock, start, "right") - 1, np.searchsorted(clock, end)
-    shown = {"start_ns": start, "end_ns": end, "blocker": blocker}
     law = "a wait for a collective lasts while that collective is under way"
-    facts.check(under_way.cover(blocker, from_, to), law, "waits", facts.wait_row[mine], shown, *shown)
+    holds = under_way.cover(waits["blocker"], *facts.around(waits))
+    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
     _check_indirect(facts)
 
 
 def _check_indirect(facts: Facts) -> None:
     """Check that an op which is no collective waits for a peer only while some collective of its rank does."""
-    waits = facts.waits
-    peer = waits["cause"] == _PEER
-    direct = peer & facts.program.meets[waits["op"]]
-    indirect = np.flatnonzero(peer & ~direct)
-    if not len(indirect):
-        return
-    times, at = np.unique(np.concatenate((waits["start_ns"], waits["end_ns"])), return_inverse=True)
-    start, end = at[: len(peer)], at[len(peer) :]
-    order = np.lexsort((end[direct], start[direct]))
-    on = waits["on"][direct][order]
-    lanes = Intervals(*_joined(on, start[direct][order], end[direct][order]), len(times) + 1)
-    shown = {name: waits[name][indirect] for name in ("start_ns", "end_ns", "on")}
+    waits = pick(facts.waits, facts.waits["cause"] == _PEER)
+    times, at = np.unique((waits["start_ns"], waits["end_ns"]), return_inverse=True)
+    waits["start"], waits["end"] = at.reshape(2, -1)
+    is_direct = facts.program.meets[waits["op"]]
+    direct, indirect = pick(waits, is_direct), pick(waits, ~is_direct)
+    lanes = Intervals(direct["on"], direct["start"], direct["end"], len(times) + 1, joined=True)
     law = "an op waits for a peer while a collective of its rank waits for that peer"
-    held = lanes.cover(waits["on"][indirect], start[indirect], end[indirect])
-    facts.check(held, law, "waits", facts.wait_row[indirect], shown, *shown)
-
-
-def _joined(key: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """Join stretches of a key that touch or overlap."""
-    order = np.lexsort((end, start, key))
-    key, start, end = key[order], start[order], end[order]
-    if not len(key):
-        return key, start, end
-    stride = int(end.max()) + 1
-    reached = np.maximum.accumulate(key * stride + end)
-    new = np.append(True, (key * stride + start)[1:] > reached[:-1])
-    last = np.append(np.flatnonzero(new)[1:] - 1, len(key) - 1)
-    return key[new], start[new], reached[last] - key[new] * stride
+    holds = lanes.cover(indirect["on"], indirect["start"], indirect["end"])
+    facts.check(holds, law, "waits", indirect, "start_ns", "end_ns", "on")

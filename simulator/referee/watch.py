@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.draws import Draws
-from simulator.errors import InvariantError, PlanError
+from simulator.errors import PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -22,12 +22,13 @@ from simulator.referee import (
     time_laws,
     work_laws,
 )
+from simulator.referee.breach import broken
 from simulator.referee.earlier import Earlier
-from simulator.referee.facts import Facts, Part, RankRows
+from simulator.referee.facts import Facts, Part
 from simulator.referee.findings import Findings, Look
 from simulator.referee.meeting_laws import meetings
 from simulator.referee.op_columns import Program
-from simulator.referee.parts import LEAST_STEPS, Parts
+from simulator.referee.parts import LEAST_STEPS, Parts, numbered, whole
 from simulator.referee.walk import Walk
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import CAUSES, Block, Trace
@@ -88,7 +89,8 @@ def check_trace(
     _check_folded(job, hardware, decided, trace)
     room = place_laws.Room(hardware, trace.stands_in, budget_bytes)
     room.take(trace.residencies.whole())
-    rows, ranks, lines = RankRows(trace), list[Facts](), work_laws.Lines(room)
+    tables = [numbered(table, len(plans)) for table in (trace.spans, trace.waits, trace.residencies)]
+    ranks, lines = list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}
     programs: dict[tuple[int, int], Program] = {}
     for rank, plan in enumerate(decided):
@@ -99,7 +101,7 @@ def check_trace(
             given = plans[rank]
             drawn = given if isinstance(given, Drawn) else Drawn(given, None)
             one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
-            ranks.append(one.take(rows.part(one.program, rank)))
+            ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
             lines.take(rank, one.requests)
             found[rank] = one.finish(ranks[-1])
             address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
@@ -121,7 +123,7 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
         same = same and (plans[found] is plans[rank] or plans[found] == plans[rank])
         if not same or company[rank // each] != company[found // each]:
             must = "a rank that stands for another runs the same, in the same company"
-            raise InvariantError("trace", must, f"rank {found} for rank {rank}", "report this: it is a bug of hosim")
+            raise broken("trace", must, f"rank {found} for rank {rank}")
 
 
 def _check_together(job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: Switches) -> None:
@@ -141,7 +143,7 @@ def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
     if not right or len(trace.issued) != len(plans) or len(trace.stands_in) != len(plans):
         must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
         found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {len(plans)} ranks"
-        raise InvariantError("trace", must, found, "report this: it is a bug of hosim")
+        raise broken("trace", must, found)
 
 
 class RankWatch:

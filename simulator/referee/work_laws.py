@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.columns import NONE, Bools, Ints
 from simulator.plan import COMPUTE, COPY, SYNC
-from simulator.referee.columns import NONE, Bools, Ints
+from simulator.referee.breach import broken
 from simulator.referee.facts import Facts
-from simulator.referee.place_laws import Held, Room, broken
+from simulator.referee.place_laws import Held, Room
 
 _LATER = np.iinfo(np.int64).max
 """The start of what never started, and an end that is still to come [ns]."""
@@ -39,26 +40,15 @@ class Requests(NamedTuple):
 
 def taken_bytes(facts: Facts, held: Held) -> Ints:
     """By issue, what the step took when it started; what it would take at the end, if it never did [B]."""
-    place_of_writes, writer, copies = _targets(facts)
-    place = np.concatenate((place_of_writes, facts.a[copies] * facts.tiers + facts.c[copies]))
-    issue = np.concatenate((writer, copies))
+    issue, place = facts.made
     came = facts.arrived[issue]
     new = np.isin(place * facts.stride + came, held.place * facts.stride + held.taken)
     still = np.isin(place, held.place[held.freed == facts.never])
     takes = np.where(came == facts.never, ~still, new)
     found = np.bincount(issue, np.where(takes, facts.sizes[place // facts.tiers], 0), len(facts.kind)).astype(np.int64)
-    workspace = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
     computes = facts.steps(COMPUTE)
-    found[computes] += workspace[facts.a[computes]]
+    found[computes] += facts.program.workspace[facts.a[computes]]
     return found
-
-
-def _targets(facts: Facts) -> tuple[Ints, Ints, Ints]:
-    """The places that computes write, who writes them, and the copies."""
-    by_compute, which = facts.compute_uses()
-    writes = facts.uses.writes[which]
-    place = facts.uses.tensor[which][writes] * facts.tiers + facts.compute_tier
-    return place, by_compute[writes], facts.steps(COPY)
 
 
 def line(facts: Facts, taken: Ints) -> Ints:
@@ -68,8 +58,7 @@ def line(facts: Facts, taken: Ints) -> Ints:
     `NONE` for other steps, and where there is no such compute.
     """
     host = facts.earlier.host
-    came = np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE)
-    latest = np.maximum.accumulate(np.append(facts.at(np.array([host.line_ns])), came))
+    latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE), host.line_ns)
     host.line_ns = int(facts.times(latest[-1:])[0])
     stands = np.where(facts.kind == COMPUTE, taken > 0, (facts.kind == COPY) & (facts.c == facts.compute_tier))
     return np.where(stands, latest[:-1], NONE)
@@ -129,7 +118,7 @@ def _first_unrun(facts: Facts) -> Ints:
     computes, copies = (np.flatnonzero(left & (facts.kind == kind)) for kind in (COMPUTE, COPY))
     number = {name: i for i, name in enumerate(facts.plan.tiers)}
     queue_of = dict[tuple[int, int], int]()
-    for link, queue in zip(facts.hardware.links.values(), facts.queues.tolist(), strict=True):
+    for link, queue in zip(facts.hardware.links.values(), facts.program.queues.tolist(), strict=True):
         queue_of.setdefault((number[link.source], number[link.target]), queue)
     ends = zip(facts.b[copies].tolist(), facts.c[copies].tolist(), strict=True)
     queues = np.array([queue_of.get(pair, NONE) for pair in ends], np.int64)
