@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints, running
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Instances, kind_of, name_of
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import run_numbers, steps_of
 from simulator.plan import COMPUTE
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Block, Trace, pick
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Ints = NDArray[np.int64]
 
 
 Columns = dict[str, Any]
@@ -185,8 +183,8 @@ class Frames:
             "rank": rows["rank"],
             "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
             "kind": [kinds[i] for i in kind.tolist()],
-            "kind_bytes": _running(instance * len(kinds) + kind, delta),
-            "used_bytes": _running(instance, delta),
+            "kind_bytes": running(instance * len(kinds) + kind, delta),
+            "used_bytes": running(instance, delta),
         }
 
     def _kinds(self, kinds: list[str]) -> Ints:
@@ -299,22 +297,9 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
 
 def _sorted(rows: Block, *keys: str) -> Block:
     """The rows by these columns, the first of them first."""
-    order = np.lexsort([rows[key] for key in reversed(keys)])
-    return {name: values[order] for name, values in rows.items()}
+    return pick(rows, np.lexsort([rows[key] for key in reversed(keys)]))
 
 
 def op_name(graph: Graph, op: int, run: int) -> str:
     """Name a compute: the op, and from its second run in the step on ``#2`` and so on."""
     return graph.ops[op].name + (f"#{run}" if run > 1 else "")
-
-
-def _running(group: Ints, delta: Ints) -> Ints:
-    """Running sums within groups, in the order of the rows."""
-    order = np.argsort(group, kind="stable")
-    total = np.cumsum(delta[order])
-    first = np.ones(len(order), bool)
-    first[1:] = group[order][1:] != group[order][:-1]
-    before = (total - delta[order])[first]
-    found = np.empty(len(order), np.int64)
-    found[order] = total - before[np.cumsum(first) - 1] if len(order) else total
-    return found

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints, running
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
-from simulator.trace import Block, Trace
-
-Ints = NDArray[np.int64]
+from simulator.trace import Block, Trace, instances
 
 
 class Instances:
     """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
 
-    A rank that stands in for others counts once for each of them in its instance: ranks are folded only where every
-    instance that is left out is like one that is there.
+    A rank that stands in for others counts once for each of them in its instance.
 
     Parameters
     ----------
@@ -32,14 +29,9 @@ class Instances:
     """
 
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
-        rank, by = np.arange(len(trace.stands_in)), np.array(trace.stands_in)
-        self.ranks = len(rank)
-        node = rank // hardware.topology.devices_per_node
-        member = {"device": rank, "node": node, "supernode": np.zeros_like(rank)}
-        self._member = np.array([member[tier.scope] for tier in hardware.tiers.values()])
-        self._count = np.zeros_like(self._member)
-        for tier, place in enumerate(self._member):
-            np.add.at(self._count[tier], by[place == place[by]], 1)
+        self.ranks, on_node = len(trace.stands_in), hardware.topology.devices_per_node
+        found = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
+        self._member, self._count = (np.array(column) for column in zip(*found, strict=True))
 
     def of(self, rows: Block) -> Ints:
         """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
@@ -78,18 +70,10 @@ class Peaks:
 
     def take(self, rows: Block) -> None:
         """Count some rows of the residencies, in order."""
-        if not len(rows["tier"]):
-            return
-        instance = self._instances.of(rows)
-        order = np.argsort(instance, kind="stable")
-        instance, delta = instance[order], self._instances.delta_bytes(rows)[order]
-        first = np.flatnonzero(np.concatenate(([True], instance[1:] != instance[:-1])))
-        running = np.cumsum(delta)
-        before = np.concatenate(([0], running))[first]
-        who = instance[first]
-        highest = self._used[who] + np.maximum.reduceat(running, first) - before
-        self._most[who] = np.maximum(self._most[who], highest)
-        self._used[who] += np.add.reduceat(delta, first)
+        instance, delta = self._instances.of(rows), self._instances.delta_bytes(rows)
+        used = self._used[instance] + running(instance, delta)
+        np.maximum.at(self._most, instance, used)
+        np.add.at(self._used, instance, delta)
 
     @property
     def bytes(self) -> dict[str, int]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Bools, Ints
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.issued import IssuedSteps
@@ -18,8 +18,6 @@ from simulator.metrics.peaks import Instances, Peaks
 from simulator.metrics.steps import homes, repeats, step_starts
 from simulator.plan import COMPUTE, Plan
 from simulator.trace import SPANS, WAITS, Block, Happened, Table, Trace
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +168,5 @@ class Following:
         return Ran(last, starts, ends, self._makespan_ns, self._begun_ns, self._peaks.bytes, again, self._issued)
 
 
-def _ran(spans: Block) -> NDArray[np.bool_]:
+def _ran(spans: Block) -> Bools:
     return np.asarray(spans["kind"] == COMPUTE)
