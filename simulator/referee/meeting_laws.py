@@ -11,11 +11,10 @@ import numpy as np
 
 from simulator.columns import Ints, firsts, turns
 from simulator.cost import collective_ns
-from simulator.graph import Collective, CollectiveKind, Job
+from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.referee.breach import broken
 from simulator.referee.facts import Facts, Intervals
-from simulator.referee.roles import Call, Members, Roles
 from simulator.trace import CAUSES, pick
 
 
