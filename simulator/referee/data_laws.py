@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simulator.columns import NONE, Ints
@@ -12,73 +10,47 @@ from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 
 
-@dataclass(frozen=True, slots=True)
-class Accesses:
-    """Every use of a tensor by a step, by tensor and then by issue.
-
-    Attributes
-    ----------
-    tensor, issue
-        Which tensor, which step.
-    start, end
-        When (positions of the clock); a detach is an instant, a sync takes no part in the order. The detach of a tensor
-        of 0 B leaves no row: it acts as early as the order lets it, its start is `NONE`, and its end is until when an
-        output has to stay, or `NONE`.
-    exclusive
-        Whether it waits for all earlier ones: a compute that writes, or a detach.
-    """
-
-    tensor: Ints
-    issue: Ints
-    start: Ints
-    end: Ints
-    exclusive: np.ndarray
-
-
-def accesses(facts: Facts, held: Held, stays: Ints) -> Accesses:
-    """Collect the accesses of all tensors, syncs included; by detach, until when its tensor stays."""
-    (by_compute, place), which = facts.used, facts.compute_uses[1]
-    copies, syncs, detaches = (facts.steps(kind) for kind in (COPY, SYNC, DETACH))
-    issue = np.concatenate((by_compute, copies, syncs, detaches))
-    tensor = np.append(place // facts.tiers, facts.a[issue[len(by_compute) :]])
-    start, end = facts.start[issue], facts.end[issue]
-    of_detaches = slice(len(issue) - len(detaches), None)
-    start[of_detaches] = held.detached
-    end[of_detaches] = np.where(held.detached == NONE, stays, held.detached)
-    exclusive = np.zeros(len(issue), bool)
-    exclusive[: len(by_compute)] = facts.uses.writes[which]
-    exclusive[of_detaches] = True
-    order = np.lexsort((issue, tensor))
-    return Accesses(tensor[order], issue[order], start[order], end[order], exclusive[order])
-
-
-def check_order(facts: Facts, found: Accesses) -> Ints:
+def check_order(facts: Facts, held: Held, stays: Ints) -> Ints:
     """Check that exclusive accesses wait for all earlier ones of the tensor, and all later ones wait for them.
+
+    A compute that writes, and a detach, is exclusive. A detach is an instant. That of a tensor of 0 B leaves no row: it
+    acts as early as the order lets it, and lasts until its output may go. A sync takes no part in the order.
+
+    Parameters
+    ----------
+    facts, held
+        One rank's trace, and when its places were held.
+    stays
+        By detach, until when its tensor stays at least, or `NONE`.
 
     Returns
     -------
     by issue
         When the step's tensors let it start (position of the clock, or `NONE`); for a sync, when it could return.
     """
-    is_sync = facts.kind[found.issue] == SYNC
-    ended = np.where(is_sync, NONE, found.end)
-    earlier, exclusive = facts.earlier, np.where(found.exclusive, ended, NONE)
-    after_all = facts.running_max(found.tensor, ended, earlier.ended_ns)
-    exclusive = np.where(found.exclusive & (found.start == NONE), np.maximum(after_all, exclusive), exclusive)
-    after_exclusive = facts.running_max(found.tensor, exclusive, earlier.exclusive_ns)
-    allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
-    facts.check_steps(
-        found.issue,
-        is_sync | (found.start == NONE) | (found.start >= allowed),
-        "steps that name the same tensor take effect in issue order; only reads and copies of it overlap",
-        ("tensor", found.tensor),
-        ("starts at ns", facts.times(found.start)),
-        ("an earlier one lasts until ns", facts.times(allowed)),
-    )
-    np.maximum.at(earlier.ended_ns, found.tensor, facts.times(ended))
-    np.maximum.at(earlier.exclusive_ns, found.tensor, facts.times(exclusive))
+    (by_compute, place), earlier = facts.used, facts.earlier
+    copies, syncs, detaches = (facts.steps(kind) for kind in (COPY, SYNC, DETACH))
+    issue = np.concatenate((by_compute, copies, syncs, detaches))
+    tensor = np.append(place // facts.tiers, facts.a[issue[len(by_compute) :]])
+    is_sync, is_exclusive = facts.kind[issue] == SYNC, facts.kind[issue] == DETACH
+    is_exclusive[: len(by_compute)] = facts.uses.writes[facts.compute_uses[1]]
+    start, end = facts.start[issue], np.where(is_sync, NONE, facts.end[issue])
+    start[len(issue) - len(detaches) :] = held.detached
+    end[len(issue) - len(detaches) :] = np.where(held.detached == NONE, stays, held.detached)
+    order = np.lexsort((issue, tensor))
+    issue, tensor, start, end = issue[order], tensor[order], start[order], end[order]
+    is_sync, is_exclusive = is_sync[order], is_exclusive[order]
+    after_all, exclusive = facts.running_max(tensor, end, earlier.ended_ns), np.where(is_exclusive, end, NONE)
+    exclusive = np.where(is_exclusive & (start == NONE), np.maximum(after_all, exclusive), exclusive)
+    allowed = np.where(is_exclusive | is_sync, after_all, facts.running_max(tensor, exclusive, earlier.exclusive_ns))
+    law = "steps that name the same tensor take effect in issue order; only reads and copies of it overlap"
+    shown = ("starts at ns", facts.times(start)), ("an earlier one lasts until ns", facts.times(allowed))
+    holds = is_sync | (start == NONE) | (start >= allowed)
+    facts.check_steps(issue, holds, law, ("tensor", tensor), *shown)
+    np.maximum.at(earlier.ended_ns, tensor, facts.times(end))
+    np.maximum.at(earlier.exclusive_ns, tensor, facts.times(exclusive))
     ready = np.full(len(facts.kind), NONE, np.int64)
-    np.maximum.at(ready, found.issue, allowed)
+    np.maximum.at(ready, issue, allowed)
     return ready
 
 

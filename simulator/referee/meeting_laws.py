@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from simulator.columns import Ints, firsts, turns
+from simulator.columns import Ints, at_first, busy, firsts, turns
 from simulator.cost import collective_ns
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
@@ -24,7 +24,7 @@ class Meetings:
 
     Attributes
     ----------
-    meeting, rank, op, issue
+    meeting, rank, issue
         Which meeting, counted from 0; whose span.
     arrived_ns, start_ns, end_ns
         When the rank had come (at the earliest), and its span [ns].
@@ -38,7 +38,6 @@ class Meetings:
 
     meeting: Ints
     rank: Ints
-    op: Ints
     issue: Ints
     arrived_ns: Ints
     start_ns: Ints
@@ -122,22 +121,19 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
     keys = _Keys(job, stands_in)
     columns: list[tuple[Ints, ...]] = []
     for facts in ranks:
-        if not facts.program.meets.any():
-            continue
-        key, sort = keys.of_ops(facts.rank)
-        ran, op = facts.met, facts.a[facts.met]
-        times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
-        columns.append((key[op], np.full(len(ran), facts.rank), op, ran, *times, sort[op]))
+        if facts.program.meets.any():
+            key, sort = keys.of_ops(facts.rank)
+            ran, op = facts.met, facts.a[facts.met]
+            times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
+            columns.append((key[op], np.full(len(ran), facts.rank), ran, *times, sort[op]))
     if not columns:
         return None
-    key, rank, op, issue, arrived, start, end, row, sort = (np.concatenate(c) for c in zip(*columns, strict=True))
+    key, rank, *rest = (np.concatenate(column) for column in zip(*columns, strict=True))
     turn = turns(key * len(stands_in) + rank)
     order = np.lexsort((rank, turn, key))
-    meeting = np.cumsum(firsts(key[order], turn[order])) - 1
-    rank, op, issue, arrived, start, end, row, sort = (
-        column[order] for column in (rank, op, issue, arrived, start, end, row, sort)
-    )
-    return Meetings(meeting, rank, op, issue, arrived, start, end, row, sort, tuple(keys.sorts))
+    meeting = np.cumsum(firsts(key[order], turn[order]), dtype=np.int64) - 1
+    issue, arrived, start, end, row, sort = (column[order] for column in rest)
+    return Meetings(meeting, rank[order], issue, arrived, start, end, row, sort, tuple(keys.sorts))
 
 
 _NS_PER_S = 10**9
@@ -162,11 +158,10 @@ def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, conte
     there = np.bincount(found.meeting, minlength=n)[found.meeting]
     expected = np.array([simulated for _, _, simulated in found.sorts], np.int64)[found.sort]
     _check(found, there == expected, "all members of a collective take part in it", ("ranks", there), complete=complete)
-    first = np.searchsorted(found.meeting, found.meeting)
-    for name, law in (("start_ns", "start"), ("end_ns", "end")):
-        times = getattr(found, name)
-        shown = ((f"its {name}", times), ("that of its first member", times[first]))
-        _check(found, times == times[first], f"the members of a collective {law} at the same instant", *shown)
+    for name, times in (("start", found.start_ns), ("end", found.end_ns)):
+        of_first = at_first(firsts(found.meeting), times)
+        shown = ((f"its {name}_ns", times), ("that of its first member", of_first))
+        _check(found, times == of_first, f"the members of a collective {name} at the same instant", *shown)
     took = found.end_ns - found.start_ns
     alone = np.array([_alone_ns(what, members, hardware) for what, members, _ in found.sorts], np.int64)[found.sort]
     law = "a collective takes at least its time alone"
@@ -219,16 +214,10 @@ def _ports_are_capped(hardware: Hardware) -> bool:
 
 def _overlaps(found: Meetings) -> np.ndarray:
     """Whether another collective of the same rank is under way during some of each span."""
-    order = np.lexsort((found.end_ns, found.start_ns, found.rank))
-    rank, start, end = (column[order] for column in (found.rank, found.start_ns, found.end_ns))
-    if not len(order):
-        return np.zeros(0, bool)
-    stride = int(end.max()) + 2
-    reached = np.maximum.accumulate(rank * stride + end + 1)
-    after_earlier = np.append(-1, reached[:-1]) > rank * stride + start + 1
-    before_later = np.append((rank * stride + start)[1:] < (rank * stride + end)[:-1], False)
+    order, first, _ = busy(found.rank, found.start_ns, found.end_ns, joins=False)
+    together = np.diff(np.append(first, len(order)))
     overlapping = np.empty(len(order), bool)
-    overlapping[order] = after_earlier | before_later
+    overlapping[order] = np.repeat(together > 1, together)
     return overlapping
 
 

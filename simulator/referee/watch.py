@@ -84,7 +84,8 @@ def check_trace(
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
-    decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
+    ran = [one if isinstance(one, Drawn) else Drawn(one, None) for one in plans]
+    decided = [one.plan for one in ran]
     _check_status(decided, trace)
     _check_folded(job, hardware, decided, trace)
     room = place_laws.Room(hardware, trace.stands_in, budget_bytes)
@@ -93,13 +94,11 @@ def check_trace(
     ranks, lines = list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}
     programs: dict[tuple[int, int], Program] = {}
-    for rank, plan in enumerate(decided):
+    for rank, drawn in enumerate(ran):
         if trace.stands_in[rank] == rank:
-            key = job.graph_of[rank], id(plan)
+            key = job.graph_of[rank], id(drawn.plan)
             if key not in programs:
-                programs[key] = Program(job.graph(rank), hardware, plan)
-            given = plans[rank]
-            drawn = given if isinstance(given, Drawn) else Drawn(given, None)
+                programs[key] = Program(job.graph(rank), hardware, drawn.plan)
             one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
             ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
             lines.take(rank, one.requests)
@@ -218,7 +217,7 @@ def _check_part(facts: Facts, switches: Switches, *, has_addresses: bool) -> tup
     place_laws.check_there(facts, held)
     place_laws.check_taken_at_start(facts, held)
     place_laws.check_workspace(facts)
-    in_turn = data_laws.check_order(facts, data_laws.accesses(facts, held, stays))
+    in_turn = data_laws.check_order(facts, held, stays)
     taken = work_laws.taken_bytes(facts, held)
     line = work_laws.line(facts, taken)
     ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
