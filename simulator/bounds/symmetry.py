@@ -90,10 +90,9 @@ class Team:
         may_repeat
             Whether ops may run again.
         """
-        known = self._timings.get(may_repeat)
-        if known is None:
-            known = self._timings[may_repeat] = self._timed(may_repeat=may_repeat)
-        return known
+        if may_repeat not in self._timings:
+            self._timings[may_repeat] = self._timed(may_repeat=may_repeat)
+        return self._timings[may_repeat]
 
     @cached_property
     def _timings(self) -> dict[bool, tuple[Timing, ...]]:

@@ -13,7 +13,7 @@ from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.ran import Ran
-from simulator.metrics.summary import against, counted, fragmentation, is_collective, summarise_rank, union_ns
+from simulator.metrics.summary import against, counted, fragmentation, is_collective, union_ns
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
@@ -127,7 +127,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        For each rank the columns of `summarise_rank`; of a shared tier's peak, only what the rank itself holds. And:
+        For each rank the columns of `counted`; of a shared tier's peak, only what the rank itself holds. And:
 
         ``collective_ns``, ``masked_ns``, ``masked_fraction``
             Time of the measured step in which a collective of the rank is under way; what of it lies under compute; as
@@ -145,7 +145,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
-    row = summarise_rank(graph, hardware, trace)
+    row = counted(graph, hardware, Ran.of(graph, hardware, trace))
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]

@@ -21,13 +21,13 @@ Stretches = tuple[Ints, Ints]
 """Begin and end of some stretches of time [ns]."""
 
 
-def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
-    """Count the run of one rank.
+def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
+    """Count the run of one rank from what was kept of it.
 
     Parameters
     ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
+    graph, hardware, ran
+        What ran, where, and what is known of it.
     bound
         What no plan can beat, if known.
 
@@ -38,17 +38,6 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         and peaks are not None. A collective on the main stream is a wait for it. Where ranks begin in turn, the last
         step that ended while all of them were at work stands for step ``n``. Exactly,
         ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
-    """
-    return counted(graph, hardware, Ran.of(graph, hardware, trace), bound)
-
-
-def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
-    """Count the run of one rank from what was kept of it; the columns are those of `summarise_rank`.
-
-    Parameters
-    ----------
-    graph, hardware, ran, bound
-        What ran, where, what is known of it, and what no plan can beat, if known.
     """
     trace, window = ran.trace, None
     row: dict[str, Any] = dict.fromkeys(columns(hardware, ("run", "rank")))

@@ -144,10 +144,8 @@ def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: 
 
 def _touches(facts: Facts, spans: Block) -> Ints:
     """Whether each span is a copy from or to the compute tier."""
-    links = list(facts.hardware.links.values())
-    here = np.array([facts.hardware.compute_tier in (one.source, one.target) for one in links] or [False])
-    is_copy = spans["kind"] == COPY
-    return np.asarray(is_copy & here[np.where(is_copy, spans["track"], 0)])
+    here = np.append((facts.program.links[:, :2] == facts.compute_tier).any(axis=1), False)
+    return np.asarray(here[np.where(spans["kind"] == COPY, spans["track"], -1)])
 
 
 def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -> None:

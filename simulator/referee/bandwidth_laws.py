@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from simulator.columns import Ints, busy
-from simulator.cost import phases
+from simulator.cost import NS_PER_S, phases
 from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
@@ -18,8 +18,6 @@ from simulator.referee.facts import Facts
 from simulator.referee.meeting_laws import Meetings
 from simulator.scenario import Switches
 from simulator.trace import instances
-
-_NS_PER_S = 10**9
 
 
 def check_bandwidth(ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], switches: Switches) -> None:
@@ -143,9 +141,9 @@ def _check_instances(
     is_settled = found.end_ns <= until_ns if until_ns is not None else np.ones(len(found.rank), bool)
     flows[what] = Moved(*(column[~is_settled] for column in found))
     lasted = (found.end_ns - found.start_ns).astype(float)
-    near = found.size_bytes.astype(float) * _NS_PER_S > (1 - 1e-12) * int(bandwidth) * lasted
+    near = found.size_bytes.astype(float) * NS_PER_S > (1 - 1e-12) * int(bandwidth) * lasted
     for which, carried, since, until in zip(*(column[is_settled & near].tolist() for column in found), strict=True):
-        if carried * _NS_PER_S > int(bandwidth) * (until - since):
+        if carried * NS_PER_S > int(bandwidth) * (until - since):
             said = f"{carried:,} B from {since:,} to {until:,} ns at {int(bandwidth):,} B/s"
             law = "a link, a bus, a port or a memory carries at most its bandwidth times its busy time"
             raise broken(f"trace, {what} {which}", law, said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,8 @@ from simulator.referee.place_laws import Held
 from simulator.units import human
 
 _WORST = 5
+_MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
+_Row = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Findings:
     """
 
     dead_byte_ns: dict[str, int]
-    worst: tuple[tuple[str, str, int, int], ...] = ()
+    worst: tuple[_Row, ...] = ()
     unread_copies: int = 0
     unread_bytes: int = 0
     unchosen_copies: int = 0
@@ -63,7 +67,7 @@ class Look:
     """Collects the findings of one rank, part by part."""
 
     def __init__(self) -> None:
-        self._copies, self._bytes = {True: 0, False: 0}, {True: 0, False: 0}
+        self._moved = Counter[str]()
 
     def take(self, facts: Facts, held: Held) -> None:
         """Look at a part.
@@ -84,21 +88,33 @@ class Look:
         np.add.at(facts.earlier.undecided_ns, place[~is_known], ns[~is_known])
         unread = _unread_copies(facts)
         is_late = np.isin(unread, list(facts.graph.candidates))
-        for late, tensors in ((True, unread[is_late]), (False, unread[~is_late])):
-            self._copies[late] += len(tensors)
-            self._bytes[late] += int(facts.sizes[tensors].sum())
+        for what, tensors in (("unchosen", unread[is_late]), ("unread", unread[~is_late])):
+            self._moved[f"{what}_copies"] += len(tensors)
+            self._moved[f"{what}_bytes"] += int(facts.sizes[tensors].sum())
 
     def found(self, facts: Facts) -> Findings:
         """The findings, behind the last part."""
-        total = facts.earlier.dead_ns + facts.earlier.undecided_ns
-        return Findings(
-            dead_byte_ns=_by_tier(facts, total),
-            worst=_worst(facts, total),
-            unread_copies=self._copies[False],
-            unread_bytes=self._bytes[False],
-            unchosen_copies=self._copies[True],
-            unchosen_bytes=self._bytes[True],
-        )
+        total_ns = facts.earlier.dead_ns + facts.earlier.undecided_ns
+        places, dead = np.flatnonzero(total_ns), dict.fromkeys(facts.plan.tiers, 0)
+        rows = []
+        for place, ns in zip(places.tolist(), total_ns[places].tolist(), strict=True):
+            tensor, tier = facts.graph.tensors[place // facts.tiers], facts.plan.tiers[place % facts.tiers]
+            dead[tier] += tensor.size_bytes * ns
+            rows.append((tensor.name, tier, tensor.size_bytes, ns))
+        return Findings(dead, _worst(rows), **self._moved)
+
+
+def merged(found: Sequence[Findings]) -> Findings:
+    """What was noticed on all ranks, of those that were folded, too."""
+    dead: Counter[str] = Counter()
+    for one in found:
+        dead.update(one.dead_byte_ns)
+    sums = {name: sum(getattr(one, name) for one in found) for name in _MOVED}
+    return Findings(dict(dead), _worst(row for one in found for row in one.worst), **sums)
+
+
+def _worst(rows: Iterable[_Row]) -> tuple[_Row, ...]:
+    return tuple(sorted(rows, key=lambda row: -row[2] * row[3])[:_WORST])
 
 
 _UNKNOWN, _WRITES, _READS = range(3)
@@ -142,29 +158,6 @@ def _taken_before(facts: Facts, held: Held, place: Ints, freed: Ints) -> Ints:
     """When the stretches that ended at these moments began."""
     key = held.place * facts.stride + held.freed
     return held.taken[np.searchsorted(key, place * facts.stride + freed)]
-
-
-def _by_tier(facts: Facts, total_ns: Ints) -> dict[str, int]:
-    found = dict.fromkeys(facts.plan.tiers, 0)
-    for place in np.flatnonzero(total_ns).tolist():
-        tensor, tier = divmod(place, facts.tiers)
-        found[facts.plan.tiers[tier]] += int(facts.sizes[tensor]) * int(total_ns[place])
-    return found
-
-
-def _worst(facts: Facts, total_ns: Ints) -> tuple[tuple[str, str, int, int], ...]:
-    places = np.flatnonzero(total_ns)
-    weight = total_ns[places] * facts.sizes[places // facts.tiers].astype(float)
-    heaviest = places[np.argsort(-weight, kind="stable")[:_WORST]].tolist()
-    return tuple(
-        (
-            facts.graph.tensors[place // facts.tiers].name,
-            facts.plan.tiers[place % facts.tiers],
-            int(facts.sizes[place // facts.tiers]),
-            int(total_ns[place]),
-        )
-        for place in heaviest
-    )
 
 
 def _unread_copies(facts: Facts) -> Ints:

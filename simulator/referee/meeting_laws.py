@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from simulator.columns import Ints, at_first, busy, firsts, turns
-from simulator.cost import collective_ns
+from simulator.cost import NS_PER_S, collective_ns
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.referee.breach import broken
@@ -136,7 +136,6 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
     return Meetings(meeting, rank[order], issue, arrived, start, end, row, sort, tuple(keys.sorts))
 
 
-_NS_PER_S = 10**9
 _PEER, _COLLECTIVE = CAUSES.index("peer"), CAUSES.index("collective")
 
 
@@ -205,7 +204,7 @@ def _least_ns(what: Collective, members: int, hardware: Hardware) -> int:
     if members == 1 or not rates or math.inf in rates:
         return 0
     share = _LEAST.get(what.kind, lambda _: Fraction(1))(members)
-    return math.ceil(share * what.size_bytes * _NS_PER_S / sum(map(int, rates)))
+    return math.ceil(share * what.size_bytes * NS_PER_S / sum(map(int, rates)))
 
 
 def _ports_are_capped(hardware: Hardware) -> bool:

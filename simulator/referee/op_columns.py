@@ -138,6 +138,8 @@ class Program:
         Of each op, whether it is a collective.
     streams
         Those that computes may run on.
+    links
+        For each link the tiers from which and to which it leads, and its channels.
     queues
         For each link the queue that it waits in, as the number of the first link there.
     """
@@ -156,6 +158,9 @@ class Program:
         self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
         self.streams: Sequence[int] = range(1 + len(graph.groups))
+        number = {name: tier for tier, name in enumerate(plan.tiers)}
+        ends = [(number[link.source], number[link.target], link.channels) for link in hardware.links.values()]
+        self.links = np.array(ends, np.int64).reshape(-1, 3)
         self.queues = np.arange(len(hardware.links))
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]

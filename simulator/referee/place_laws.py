@@ -52,19 +52,19 @@ class Room:
     ----------
     hardware, stands_in, budget_bytes
         The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
+
+    Attributes
+    ----------
+    names, capacity_bytes, sharers
+        By tier, its name, what may be used of it [B], and its `instances`.
     """
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        stands_in: Sequence[int],
-        budget_bytes: int | float,
-    ) -> None:
-        self._hardware, ranks = hardware, len(stands_in)
+    def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float) -> None:
+        self.names, ranks = hardware.tier_names, len(stands_in)
         capacity = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
-        self._capacity = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
+        self.capacity_bytes = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
         on_node = hardware.topology.devices_per_node
-        self._sharers = [instances(tier.scope, on_node, stands_in) for tier in hardware.tiers.values()]
+        self.sharers = [instances(tier.scope, on_node, stands_in) for tier in hardware.tiers.values()]
         self._used = np.zeros((len(hardware.tiers), ranks), np.int64)
         self._known: list[list[Ints]] = [[] for _ in hardware.tiers]
         self._rows = self._now_ns = 0
@@ -83,44 +83,34 @@ class Room:
             i = int(back[0])
             found = f"{int(time[i]):,} ns after {int(time[i - 1]) if i else self._now_ns:,} ns"
             raise broken(self._where(i), "places are taken and freed in the order of time", found)
-        odd = np.flatnonzero((rows["tier"] < 0) | (rows["tier"] >= len(self._capacity)))
+        odd = np.flatnonzero((rows["tier"] < 0) | (rows["tier"] >= len(self.capacity_bytes)))
         if len(odd):
-            must = f"a place lies in one of the {len(self._capacity)} tiers"
+            must = f"a place lies in one of the {len(self.capacity_bytes)} tiers"
             raise broken(self._where(int(odd[0])), must, f"tier {int(rows['tier'][odd[0]])}")
-        for number in range(len(self._capacity)):
+        for number in range(len(self.capacity_bytes)):
             self._take_of(number, rows)
         self._rows += len(time)
         self._now_ns = int(time[-1]) if len(time) else self._now_ns
 
     def _take_of(self, number: int, rows: Block) -> None:
         """Check the rows of one tier."""
-        (instance, counts), known = self._sharers[number], self._used[number]
+        (instance, counts), known = self.sharers[number], self._used[number]
         at = np.flatnonzero(rows["tier"] == number)
         at = at[np.argsort(instance[rows["rank"][at]], kind="stable")]
         rank, delta = rows["rank"][at], rows["delta_bytes"][at]
         where = instance[rank]
         used = running(where, delta * counts[rank]) + known[where]
-        wrong = np.flatnonzero((used < 0) | (used > self._capacity[number]))
+        wrong = np.flatnonzero((used < 0) | (used > self.capacity_bytes[number]))
         if len(wrong):
-            first, name = int(wrong[0]), self._hardware.tier_names[number]
-            must = f"a tier holds at least 0 B and at most its capacity ({_bytes(self._capacity[number])} in {name})"
+            first, name = int(wrong[0]), self.names[number]
+            must = (
+                f"a tier holds at least 0 B and at most its capacity ({_bytes(self.capacity_bytes[number])} in {name})"
+            )
             found = f"{int(used[first]):,} B at {int(rows['time_ns'][at[first]]):,} ns"
             raise broken(self._where(int(at[first])), must, found)
         known[where] = used
-        if self._capacity[number] != math.inf:
+        if self.capacity_bytes[number] != math.inf:
             self._known[number].append(np.stack((where, rows["time_ns"][at], used)))
-
-    def name(self, tier: int) -> str:
-        """The name of a tier."""
-        return self._hardware.tier_names[tier]
-
-    def instance(self, tier: int, rank: int) -> int:
-        """Which instance of a tier a rank has."""
-        return int(self._sharers[tier][0][rank])
-
-    def capacity_bytes(self, tier: int) -> int | float:
-        """What may be used of a tier [B]."""
-        return self._capacity[tier]
 
     def used_bytes(self, tier: int, instance: int) -> tuple[Ints, Ints]:
         """When what an instance holds changed, and what it held then, as far back as is not forgotten [ns], [B]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.columns import NONE, Bools, Ints, firsts, lasts
+from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.cost import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
 from simulator.referee.facts import Facts, Intervals
@@ -48,7 +48,7 @@ def check_tracks(facts: Facts) -> Ints:
     stream = facts.track[computes]
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
     _check_links(facts, copies)
-    channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
+    channels = 1 + int(facts.program.links[:, 2].max(initial=0))
     queue = facts.program.queues[facts.track[copies]]
     channel = queue * channels + facts.channel[copies]
     free = np.full(len(facts.kind), NONE, np.int64)
@@ -71,7 +71,7 @@ def _channel_is_free(facts: Facts, copies: Ints, queue: Ints, channels: int) -> 
         mine = np.flatnonzero(queue == one)
         number, end = facts.channel[copies[mine]], facts.end[copies[mine]]
         free = np.full(len(mine), facts.never)
-        for channel in range(list(facts.hardware.links.values())[one].channels):
+        for channel in range(int(facts.program.links[one, 2])):
             since = facts.at(np.array([known.get(("channel", one * channels + channel), NONE)]))
             latest = np.maximum.accumulate(np.append(since, np.where(number == channel, end, NONE)))[:-1]
             free = np.minimum(free, latest)
@@ -80,11 +80,9 @@ def _channel_is_free(facts: Facts, copies: Ints, queue: Ints, channels: int) -> 
 
 
 def _check_links(facts: Facts, copies: Ints) -> None:
-    links = list(facts.hardware.links.values())
-    number = {name: i for i, name in enumerate(facts.plan.tiers)}
-    ends = np.array([(number[k.source], number[k.target], k.channels) for k in links], np.int64).reshape(-1, 3)
+    ends = facts.program.links
     track, channel = facts.track[copies], facts.channel[copies]
-    known = (track >= 0) & (track < len(links))
+    known = (track >= 0) & (track < len(ends))
     facts.check_steps(copies, known, "a transfer takes a link of the machine", ("link", track))
     right = (ends[track, 0] == facts.b[copies]) & (ends[track, 1] == facts.c[copies])
     facts.check_steps(copies, right, "a transfer takes a link from its source to its target", ("link", track))
@@ -165,10 +163,10 @@ def _issue_costs(facts: Facts) -> Ints:
     host, paid_ns = facts.hardware.host, facts.earlier.host.paid_ns
     if isinstance(facts.plan.steps, Steps):
         return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
-    paid = host.reactive
-    by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
-    prices = np.array(by_kind, np.int64)[facts.kind]
-    updates = paid.update_ns * _goes_home_changed(facts)
+    prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
+    goes_home = (facts.kind == COPY) & (facts.b == facts.compute_tier)
+    is_changed = np.append(facts.program.persistent, False)[np.where(goes_home, facts.a, NONE)]
+    updates = host.reactive.update_ns * is_changed
     if facts.plan.backbone:
         is_late = np.array([op.late is not None for op in facts.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(facts.sizes)), list(facts.graph.candidates))
@@ -179,12 +177,6 @@ def _issue_costs(facts: Facts) -> Ints:
         launch_ns = 0 if facts.first else host.fixed.launch_ns
         return paid_ns + launch_ns + np.cumsum(np.where(decided, prices, host.fixed.step_ns) + updates)
     return paid_ns + np.cumsum(prices + updates)
-
-
-def _goes_home_changed(facts: Facts) -> Bools:
-    """By step, whether it copies a persistent tensor out of the compute tier."""
-    out = (facts.kind == COPY) & (facts.b == facts.compute_tier)
-    return np.asarray(out & facts.program.persistent[np.where(out, facts.a, 0)]) if out.any() else out
 
 
 def check_waits(facts: Facts) -> None:

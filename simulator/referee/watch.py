@@ -13,19 +13,11 @@ from simulator.errors import PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
-from simulator.referee import (
-    address_laws,
-    bandwidth_laws,
-    data_laws,
-    meeting_laws,
-    place_laws,
-    time_laws,
-    work_laws,
-)
+from simulator.referee import address_laws, bandwidth_laws, data_laws, meeting_laws, place_laws, time_laws, work_laws
 from simulator.referee.breach import broken
 from simulator.referee.earlier import Earlier
 from simulator.referee.facts import Facts, Part
-from simulator.referee.findings import Findings, Look
+from simulator.referee.findings import Findings, Look, merged
 from simulator.referee.meeting_laws import meetings
 from simulator.referee.op_columns import Program
 from simulator.referee.parts import LEAST_STEPS, Parts, numbered, whole
@@ -106,7 +98,7 @@ def check_trace(
             address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
     lines.check()
     _check_together(job, hardware, trace, ranks, switches)
-    return _merge([found[rank] for rank in trace.stands_in])
+    return merged([found[rank] for rank in trace.stands_in])
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
@@ -282,7 +274,7 @@ class Watch:
             How the run ended; its tables do not count.
         """
         _check_status([self._one.program.plan], trace)
-        return _merge([self._one.finish(self._check(self._parts.rest(complete=trace.status == "ok")))])
+        return merged([self._one.finish(self._check(self._parts.rest(complete=trace.status == "ok")))])
 
     def _check(self, part: Part) -> Facts:
         facts = self._one.take(part)
@@ -291,13 +283,3 @@ class Watch:
             self._lines.check()
         bandwidth_laws.check_bandwidth([facts], None, (0,), self._switches)
         return facts
-
-
-def _merge(found: Sequence[Findings]) -> Findings:
-    """What was noticed on all ranks, of those that were folded, too."""
-    dead: Counter[str] = Counter()
-    for one in found:
-        dead.update(one.dead_byte_ns)
-    worst = sorted((row for one in found for row in one.worst), key=lambda row: -row[2] * row[3])
-    copies = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
-    return Findings(dict(dead), tuple(worst[:5]), *(sum(getattr(one, key) for one in found) for key in copies))

@@ -116,10 +116,9 @@ def _first_unrun(facts: Facts) -> Ints:
         return np.empty(0, np.int64)
     left = facts.arrived == facts.never
     computes, copies = (np.flatnonzero(left & (facts.kind == kind)) for kind in (COMPUTE, COPY))
-    number = {name: i for i, name in enumerate(facts.plan.tiers)}
     queue_of = dict[tuple[int, int], int]()
-    for link, queue in zip(facts.hardware.links.values(), facts.program.queues.tolist(), strict=True):
-        queue_of.setdefault((number[link.source], number[link.target]), queue)
+    for (source, target, _), queue in zip(facts.program.links.tolist(), facts.program.queues.tolist(), strict=True):
+        queue_of.setdefault((source, target), queue)
     ends = zip(facts.b[copies].tolist(), facts.c[copies].tolist(), strict=True)
     queues = np.array([queue_of.get(pair, NONE) for pair in ends], np.int64)
     heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
@@ -147,7 +146,7 @@ class Lines:
         """Take requests of a rank; check up to a time before which no others can have begun, if there is one."""
         for tier in np.unique(found.tier).tolist():
             mine = np.stack([np.full(len(found.tier), rank), *found[1:]])[:, found.tier == tier]
-            self._waiting.setdefault((tier, self._room.instance(tier, rank)), []).append(mine)
+            self._waiting.setdefault((tier, int(self._room.sharers[tier][0][rank])), []).append(mine)
         if until_ns is not None:
             self.check(until_ns)
 
@@ -172,10 +171,10 @@ class Lines:
             first[begin[row] : end[row]] = row
         at = np.flatnonzero(first != NONE)
         now = np.append(0, used)[np.searchsorted(times, points[at], "right")]
-        fits: Bools = now + size[first[at]] <= self._room.capacity_bytes(tier)
+        fits: Bools = now + size[first[at]] <= self._room.capacity_bytes[tier]
         if fits.any():
             wrong = int(np.argmax(fits))
             row = int(first[at[wrong]])
-            must = f"what is first in line for room of a tier ({self._room.name(tier)}) starts when it fits"
+            must = f"what is first in line for room of a tier ({self._room.names[tier]}) starts when it fits"
             found = f"{int(size[row]):,} B beside {int(now[wrong]):,} B at {int(points[at[wrong]]):,} ns do not start"
             raise broken(f"trace, rank {int(rank[row])}, step {int(issue[row]):,}", must, found)
