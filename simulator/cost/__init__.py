@@ -13,7 +13,6 @@ from simulator.cost.ops import memory_rate_cap as memory_rate_cap
 from simulator.cost.ops import memory_work as memory_work
 from simulator.cost.phases import Phase as Phase
 from simulator.cost.phases import fabric_rate_cap as fabric_rate_cap
-from simulator.cost.phases import phase_ns as phase_ns
 from simulator.cost.phases import phase_work as phase_work
 from simulator.cost.phases import stages as stages
 from simulator.cost.service import FULL_RATE as FULL_RATE

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.columns import Ints, running
-from simulator.graph import Graph, Job, TensorKind
+from simulator.columns import running
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Instances, kind_of, name_of
 from simulator.metrics.ranks import by_rank
@@ -174,27 +174,19 @@ class Frames:
         return _frame(self.columns("memory"))
 
     def _memory(self) -> Columns:
-        rows, instances = self.trace.residencies.whole(), Instances(self.hardware, self.trace)
-        kinds = [kind.value for kind in TensorKind]
-        kind = self._kinds(kinds)[rows["rank"], np.maximum(rows["tensor"], -1)]
+        rows, instances, job = self.trace.residencies.whole(), Instances(self.hardware, self.trace), self.job
+        held = zip(rows["rank"].tolist(), rows["tensor"].tolist(), strict=True)
+        kinds = [kind_of(job.graph(rank), tensor) for rank, tensor in held]
+        different, kind = np.unique(kinds, return_inverse=True)
         instance, delta = instances.of(rows), instances.delta_bytes(rows)
         return {
             "time_ns": rows["time_ns"],
             "rank": rows["rank"],
             "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
-            "kind": [kinds[i] for i in kind.tolist()],
-            "kind_bytes": running(instance * len(kinds) + kind, delta),
+            "kind": kinds,
+            "kind_bytes": running(instance * len(different) + kind, delta),
             "used_bytes": running(instance, delta),
         }
-
-    def _kinds(self, kinds: list[str]) -> Ints:
-        """Kind of each tensor (column) of each rank; the last column is the kind of workspaces."""
-        job = self.job
-        found = np.full((len(job.graphs), 1 + max(len(g.tensors) for g in job.graphs)), kinds.index("workspace"))
-        for number, graph in enumerate(job.graphs):
-            found[number, : len(graph.tensors)] = [kinds.index(t.kind.value) for t in graph.tensors]
-        by_rank: Ints = found[np.array(job.graph_of)]
-        return by_rank
 
 
 def _frame(columns: Columns) -> pd.DataFrame:

@@ -94,10 +94,15 @@ def check_trace(
             one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
             ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
             lines.take(rank, one.requests)
-            found[rank] = one.finish(ranks[-1])
+            found[rank] = one.look.found(ranks[-1])
             address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
     lines.check()
-    _check_together(job, hardware, trace, ranks, switches)
+    met, complete = meetings(job, trace.stands_in, ranks), trace.status == "ok"
+    if met is not None:
+        meeting_laws.check_meetings(hardware, met, complete=complete, contended=switches.hbm_contention)
+    if met is not None and complete:
+        meeting_laws.check_peers(met, ranks, trace.stands_in)
+    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
     return merged([found[rank] for rank in trace.stands_in])
 
 
@@ -117,18 +122,6 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
             raise broken("trace", must, f"rank {found} for rank {rank}")
 
 
-def _check_together(job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: Switches) -> None:
-    """Check what ranks do together: meet, and share bandwidth."""
-    complete = trace.status == "ok"
-    met = meetings(job, trace.stands_in, ranks)
-    if met is not None:
-        contended = switches.hbm_contention
-        meeting_laws.check_meetings(hardware, met, complete=complete, contended=contended)
-        if complete:
-            meeting_laws.check_peers(met, ranks, trace.stands_in)
-    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
-
-
 def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
     right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
     if not right or len(trace.issued) != len(plans) or len(trace.stands_in) != len(plans):
@@ -146,12 +139,17 @@ class RankWatch:
         What it ran, as decided and drawn; which rank.
     switches
         Readings of the machine.
+
+    Attributes
+    ----------
+    look, requests
+        What is noticed; what room alone kept waiting in the last part.
     """
 
     def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
         self.program, self._rank, self._switches = program, rank, switches
         graph, plan = program.graph, program.plan
-        self._earlier, self._look = Earlier(graph, plan), Look()
+        self._earlier, self.look = Earlier(graph, plan), Look()
         self._has_addresses = drawn.allocator != "ideal"
         self._walk = None
         if plan.fixed is None:
@@ -162,8 +160,7 @@ class RankWatch:
         """Check a part."""
         facts = Facts(self.program, part, self._earlier, self._rank)
         self._check_issued(facts)
-        held, self.requests = _check_part(facts, self._switches, has_addresses=self._has_addresses)
-        self._look.take(facts, held)
+        self.look.take(facts, self._check(facts))
         facts.close()
         time_laws.check_all_ran(facts)
         return facts
@@ -176,10 +173,6 @@ class RankWatch:
         """
         filled = self._earlier.track_ns
         return min([self._earlier.host.last_start_ns, *(filled.get(("filled", s), 0) for s in self.program.streams)])
-
-    def finish(self, facts: Facts) -> Findings:
-        """Say what was noticed, behind the last part."""
-        return self._look.found(facts)
 
     def _check_issued(self, facts: Facts) -> None:
         """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
@@ -196,28 +189,30 @@ class RankWatch:
         if self._refused is not None and facts.is_last and facts.complete:
             raise self._refused
 
-
-def _check_part(facts: Facts, switches: Switches, *, has_addresses: bool) -> tuple[place_laws.Held, work_laws.Requests]:
-    time_laws.check_issued(facts)
-    track = time_laws.check_tracks(facts)
-    point = time_laws.check_program_point(facts, switches)
-    time_laws.check_host(facts)
-    time_laws.check_durations(facts, switches)
-    held = place_laws.check_held(facts)
-    place_laws.check_ends_as_it_began(facts, held)
-    stays = place_laws.check_outputs(facts, held)
-    place_laws.check_there(facts, held)
-    place_laws.check_taken_at_start(facts, held)
-    place_laws.check_workspace(facts)
-    in_turn = data_laws.check_order(facts, held, stays)
-    taken = work_laws.taken_bytes(facts, held)
-    line = work_laws.line(facts, taken)
-    ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
-    data_laws.check_syncs(facts, in_turn)
-    time_laws.check_waits(facts)
-    data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
-    meeting_laws.check_waits_of_others(facts)
-    return held, work_laws.check_started(facts, (track, point, ready), taken, has_addresses=has_addresses)
+    def _check(self, facts: Facts) -> place_laws.Held:
+        """Hold a part against one law after another; what room alone kept waiting is in `requests`."""
+        time_laws.check_issued(facts)
+        track = time_laws.check_tracks(facts)
+        point = time_laws.check_program_point(facts, self._switches)
+        time_laws.check_host(facts)
+        time_laws.check_durations(facts, self._switches)
+        held = place_laws.check_held(facts)
+        place_laws.check_ends_as_it_began(facts, held)
+        stays = place_laws.check_outputs(facts, held)
+        place_laws.check_there(facts, held)
+        place_laws.check_taken_at_start(facts, held)
+        place_laws.check_workspace(facts)
+        in_turn = data_laws.check_order(facts, held, stays)
+        taken = work_laws.taken_bytes(facts, held)
+        line = work_laws.line(facts, taken)
+        ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
+        data_laws.check_syncs(facts, in_turn)
+        time_laws.check_waits(facts)
+        data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
+        meeting_laws.check_waits_of_others(facts)
+        allowed = track, point, ready
+        self.requests = work_laws.check_started(facts, allowed, taken, has_addresses=self._has_addresses)
+        return held
 
 
 class Watch:
@@ -274,7 +269,7 @@ class Watch:
             How the run ended; its tables do not count.
         """
         _check_status([self._one.program.plan], trace)
-        return merged([self._one.finish(self._check(self._parts.rest(complete=trace.status == "ok")))])
+        return merged([self._one.look.found(self._check(self._parts.rest(complete=trace.status == "ok")))])
 
     def _check(self, part: Part) -> Facts:
         facts = self._one.take(part)
