@@ -13,7 +13,7 @@ from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.ran import Ran
-from simulator.metrics.summary import against, counted, fragmentation, is_collective, union_ns
+from simulator.metrics.summary import against, counted, exposed_ns, fragmentation, is_collective
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
@@ -164,5 +164,4 @@ def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
     computes = (spans["kind"] == COMPUTE) & ~meets
     start, end = spans["start_ns"], spans["end_ns"]
-    either, met, computed = (union_ns(start[r], end[r], window) for r in (meets | computes, meets, computes))
-    return met, met + computed - either
+    return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)

@@ -7,7 +7,6 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from simulator.columns import Ints
-from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts
 from simulator.scenario import AllocatorKind
@@ -16,9 +15,7 @@ from simulator.trace import CAUSES, Block, Trace, pick
 _ENDLESS = 1 << 62
 
 
-def check_addresses(
-    facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float, hardware: Hardware
-) -> None:
+def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float) -> None:
     """Check one rank's addresses, from the rows alone.
 
     Parameters
@@ -27,8 +24,8 @@ def check_addresses(
         The rank's rows, and the trace.
     allocator
         Whose addresses they are; of ``ideal`` there are none.
-    budget_bytes, hardware
-        What may be used of the compute tier [B]; prices of compaction.
+    budget_bytes
+        What may be used of the compute tier [B].
     """
     tables = (table.whole() for table in (trace.addresses, trace.reserved, trace.compactions))
     rows, kept, events = (pick(table, table["rank"] == facts.rank) for table in tables)
@@ -43,7 +40,7 @@ def check_addresses(
         raise facts.broken("no more is reserved than there is", f"reserved row {int(over[0]):,}", found)
     _check_apart(facts, rows, _ENDLESS if allocator == "caching" else capacity)
     _check_places(facts, rows, events, rounds=allocator == "caching")
-    _check_events(facts, events, rows, hardware, allocator)
+    _check_events(facts, events, rows, allocator)
 
 
 def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
@@ -96,21 +93,21 @@ def _counted(rows: Block) -> dict[tuple[int, int], tuple[int, int, int]]:
     return found
 
 
-def _check_events(facts: Facts, events: Block, rows: Block, hardware: Hardware, allocator: AllocatorKind) -> None:
+def _check_events(facts: Facts, events: Block, rows: Block, allocator: AllocatorKind) -> None:
     """Check that nothing starts or runs where a compaction stops it, that it takes its price, and that waits say so."""
     asked, start, end, pages = (events[name] for name in ("asked_ns", "start_ns", "end_ns", "pages"))
     if allocator == "fixed" and len(asked):
         raise facts.broken("offsets chosen before the run need no compaction", "compactions", f"{len(asked)} of them")
     if (np.diff(asked) < 0).any() or (asked[1:] < end[:-1]).any() or (start < asked).any():
         raise facts.broken("compactions come one after another", "compactions", "two at once")
-    price = hardware.allocator.compaction
+    price, page_bytes = facts.hardware.allocator.compaction, facts.hardware.allocator.page_bytes
     for number, is_remap in enumerate(events["is_remap"].tolist()):
         due = price.cost_ns(int(pages[number])) if is_remap and price is not None else 0
         if int(end[number] - start[number]) != due:
             found = f"{int(end[number] - start[number]):,} ns for {int(pages[number]):,} pages, not {due:,} ns"
             raise facts.broken("a compaction takes its price", f"compactions row {number:,}", found)
         if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
-            _check_pages(facts, rows, (int(start[number]), int(pages[number])), hardware.allocator.page_bytes)
+            _check_pages(facts, rows, (int(start[number]), int(pages[number])), page_bytes)
     spans = facts.spans
     stopped = ~np.isin(spans["issue"], facts.met) & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
     _check_stopped(facts, pick(spans, stopped), (asked, start, end))

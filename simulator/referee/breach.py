@@ -39,16 +39,12 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
     if not COMPUTE <= kind <= SYNC:
         return f"kind {kind}"
     if kind == COMPUTE:
-        return f"compute {_name(graph.ops, a)}"
-    tensor = _name(graph.tensors, a)
+        return f"compute {_name([op.name for op in graph.ops], a)}"
+    tensor, source, target = _name([tensor.name for tensor in graph.tensors], a), _name(tiers, b), _name(tiers, c)
     if kind == COPY:
-        return f"copy {tensor} {_tier(tiers, b)} -> {_tier(tiers, c)}"
-    return f"detach {tensor} from {_tier(tiers, b)}" if kind == DETACH else f"sync {tensor}"
+        return f"copy {tensor} {source} -> {target}"
+    return f"detach {tensor} from {source}" if kind == DETACH else f"sync {tensor}"
 
 
-def _name(named: Sequence[object], number: int) -> str:
-    return str(getattr(named[number], "name", number)) if 0 <= number < len(named) else str(number)
-
-
-def _tier(tiers: Sequence[str], number: int) -> str:
-    return tiers[number] if 0 <= number < len(tiers) else str(number)
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)

@@ -95,7 +95,7 @@ def check_trace(
             ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
             lines.take(rank, one.requests)
             found[rank] = one.look.found(ranks[-1])
-            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
+            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes)
     lines.check()
     met, complete = meetings(job, trace.stands_in, ranks), trace.status == "ok"
     if met is not None:
