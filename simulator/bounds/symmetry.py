@@ -21,6 +21,7 @@ from simulator.bounds.precedence import Precedence
 from simulator.cost import durations_ns
 from simulator.graph import Job, Roles
 from simulator.hardware import Hardware
+from simulator.trace import instances
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,11 @@ class Team:
             Which one.
         """
         on_node, first_alike = self.hardware.topology.devices_per_node, self.first_alike
-        leads = {first_alike[rank] for rank in self.job.ranks_of(graph)}
-        on = {
-            "node": Counter(first for rank, first in enumerate(first_alike) if rank // on_node == first // on_node),
-            "supernode": Counter(first_alike),
-        }
+        leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
         may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
         buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
-        return {name: min(on[bus.scope][lead] for lead in leads) for name, bus in buses if bus.scope in on}
+        shared = {name: bus.scope for name, bus in buses if bus.scope != "device"}
+        return {name: int(instances(scope, on_node, first_alike)[1][leads].min()) for name, scope in shared.items()}
 
     @cached_property
     def _is_ample(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,12 +131,11 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     np.add.at(held, which, delta[: at + 1])
     largest = np.argsort(-held, kind="stable")
     residents = [(int(keys[i]) // ranks - len(graph.ops), int(held[i])) for i in largest if held[i]]
-    by_kind: dict[str, int] = {}
+    by_kind = Counter[str]()
     for t, size in residents:
-        by_kind[kind_of(graph, t)] = by_kind.get(kind_of(graph, t), 0) + size
-    kinds = dict(sorted(by_kind.items(), key=lambda item: -item[1]))
+        by_kind[kind_of(graph, t)] += size
     names = tuple((name_of(graph, t), size) for t, size in residents[:most])
-    return Peak(tier, int(time[at]), int(used[at]), kinds, names)
+    return Peak(tier, int(time[at]), int(used[at]), dict(by_kind.most_common()), names)
 
 
 def kind_of(graph: Graph, tensor: int) -> str:

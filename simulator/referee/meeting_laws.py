@@ -94,9 +94,8 @@ class _Keys:
         return self._known[known]
 
     def _sort(self, about: Collective, members: Members, simulated: int) -> int:
-        found = self._sorts.get((about, id(members)))
-        if found is None:
-            found = self._sorts[about, id(members)] = len(self.sorts)
+        found = self._sorts.setdefault((about, id(members)), len(self.sorts))
+        if found == len(self.sorts):
             self.sorts.append((about, members, simulated))
         return found
 
