@@ -146,7 +146,6 @@ class Walk:
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
         self._lost: dict[int, Place] = {}
         self._detached: dict[int, int] = {}
-        self._given_up: dict[int, Place] = {}
         self._ran: set[int] = set()
         self._values, self._turns = Values(graph), Turns(graph)
         self._barriers = Barriers(graph, self._compute_tier)
@@ -193,7 +192,6 @@ class Walk:
     def _end_training_step(self) -> None:
         self._check_outputs()
         self._ran.clear()
-        self._given_up.clear()
         self._values.begin_step()
         self._barriers.begin_step()
 
@@ -209,7 +207,6 @@ class Walk:
                     self._put(place, STALE)
             self._put(t * tiers + here, VALID)
             self._lost.pop(t, None)
-            self._given_up.pop(t, None)
         self._ran.add(op)
         self._last_move = self._here
 
@@ -276,8 +273,6 @@ class Walk:
         self._detached[place] = self._here[0]
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
             self._lost[tensor] = self._here
-            if tensor in self._outputs:
-                self._given_up[tensor] = self._here
 
     def _without(self, tensor: int) -> str:
         """What to do about a detach of what is not there: an op that makes it may be missing."""
@@ -313,7 +308,7 @@ class Walk:
 
     def _check_outputs(self) -> None:
         """An output stays valid until all that a training step runs or moves has been issued."""
-        for t, at in self._given_up.items():
+        for at, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
             if at[0] < self._last_move[0]:
                 raise self._error(
                     "an output keeps a valid copy until the training step ends",
