@@ -10,8 +10,7 @@ import pytest
 
 import simulator as hosim
 from simulator import catalog
-from simulator.claims.validation import claims
-from simulator.claims.verdict_table import claims_view
+from simulator.claims.validation import claims, claims_view
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
