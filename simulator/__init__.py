@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from simulator.run.largest import largest
     from simulator.run.robustness import robustness
     from simulator.run.scaling import scaling
-    from simulator.run.swept import Sweep
+    from simulator.run.sweep import Sweep
     from simulator.scenario import Scenario
     from simulator.serving import Serving, serve
     from simulator.trace import Trace
@@ -67,7 +67,7 @@ _HOMES = {
     "simulator.run.largest": ("largest",),
     "simulator.run.robustness": ("robustness",),
     "simulator.run.scaling": ("scaling",),
-    "simulator.run.swept": ("Sweep",),
+    "simulator.run.sweep": ("Sweep",),
     "simulator.scenario": ("Scenario",),
     "simulator.serving": ("Serving", "serve"),
     "simulator.trace": ("Trace",),

@@ -9,8 +9,8 @@ and each draws for itself; what a file says was chosen is so on each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -97,9 +97,7 @@ class Draws:
 
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
         """Tensors that an op chooses in a step, in the order of its candidates."""
-        candidates = self._arrays[op]
-        found = np.unpackbits(self.chosen_bits[op][step], count=len(candidates))
-        return tuple(candidates[found.view(bool)].tolist())
+        return tuple(self._arrays[op][self._chosen(op, step)].tolist())
 
     def chosen_bytes(self, op: int, first: int = 0, steps: int | None = None) -> Ints:
         """For each step, the size of what an op chooses [B]; of so many steps from the first one on."""
@@ -130,13 +128,15 @@ class Draws:
         accuracy
             Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
         """
-        candidates, chosen = self._arrays[op], np.unpackbits(self.chosen_bits[op][step]).view(bool)
-        chosen = chosen[: len(candidates)]
+        chosen = self._chosen(op, step)
         rng = np.random.default_rng((self.seed, _PREDICTIONS, op, step))
         right, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
         is_right = rng.random(len(right)) < accuracy
         wrong = rng.permutation(others)[: int((~is_right).sum())]
-        return tuple(candidates[np.sort(np.concatenate((right[is_right], wrong)))].tolist())
+        return tuple(self._arrays[op][np.sort(np.concatenate((right[is_right], wrong)))].tolist())
+
+    def _chosen(self, op: int, step: int) -> Flags:
+        return np.unpackbits(self.chosen_bits[op][step], count=len(self._arrays[op])).view(bool)
 
     @cached_property
     def _arrays(self) -> dict[int, Ints]:
@@ -197,35 +197,31 @@ def drawn(
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
     rng = np.random.default_rng((own, _REHEARSAL if rehearsal else _CHOICES))
     bits: dict[int, NDArray[np.uint8]] = {}
-    for group in _groups(graph):
-        bits |= group.draw(np.stack([shares[ops[0]] for ops in group.ops]), stickiness, graph.steps, rng)
+    alike: dict[tuple[int, int, int, int], dict[Late, list[int]]] = {}
+    for late, ops in _choosers(graph).items():
+        alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
+    for group in alike.values():
+        bits |= _draw(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
     return Draws(graph, hardware, own, dict(sorted(bits.items())))
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Choosers with as many candidates, samples, choices and ops each; they draw side by side."""
-
-    late: Late
-    ops: tuple[tuple[int, ...], ...] = field(default=())
-
-    def draw(
-        self, shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
-    ) -> dict[int, NDArray[np.uint8]]:
-        """Draw all steps."""
-        choosers, candidates = shares.shape
-        late, turns = self.late, len(self.ops[0])
-        found = np.empty((choosers, turns, steps, -(-candidates // 8)), np.uint8)
-        chooser = np.repeat(np.arange(choosers), late.samples)
-        held = np.full((len(chooser), late.each), -1, np.int64)
-        for step in range(steps):
-            for turn in range(turns):
-                held = np.where(rng.random(held.shape) < stickiness, held, -1)
-                _fill(held, shares, chooser, rng)
-                flags = np.zeros((choosers, candidates), bool)
-                flags[chooser[:, None], held] = True
-                found[:, turn, step] = np.packbits(flags, axis=1)
-        return {op: found[i, turn] for i, ops in enumerate(self.ops) for turn, op in enumerate(ops)}
+def _draw(
+    group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
+) -> dict[int, NDArray[np.uint8]]:
+    """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
+    choosers, candidates = shares.shape
+    late, first = next(iter(group.items()))
+    found = np.empty((choosers, len(first), steps, -(-candidates // 8)), np.uint8)
+    chooser = np.repeat(np.arange(choosers), late.samples)
+    held = np.full((len(chooser), late.each), -1, np.int64)
+    for step in range(steps):
+        for turn in range(len(first)):
+            held = np.where(rng.random(held.shape) < stickiness, held, -1)
+            _fill(held, shares, chooser, rng)
+            flags = np.zeros((choosers, candidates), bool)
+            flags[chooser[:, None], held] = True
+            found[:, turn, step] = np.packbits(flags, axis=1)
+    return {op: found[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
 
 
 def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
@@ -269,14 +265,6 @@ def _choosers(graph: Graph) -> dict[Late, list[int]]:
             key = Late(-1, what.late.candidates, what.late.samples, what.late.each)
             found.setdefault(key, []).append(op)
     return found
-
-
-def _groups(graph: Graph) -> Iterator[_Group]:
-    alike: dict[tuple[int, int, int, int], list[tuple[Late, tuple[int, ...]]]] = {}
-    for late, ops in _choosers(graph).items():
-        alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), []).append((late, tuple(ops)))
-    for members in alike.values():
-        yield _Group(members[0][0], tuple(ops for _, ops in members))
 
 
 def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:

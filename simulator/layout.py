@@ -187,18 +187,6 @@ class Layout:
         """How many elements of a tensor a rank holds."""
         return prod(self.local_shape(shape, where))
 
-    def slice_of(self, rank: int, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """For each dimension of a tensor, where the slice of a rank begins and ends."""
-        found = []
-        for length, axes in zip(self.local_shape(shape), self.tensor_map, strict=True):
-            start = self.mesh.position(rank, axes) * length
-            found.append((start, start + length))
-        return tuple(found)
-
-    def holders(self, rank: int) -> tuple[int, ...]:
-        """Ranks that hold the same slice as this one, itself among them."""
-        return next(ranks for ranks in self.mesh.members(self.copies) if rank in ranks)
-
     def changes(self, target: Layout) -> list[Change]:
         """Find the steps to another layout of the same tensor: least bytes first, gathering last.
 

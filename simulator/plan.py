@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 COMPUTE, COPY, DETACH, SYNC = range(4)
 PART = SYNC + 1
@@ -31,37 +31,6 @@ FREE = NOWHERE - 1
 
 Code = tuple[int, int, int, int]
 """A step in numbers: kind, and its three operands (unused ones are 0)."""
-
-
-class Compute(NamedTuple):
-    """Run an op on a stream."""
-
-    op: int
-    stream: int = 0
-
-
-class Copy(NamedTuple):
-    """Copy a tensor from one tier into another."""
-
-    tensor: int
-    source: int
-    target: int
-
-
-class Detach(NamedTuple):
-    """Give up a tensor's place in a tier once all earlier users of the tensor have ended."""
-
-    tensor: int
-    tier: int
-
-
-class Sync(NamedTuple):
-    """Let the host wait until every earlier step that names the tensor has ended."""
-
-    tensor: int
-
-
-Step = Compute | Copy | Detach | Sync
 
 
 class Steps:
@@ -88,38 +57,29 @@ class Steps:
         self.c.append(c)
 
     def compute(self, op: int, stream: int = 0) -> None:
-        """Add a `Compute`."""
+        """Run an op on a stream."""
         self.append(COMPUTE, op, stream)
 
     def copy(self, tensor: int, source: int, target: int) -> None:
-        """Add a `Copy`."""
+        """Copy a tensor from one tier into another."""
         self.append(COPY, tensor, source, target)
 
     def detach(self, tensor: int, tier: int) -> None:
-        """Add a `Detach`."""
+        """Give up a tensor's place in a tier once all earlier users of the tensor have ended."""
         self.append(DETACH, tensor, tier)
 
     def sync(self, tensor: int) -> None:
-        """Add a `Sync`."""
+        """Let the host wait until every earlier step that names the tensor has ended."""
         self.append(SYNC, tensor)
 
     def codes(self) -> Iterator[Code]:
         """Iterate over the codes."""
         return zip(self.kind, self.a, self.b, self.c, strict=True)
 
+    __iter__ = codes
+
     def __len__(self) -> int:
         return len(self.kind)
-
-    def __iter__(self) -> Iterator[Step]:
-        for kind, a, b, c in self.codes():
-            if kind == COMPUTE:
-                yield Compute(a, b)
-            elif kind == COPY:
-                yield Copy(a, b, c)
-            elif kind == DETACH:
-                yield Detach(a, b)
-            else:
-                yield Sync(a)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Steps):

@@ -19,11 +19,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib import import_module
 from multiprocessing import Pipe, current_process, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from queue import Queue
 from threading import Thread, active_count
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,12 +32,8 @@ Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 Make = Callable[[], Callable[[Any], Any]]
 """Builds what all tasks share and returns what does one task; it is sent to other processes."""
-
-_MOST_WAITING = 64
-"""So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
-
-_PIPE_BYTES = 1 << 20
-"""What waits in the pipe itself: as much as Linux grants to all."""
+Process = Callable[..., BaseProcess]
+"""Makes a process, afresh or as a fork."""
 
 
 def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Generator[tuple[int, Any], None, None]:
@@ -63,14 +57,10 @@ def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Genera
     most = 0 if current_process().daemon else workers
     with _ending() as started:
         while todo or at_work:
-            while todo and len(at_work) < most:
-                try:
-                    here, there = Pipe()
-                    with there:
-                        _start(started, get_context("spawn").Process(target=_work, args=(there, make)))
-                except OSError:
-                    break
-                at_work[here] = _given(here, todo)
+            with suppress(OSError):
+                while todo and len(at_work) < most:
+                    here = _opened(started, get_context("spawn").Process, _work, make)
+                    at_work[here] = _given(here, todo)
             if not at_work:
                 do = make()
                 yield from ((number, do(task)) for number, task in todo)
@@ -97,15 +87,13 @@ def _given(here: Connection, todo: deque[tuple[int, Any]]) -> int:
 
 def _work(there: Connection, make: Make) -> None:
     """In a process of its own: do task after task."""
-    _begin()
     made = cache(make)
 
     def do(task: Any) -> Any:
         return made()(task)
 
-    with suppress(EOFError, ConnectionError):
-        while True:
-            _tell(there, do, there.recv())
+    while True:
+        _tell(there, do, there.recv())
 
 
 class Aside:
@@ -139,13 +127,10 @@ class Aside:
             if len(self._running) == self._most:
                 _told(self._running.popleft())
             try:
-                here, there = Pipe(duplex=False)
-                with there:
-                    _start(self._started, get_context("fork").Process(target=_call, args=(there, self._waiting[0])))
+                self._running.append(_opened(self._started, get_context("fork").Process, _tell, self._waiting[0]))
             except OSError:
                 break
             self._waiting.popleft()
-            self._running.append(here)
 
     def finish(self) -> None:
         """Return when all calls have ended."""
@@ -196,96 +181,43 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
     with _ending() as started:
         if _can_fork():
             with suppress(OSError):
-                taking = _taking(started, taker)
+                taking = _Given(_opened(started, get_context("fork").Process, _take, taker))
         yield taking
-
-
-def _taking(started: list[BaseProcess], taker: Taker[Outcome]) -> Taker[Outcome]:
-    """Start a fork that takes."""
-    (given, giving), (told, telling) = Pipe(duplex=False), Pipe(duplex=False)
-    _widen(giving)
-    with given, telling:
-        _start(started, get_context("fork").Process(target=_take, args=(telling, taker, given)))
-    return _Given(giving, told)
-
-
-def _widen(pipe: Connection) -> None:
-    """Let a pipe hold what is sent at once, so that who sends need not wait until it is read; where the system can."""
-    with suppress(ImportError, AttributeError, OSError):
-        fcntl = import_module("fcntl")
-        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class _Given(Generic[Outcome]):
     """A taker in another process."""
 
-    def __init__(self, giving: Connection, told: Connection) -> None:
-        self._giving, self._told = giving, told
+    def __init__(self, there: Connection) -> None:
+        self._there = there
 
     def take(self, value: Any) -> None:
-        self._send(False, value)
+        with suppress(ConnectionError):  # it has failed, which it tells at the end
+            self._there.send((False, value))
 
     def finish(self, value: Any) -> Outcome:
-        self._send(True, value)
-        outcome: Outcome = _told(self._told)
+        with suppress(ConnectionError):
+            self._there.send((True, value))
+        outcome: Outcome = _told(self._there)
         return outcome
 
-    def _send(self, is_last: bool, value: Any) -> None:
-        try:
-            self._giving.send((is_last, value))
-        except ConnectionError:
-            raise _ended_early() from None
 
-
-def _take(telling: Connection, taker: Taker[Any], given: Connection) -> None:
+def _take(there: Connection, taker: Taker[Any]) -> None:
     """In a fork: take what comes, and tell what came of it."""
-    _begin()
-    gc.freeze()
-    _tell(telling, _taken, taker, given)
 
+    def taken() -> Any:
+        is_last = False
+        while not is_last:
+            is_last, value = there.recv()
+            outcome = (taker.finish if is_last else taker.take)(value)
+        return outcome
 
-def _taken(taker: Taker[Any], given: Connection) -> Any:
-    """Take what comes; behind an error the rest is let pass."""
-    values = _received(given)
-    try:
-        for is_last, value in values:
-            if is_last:
-                return taker.finish(value)
-            taker.take(value)
-    finally:
-        deque(values, maxlen=0)
-
-
-def _received(given: Connection) -> Iterator[tuple[bool, Any]]:
-    """What comes, up to the last; some of it waits here, so that who sends it goes on while one thing takes long."""
-    inbox: Queue[tuple[bool, Any] | None] = Queue(_MOST_WAITING)
-    Thread(target=_receive, args=(given, inbox), daemon=True).start()
-    while (received := inbox.get()) is not None:
-        yield received
-
-
-def _receive(given: Connection, inbox: Queue[tuple[bool, Any] | None]) -> None:
-    """Put what comes into the inbox; None behind the last, or when no more can come."""
-    is_last = False
-    while not is_last:
-        try:
-            received = is_last, _ = given.recv()
-        except EOFError:
-            break
-        inbox.put(received)
-    inbox.put(None)
+    _tell(there, taken)
 
 
 def _can_fork() -> bool:
     is_able = "fork" in get_all_start_methods() and not current_process().daemon
     return is_able and (os.cpu_count() or 1) > 1 and active_count() == 1
-
-
-def _call(there: Connection, do: Call) -> None:
-    """In a fork: do it, without going through all that was inherited in search of garbage."""
-    _begin()
-    gc.freeze()
-    _tell(there, do)
 
 
 def _tell(there: Connection, do: Callable[..., Any], *arguments: Any) -> None:
@@ -307,14 +239,10 @@ def _told(here: Connection) -> Any:
     try:
         outcome, error = here.recv()
     except (EOFError, ConnectionError):
-        raise _ended_early() from None
+        raise BrokenProcessPool("a process ended before it had told how its call went") from None
     if error is not None:
         raise error
     return outcome
-
-
-def _ended_early() -> BrokenProcessPool:
-    return BrokenProcessPool("a process ended before it had told how its call went")
 
 
 @contextmanager
@@ -332,21 +260,30 @@ def _ending() -> Iterator[list[BaseProcess]]:
                 process.close()
 
 
-def _start(started: list[BaseProcess], process: BaseProcess) -> None:
-    """Start a process, and note it; an error of the system if there can be no more."""
-    with waiting():
+def _opened(started: list[BaseProcess], process_of: Process, serve: Callable[..., None], *arguments: Any) -> Connection:
+    """Start a process with a pipe to it, and note it; an error of the system if there can be no more."""
+    here, there = Pipe()
+    process = process_of(target=_begin, args=(there, serve, *arguments))
+    with there, waiting():
         process.start()
         started.append(process)
+    return here
 
 
-def _begin() -> None:
-    """In a process that was started: leave a terminal's signals to the one that started it, and end after it."""
+def _begin(there: Connection, serve: Callable[..., None], *arguments: Any) -> None:
+    """In a process that was started: leave a terminal's signals to the one that started it, and end after it.
+
+    A fork does not go through all that it has inherited in search of garbage.
+    """
     for number in INTERRUPTS:
         is_left = number in (signal.SIGINT, signal.SIGHUP)
         signal.signal(number, signal.SIG_IGN if is_left else signal.SIG_DFL)
     with suppress(RuntimeError):  # the system allows no more threads
         Thread(target=_outlived, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+    gc.freeze()
+    with suppress(EOFError, ConnectionError):  # nobody asks for more, or listens
+        serve(there, *arguments)
 
 
 def _outlived() -> None:

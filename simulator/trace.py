@@ -5,9 +5,10 @@ Whoever reads a trace folds over its blocks; nothing in it is computed from some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,30 @@ Block = dict[str, NDArray[np.int64]]
 
 Happened = Mapping[str, Block]
 """What happened on one rank since it was told last: name of a table of its trace -> rows; ``issued`` is one of them."""
+
+
+def pick(block: Block, rows: NDArray[Any]) -> Block:
+    """Some rows of a block: those that are flagged, or at these positions."""
+    return {name: values[rows] for name, values in block.items()}
+
+
+def instances(scope: str, on_node: int, stands_in: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """By rank the instance of what has this scope, and for how many ranks of that the rows of the rank count.
+
+    Ranks are folded only where every instance that is left out is like one that is there.
+
+    Parameters
+    ----------
+    scope
+        ``device``, ``node`` or ``supernode``.
+    on_node
+        Ranks of a node.
+    stands_in
+        For each rank the one whose rows are its own, too.
+    """
+    ranks, shown = np.arange(len(stands_in)), np.array(stands_in, np.int64)
+    instance = ranks // {"device": 1, "node": on_node, "supernode": len(ranks)}[scope]
+    return instance, np.bincount(shown[instance == instance[shown]], minlength=len(ranks))
 
 
 def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:

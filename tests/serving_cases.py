@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.serving.outlast import Replayed
-from simulator.serving.rooms import Rooms
+from simulator.serving.asked import Rooms
+from simulator.serving.replays import Replayed
 from simulator.serving.story import Story, serve_row
 from simulator.workload import Request, Requests
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.bounds.cuts import reached
-from simulator.bounds.idle import Demand, Ints
+from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence
+from simulator.columns import Ints
 from simulator.errors import full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware

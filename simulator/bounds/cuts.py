@@ -39,10 +39,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.cost import ceil_div, transfer_ns
+from simulator.cost import NS_PER_S, ceil_div, transfer_ns
 from simulator.hardware import Hardware
-
-NS_PER_S = 10**9
 
 
 def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:

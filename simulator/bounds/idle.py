@@ -19,16 +19,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.bounds.cuts import cuts_of
 from simulator.bounds.precedence import Precedence
+from simulator.columns import Bools, Ints
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class Stretches(NamedTuple):

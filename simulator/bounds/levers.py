@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from simulator.bounds.capacity import Fit, Need, full
-from simulator.bounds.idle import Ints
+from simulator.columns import Ints
 from simulator.errors import Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -243,15 +243,11 @@ def _cut(fit: Fit) -> Iterator[str]:
 
 def _lasting(fit: Fit) -> Ints:
     """What of the demand at each op is there at any size of the batch: of persistent tensors [B]."""
-    sizes = _persistent_bytes(fit.graph)
+    sizes = [tensor.size_bytes if tensor.persistent else 0 for tensor in fit.graph.tensors]
     used = np.array([sum(sizes[t] for t in {*op.reads, *op.writes}) for op in fit.graph.ops], np.int64)
     all_of_them = sum(sizes) - min(fit.elsewhere_bytes, sum(sizes))
     found: Ints = np.maximum(used + fit.demand.stays, int(all_of_them))
     return found
-
-
-def _persistent_bytes(graph: Graph) -> list[int]:
-    return [tensor.size_bytes if tensor.persistent else 0 for tensor in graph.tensors]
 
 
 def _parts(demand: Ints, fixed: Ints, budget_bytes: int | float) -> bool:

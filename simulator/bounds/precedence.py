@@ -73,18 +73,13 @@ class Precedence:
     @cached_property
     def opened(self) -> tuple[dict[int, int], dict[int, int]]:
         """Op beside the line -> the compute of the line that starts no later: of the same step, of the step before."""
-        tensors, exists = self.graph.tensors, bytearray(len(self.graph.tensors))
+        tensors, exists = self.graph.tensors, set(self.inputs)
         within: dict[int, int] = {}
         late, latest = [], -1
-        for t in self.inputs:
-            exists[t] = 1
         for op, (what, stream) in enumerate(zip(self.graph.ops, self.streams, strict=True)):
-            takes_room = what.workspace_bytes > 0
-            for t in what.writes:
-                if not exists[t]:
-                    exists[t] = 1
-                    takes_room = takes_room or tensors[t].size_bytes > 0
-            if not takes_room:
+            made_bytes = sum(tensors[t].size_bytes for t in what.writes if t not in exists)
+            exists.update(what.writes)
+            if not made_bytes and not what.workspace_bytes:
                 continue
             if stream and latest < 0:
                 late.append(op)
@@ -136,14 +131,14 @@ class Precedence:
     @cached_property
     def _earlier(self) -> tuple[list[list[int]], dict[int, list[int]]]:
         """Go through the ops of a step; remember who ran last on a stream, and wrote and used what streams share."""
-        streams, is_shared = self.streams, self._is_shared
+        streams, shared = self.streams, self._shared
         previous, opening = dict[int, int](), dict[int, int]()
         writer, users = dict[int, int](), dict[int, list[int]]()
         within: list[list[int]] = []
         first: list[tuple[int, int, bool]] = []
         for op, (what, stream) in enumerate(zip(self.graph.ops, streams, strict=True)):
-            reads = [t for t in what.reads if is_shared[t]]
-            writes = [t for t in what.writes if is_shared[t]]
+            reads = [t for t in what.reads if t in shared]
+            writes = [t for t in what.writes if t in shared]
             earlier = [writer[t] for t in reads if t in writer]
             for t in writes:
                 earlier += users.get(t, ())
@@ -171,12 +166,7 @@ class Precedence:
         return sorted({p for p in earlier if self.streams[p] != self.streams[op]})
 
     @cached_property
-    def _is_shared(self) -> bytearray:
-        """By tensor, whether an op beside the line uses it: what only the line uses is in order anyway."""
-        found = bytearray(len(self.graph.tensors))
-        for op, stream in enumerate(self.streams):
-            if stream:
-                what = self.graph.ops[op]
-                for t in (*what.reads, *what.writes):
-                    found[t] = 1
-        return found
+    def _shared(self) -> frozenset[int]:
+        """Tensors that an op beside the line uses: what only the line uses is in order anyway."""
+        beside = (what for what, stream in zip(self.graph.ops, self.streams, strict=True) if stream)
+        return frozenset(t for what in beside for t in (*what.reads, *what.writes))

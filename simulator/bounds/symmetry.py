@@ -19,13 +19,9 @@ from functools import cached_property
 from simulator.bounds.critical_path import Network, Part, Timing
 from simulator.bounds.precedence import Precedence
 from simulator.cost import durations_ns
-from simulator.graph import PAIRED, CollectiveKind, Graph, Job
+from simulator.graph import Job, Roles
 from simulator.hardware import Hardware
-
-Call = tuple[str, CollectiveKind | None]
-"""A group, and whether a rank sends or receives there; None if all members do the same."""
-
-_ANSWER = {CollectiveKind.SEND: CollectiveKind.RECV, CollectiveKind.RECV: CollectiveKind.SEND, None: None}
+from simulator.trace import instances
 
 
 @dataclass(frozen=True)
@@ -76,27 +72,16 @@ class Team:
         first: dict[tuple[object, ...], int] = {}
         found = []
         for rank, one in enumerate(kind):
-            calls = self._calls[self.job.graph_of[rank]]
-            met = tuple(who(self._members[call][rank], call[1] is not None) for call in calls)
+            met = tuple(who(there[rank], bool(call.role)) for call, there in self._roles_of(rank).members.items())
             found.append(first.setdefault((one, company[rank // on_node], met), rank))
         return tuple(found)
 
     @cached_property
-    def _calls(self) -> list[dict[Call, list[int]]]:
-        """By graph, its calls with their ops in program order."""
-        return [_calls_of(graph) for graph in self.job.graphs]
+    def _roles(self) -> list[Roles]:
+        return [Roles(graph) for graph in self.job.graphs]
 
-    @cached_property
-    def _members(self) -> dict[Call, dict[int, tuple[int, ...]]]:
-        """By call and rank, who meets then; ranks that meet name the same group in the same way."""
-        found: dict[Call, dict[int, tuple[int, ...]]] = {}
-        for graph, calls in zip(self.job.graphs, self._calls, strict=True):
-            groups = {group.name: group for group in graph.groups}
-            for name, kind in calls:
-                known = found.setdefault((name, kind), {})
-                for rank, members in groups[name].by_rank(kind or CollectiveKind.ALL_REDUCE).items():
-                    known.setdefault(rank, members)
-        return found
+    def _roles_of(self, rank: int) -> Roles:
+        return self._roles[self.job.graph_of[rank]]
 
     def timings(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
         """For each graph, what holds of all ranks that run it; the path is the longest of them.
@@ -106,10 +91,9 @@ class Team:
         may_repeat
             Whether ops may run again.
         """
-        known = self._timings.get(may_repeat)
-        if known is None:
-            known = self._timings[may_repeat] = self._timed(may_repeat=may_repeat)
-        return known
+        if may_repeat not in self._timings:
+            self._timings[may_repeat] = self._timed(may_repeat=may_repeat)
+        return self._timings[may_repeat]
 
     @cached_property
     def _timings(self) -> dict[bool, tuple[Timing, ...]]:
@@ -142,18 +126,13 @@ class Team:
         number = {lead: kind for kind, lead in enumerate(leads)}
         found: dict[Part, Sequence[Part]] = {}
         for kind, lead in enumerate(leads):
-            for call, ops in self._calls[self.job.graph_of[lead]].items():
-                members = self._members[call][lead]
-                lines = sorted({(number[self.first_alike[rank]], self._part(call, lead, rank)) for rank in members})
-                at = [(other, self._calls[self.job.graph_of[leads[other]]].get(answer, [])) for other, answer in lines]
+            for call, ops in self._roles_of(lead).ops.items():
+                members = self._roles_of(lead).members[call][lead]
+                parts = ((number[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
+                at = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
                 for turn, op in enumerate(ops):
                     found[kind, op] = [(other, line[turn]) for other, line in at if turn < len(line)]
         return found
-
-    @staticmethod
-    def _part(call: Call, rank: int, other: int) -> Call:
-        """The call by which another member comes to where a rank makes this one."""
-        return call if other == rank else (call[0], _ANSWER[call[1]])
 
     def sharers(self, graph: int) -> dict[str, int]:
         """For each bus that ranks share, how many do there at the same time what a rank of the graph does.
@@ -164,14 +143,11 @@ class Team:
             Which one.
         """
         on_node, first_alike = self.hardware.topology.devices_per_node, self.first_alike
-        leads = {first_alike[rank] for rank in self.job.ranks_of(graph)}
-        on = {
-            "node": Counter(first for rank, first in enumerate(first_alike) if rank // on_node == first // on_node),
-            "supernode": Counter(first_alike),
-        }
+        leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
         may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
         buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
-        return {name: min(on[bus.scope][lead] for lead in leads) for name, bus in buses if bus.scope in on}
+        shared = {name: bus.scope for name, bus in buses if bus.scope != "device"}
+        return {name: int(instances(scope, on_node, first_alike)[1][leads].min()) for name, scope in shared.items()}
 
     @cached_property
     def _is_ample(self) -> bool:
@@ -179,15 +155,6 @@ class Team:
         sizes = [sum(tensor.size_bytes for tensor in graph.tensors) for graph in self.job.graphs]
         most = sum(sizes[graph] for graph in self.job.graph_of)
         return all(tier.scope == "device" or tier.usable_bytes >= most for tier in self.hardware.tiers.values())
-
-
-def _calls_of(graph: Graph) -> dict[Call, list[int]]:
-    found: dict[Call, list[int]] = {}
-    for op, what in enumerate(graph.ops):
-        if what.collective is not None:
-            kind = what.collective.kind
-            found.setdefault((what.collective.group, kind if kind in PAIRED else None), []).append(op)
-    return found
 
 
 def _either(one: Timing, other: Timing) -> Timing:

@@ -8,7 +8,8 @@ from itertools import chain
 
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Cut, rate_of, reached, time_ns
-from simulator.bounds.idle import Demand, Ints
+from simulator.bounds.idle import Demand
+from simulator.columns import Ints
 from simulator.cost import ceil_div, transfer_ns
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE

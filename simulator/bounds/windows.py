@@ -59,7 +59,8 @@ from numpy.typing import NDArray
 
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Bottleneck, bottlenecks
-from simulator.bounds.idle import Bools, Demand, Ints, Stretches, tightest
+from simulator.bounds.idle import Demand, Stretches, tightest
+from simulator.columns import Bools, Ints
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
@@ -144,28 +145,28 @@ class Windows:
 def _from_start(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
     """By cut and op, what has come in since the step began when the op starts [B]."""
     precedence, graph, found = timing.precedence, timing.precedence.graph, demand.lifetimes
-    size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
-    if graph.steps > 1 and (graph.meets or demand.may_repeat):
-        return size_bytes
-    for t in precedence.inputs - timing.staying:
-        uses = found.uses[t]
-        if homes[t] in {FREE, NOWHERE} or not uses or not found.is_read(t, uses[0]):
-            continue
-        is_outside = [homes[t] not in cut.tiers for cut in demand.cuts]
-        size_bytes[is_outside, precedence.awaited_by(uses[0])] += graph.tensors[t].size_bytes
-    return np.cumsum(size_bytes[:, :-1], axis=1)
+    is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
+    first = {t: found.uses[t][0] for t in precedence.inputs - timing.staying if found.uses[t]}
+    due = {t: precedence.awaited_by(op) for t, op in first.items() if is_known and found.is_read(t, op)}
+    return np.cumsum(_from_outside(demand, homes, due), axis=1)
 
 
 def _to_end(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
     """By cut and op, what goes home after the end of the op, if the run has but one step [B]."""
-    precedence, graph = timing.precedence, timing.precedence.graph
+    precedence, graph, writes = timing.precedence, timing.precedence.graph, demand.lifetimes.writes
+    made = [t for t in precedence.inputs if graph.steps == 1 and writes[t] and graph.tensors[t].persistent]
+    since = {t: precedence.no_sooner(writes[t][-1]) for t in made}
+    return np.cumsum(_from_outside(demand, homes, since)[:, ::-1], axis=1)[:, ::-1]
+
+
+def _from_outside(demand: Demand, homes: Sequence[int], at: Mapping[int, int]) -> Ints:
+    """By cut and op, sizes of tensors of that op whose home is outside the cut [B]."""
+    graph = demand.precedence.graph
     size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
-    for t in precedence.inputs if graph.steps == 1 else ():
-        writes = demand.lifetimes.writes[t]
-        if writes and graph.tensors[t].persistent and homes[t] not in {FREE, NOWHERE}:
-            is_outside = [homes[t] not in cut.tiers for cut in demand.cuts]
-            size_bytes[is_outside, precedence.no_sooner(writes[-1])] += graph.tensors[t].size_bytes
-    return np.cumsum(size_bytes[:, -2::-1], axis=1)[:, ::-1]
+    for t, op in at.items():
+        if homes[t] not in {FREE, NOWHERE}:
+            size_bytes[[homes[t] not in cut.tiers for cut in demand.cuts], op] += graph.tensors[t].size_bytes
+    return size_bytes[:, :-1]
 
 
 class _Edge(NamedTuple):

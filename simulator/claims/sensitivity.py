@@ -12,15 +12,13 @@ from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
-from simulator.claims.validation import judged, validate
-from simulator.claims.verdict_table import Judged
+from simulator.claims.validation import Judged, judged, validate
 from simulator.errors import ConfigError
 from simulator.report.rows import listed, present, signed
 from simulator.report.view import Panel, Section, View, by, curve, texts
 from simulator.report.view import Row as ShownRow
 from simulator.report.view import Rows as ShownRows
-from simulator.run.sweep import Point, Progress, Row, Rows, Study, sweep
-from simulator.run.swept import Sweep
+from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Expectation
 from simulator.units import human
 

@@ -9,16 +9,13 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from io import RawIOBase, TextIOWrapper
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from simulator import __version__, interrupts
-from simulator.cli.diff import diff
-from simulator.cli.documents import check, graph, list_, schema
-from simulator.cli.run import run
-from simulator.cli.serve import serve
+from simulator.cli.documents import check, diff, graph, layout, list_, schema
+from simulator.cli.run import plan, run, serve
 from simulator.cli.sweeps import largest, robust, scaling, sensitivity, validate
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
@@ -179,61 +176,8 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (run, largest, scaling, robust, serve, diff, validate, sensitivity, list_, check, graph, schema):
+for command in (
+    *(run, plan, largest, scaling, robust, serve, diff, validate, sensitivity),
+    *(list_, check, graph, layout, schema),
+):
     hosim.add_command(command)
-
-
-@hosim.command(short_help="Compile a plan and explain every decision in it.")
-@click.argument("scenario")
-@click.option(
-    "--policy", default="static", metavar="NAME", help="A row of the scenario, or a policy (default: static)."
-)
-@click.option("--tensor", metavar="NAME", help="Tell one tensor in full instead.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the plan, its graph, tables and a picture here.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware.")
-def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, changes: tuple[str, ...]) -> int:
-    """Plan SCENARIO, and say what moves, what stays and why, where each copy is issued, and how busy the links are.
-
-    \b
-    Examples:
-      hosim plan llama3_8b_train_910c
-      hosim plan llama3_8b_train_910c --tensor L00/ffn.gate.out
-      hosim plan mine.yaml --out results/plan
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator import catalog
-    from simulator.report.progress import Shown
-    from simulator.run.plan import plan as plan_scenario
-
-    if out is not None:
-        from simulator.report.files import check_target
-
-        check_target(out)
-    settings = dict(catalog.setting(change) for change in changes)
-    with Shown() as progress:
-        found = plan_scenario(scenario, policy, set=settings, progress=progress)
-    text = found.text(tensor)
-    if out is not None:
-        found.write(out)
-    click.echo(text if out is None else f"{text}\n\nPlan: {out / found.file}")
-    return 0 if found.result.status == "ok" else _FAILED
-
-
-@hosim.command(short_help="Say what every rank holds, and what ranks communicate.")
-@click.argument("workload")
-@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON, sizes in bytes.")
-def layout(workload: str, as_json: bool) -> None:
-    """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
-
-    \b
-    Examples:
-      hosim layout llama3_8b_train_2x2x2
-      hosim layout mine.yaml --json
-
-    WORKLOAD is a name in the catalogue or a .yaml file. Its key `parallel:` says how many ranks share what
-    (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
-    A size is that of the tensor which ranks reduce, gather or send; what it takes is the machine's business.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.jobs import layout as spread
-
-    found = spread(workload)
-    click.echo(found.json() if as_json else found.text())

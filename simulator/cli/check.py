@@ -53,7 +53,7 @@ def _document(document: object, path: Path) -> str:
         if document.scaling:
             points_of(loaded).check()
         if loaded.workload.requests is not None:
-            rows, come = read_served(loaded)
+            rows, come, _ = read_served(loaded)
             return f"scenario, {counted(len(rows), 'row')}, {counted(len(come.requests), 'request')}: ok"
         case = prepare(loaded)
         decide = case.rows()

@@ -5,48 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from simulator.run.swept import Sweep
+from simulator.cli import common
 
-_SET = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware.")
-_POLICY = click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy.")
 _WORKERS = click.option(
-    "--workers", type=click.IntRange(1), help="Processes; the result does not depend on it. [default: cores]"
+    "--workers",
+    type=click.IntRange(1),
+    default=lambda: os.cpu_count() or 1,
+    help="Processes; the result does not depend on it. [default: cores]",
 )
-_OUT = click.option("--out", type=click.Path(path_type=Path), help="Write tables, a page and a picture here.")
-
-
-def _run(do: Callable[..., Sweep], *arguments: Any, out: Path | None = None, **options: Any) -> Any:
-    """Run a sweep with progress, and write what came of it."""
-    from simulator import catalog
-    from simulator.report.progress import Shown
-
-    if out is not None:
-        from simulator.report.files import check_target
-
-        check_target(out)
-    if "changes" in options:
-        options["set"] = dict(catalog.setting(change) for change in options.pop("changes"))
-    if "workers" in options:
-        options["workers"] = options["workers"] or os.cpu_count() or 1
-    with Shown() as progress:
-        found = do(*arguments, progress=progress, **options)
-    if out is not None:
-        found.write(out)
-    return found
 
 
 @click.command(short_help="Run a step at each point of a curve, and compare.")
 @click.argument("scenario")
-@_POLICY
-@_SET
+@common.rows()
+@common.changes()
 @_WORKERS
-@_OUT
-def scaling(scenario: str, policies: tuple[str, ...], **options: Any) -> int:
+@common.folder()
+def scaling(scenario: str, **more: Any) -> int:
     """Run SCENARIO at each point of its key `scaling:`, one line per point and policy.
 
     \b
@@ -61,9 +40,9 @@ def scaling(scenario: str, policies: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.scaling import scaling as sweep
 
-    found = _run(sweep, scenario, policies=policies or None, **options)
-    click.echo(str(found))
-    return 0 if any(row["status"] == "ok" for row in found.rows) else 1
+    found, text = common.written(sweep, scenario, **more)
+    click.echo(text)
+    return common.judged([row["status"] for row in found.rows], ())
 
 
 @click.command(short_help="Search the largest batch, or the longest sequence, that fits.")
@@ -71,9 +50,9 @@ def scaling(scenario: str, policies: tuple[str, ...], **options: Any) -> int:
 @click.option("--field", metavar="NAME", help="The field of the workload, such as sequence or batch.")
 @click.option("--at-most", type=click.IntRange(1), help="The largest value that is tried.")
 @click.option("--multiple-of", type=click.IntRange(1), help="Try only multiples of this.")
-@_POLICY
-@_SET
-def largest(scenario: str, policies: tuple[str, ...], **options: Any) -> int:
+@common.rows()
+@common.changes()
+def largest(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
 
     \b
@@ -89,9 +68,9 @@ def largest(scenario: str, policies: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.largest import largest as sweep
 
-    found = _run(sweep, scenario, policies=policies or None, **options)
-    click.echo(str(found))
-    return 0 if any(row["status"] == "ok" for row in found.rows) else 1
+    found, text = common.written(sweep, scenario, **more)
+    click.echo(text)
+    return common.judged([row["status"] for row in found.rows], ())
 
 
 def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
@@ -130,10 +109,10 @@ def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--headroom", callback=_levels, metavar="LEVEL", help="Share of the budget that the plan leaves free.")
 @click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")
-@_SET
+@common.changes()
 @_WORKERS
-@_OUT
-def robust(scenario: str, headroom: list[float] | None, **options: Any) -> None:
+@common.folder()
+def robust(scenario: str, headroom: list[float] | None, **more: Any) -> None:
     """Replay a plan made for SCENARIO under other conditions, beside a policy that decides while it runs.
 
     \b
@@ -150,7 +129,7 @@ def robust(scenario: str, headroom: list[float] | None, **options: Any) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.robustness import robustness
 
-    click.echo(str(_run(robustness, scenario, headroom=max(headroom or [0.0]), **options)))
+    click.echo(common.written(robustness, scenario, headroom=max(headroom or [0.0]), **more)[1])
 
 
 @click.command(short_help="Say for which values of what is not stated a claim holds.")
@@ -158,8 +137,8 @@ def robust(scenario: str, headroom: list[float] | None, **options: Any) -> None:
 @click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue that say what is open.")
 @_WORKERS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-sensitivity/1), and nothing else.")
-@_OUT
-def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **options: Any) -> None:
+@common.folder()
+def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **more: Any) -> None:
     """Recompute the printed figures of each SCENARIO with other values of what its source does not state.
 
     \b
@@ -175,7 +154,7 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **option
 
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
-    found = _run(sweep, scenarios or None, **options)
+    found, _ = common.written(sweep, scenarios or None, **more)
     click.echo(found.json() if as_json else f"{found}\n", nl=False)
 
 
@@ -183,13 +162,11 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **option
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
 @_WORKERS
-@_OUT
+@common.folder()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-validate/1), and nothing else.")
-@click.option(
-    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures as JUnit XML into this file."
-)
+@common.junit("the figures")
 def validate(
-    scenarios: tuple[str, ...], factors: tuple[str, ...], as_json: bool, junit: Path | None, **options: Any
+    scenarios: tuple[str, ...], factors: tuple[str, ...], as_json: bool, junit: Path | None, **more: Any
 ) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
@@ -209,11 +186,8 @@ def validate(
     from simulator import catalog
     from simulator.claims.validation import validate as sweep
 
-    if junit is not None:
-        from simulator.report.files import check_file
-
-        check_file("--junit", junit)
-    found = _run(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **options)
+    common.check(None, junit)
+    found, _ = common.written(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)
     if junit is not None:
         from simulator.report.expectations import write_junit
 

@@ -2,7 +2,6 @@
 
 from simulator.cost.collectives import algorithms as algorithms
 from simulator.cost.collectives import collective_ns as collective_ns
-from simulator.cost.collectives import fabric_of as fabric_of
 from simulator.cost.collectives import group_ns as group_ns
 from simulator.cost.collectives import phases as phases
 from simulator.cost.ops import arithmetic_ns as arithmetic_ns
@@ -14,10 +13,10 @@ from simulator.cost.ops import memory_rate_cap as memory_rate_cap
 from simulator.cost.ops import memory_work as memory_work
 from simulator.cost.phases import Phase as Phase
 from simulator.cost.phases import fabric_rate_cap as fabric_rate_cap
-from simulator.cost.phases import phase_ns as phase_ns
 from simulator.cost.phases import phase_work as phase_work
 from simulator.cost.phases import stages as stages
 from simulator.cost.service import FULL_RATE as FULL_RATE
+from simulator.cost.service import NS_PER_S as NS_PER_S
 from simulator.cost.service import ceil_div as ceil_div
 from simulator.cost.service import lead_ns as lead_ns
 from simulator.cost.service import rate_cap as rate_cap

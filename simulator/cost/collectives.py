@@ -132,24 +132,6 @@ class _Spread:
     per_node: int
 
 
-def fabric_of(members: Sequence[int], hardware: Hardware) -> str:
-    """Name of the fabric that joins these ranks: the narrowest, and of several the first of the profile.
-
-    Parameters
-    ----------
-    members
-        Ranks that meet.
-    hardware
-        The machine.
-
-    Raises
-    ------
-    ConfigError
-        If there are fewer devices than ranks, or no fabric joins the members.
-    """
-    return _joining(_spread(members, hardware), hardware)
-
-
 def algorithms(kind: CollectiveKind, members: Sequence[int], hardware: Hardware) -> tuple[str, ...]:
     """Algorithms that a collective of this kind may use on these members.
 
@@ -246,6 +228,7 @@ def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
 
 
 def _joining(spread: _Spread, hardware: Hardware) -> str:
+    """Name of the fabric that joins so many ranks: the narrowest, and of several the first of the profile."""
     node, supernode = (
         [name for name, fabric in hardware.fabrics.items() if fabric.scope == scope] for scope in ("node", "supernode")
     )

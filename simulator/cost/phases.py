@@ -54,11 +54,11 @@ def fabric_rate_cap(fabric: Fabric) -> int:
     return max(1, math.floor(fabric.achieved_bandwidth_fraction * FULL_RATE))
 
 
-def phase_ns(phase: Phase, fabric: Fabric) -> int:
-    """Time of a phase that has the fabric for itself: hops, then bytes, rounded up [ns]."""
-    return phase.hops * fabric.latency_ns + ceil_div(phase_work(phase, fabric), fabric_rate_cap(fabric))
-
-
 def total_ns(parts: Sequence[Phase], hardware: Hardware) -> int:
-    """Time of all phases of a collective that has its fabrics for itself [ns]."""
-    return sum(max(phase_ns(part, hardware.fabrics[part.fabric]) for part in stage) for stage in stages(parts))
+    """Time of all phases of a collective that has its fabrics for itself: hops, then bytes, rounded up [ns]."""
+
+    def alone_ns(part: Phase) -> int:
+        fabric = hardware.fabrics[part.fabric]
+        return part.hops * fabric.latency_ns + ceil_div(phase_work(part, fabric), fabric_rate_cap(fabric))
+
+    return sum(max(map(alone_ns, stage)) for stage in stages(parts))

@@ -20,6 +20,7 @@ from simulator.graph.ops import (
     check_run,
     chosen_number,
 )
+from simulator.graph.roles import Call, Members, Roles
 
 __all__ = [
     "ALGORITHMS",
@@ -28,14 +29,17 @@ __all__ = [
     "OP_CLASSES",
     "PAIRED",
     "PHASES",
+    "Call",
     "Collective",
     "CollectiveKind",
     "Graph",
     "Group",
     "Job",
     "Late",
+    "Members",
     "Op",
     "OpKind",
+    "Roles",
     "Tensor",
     "TensorKind",
     "check_run",

@@ -67,11 +67,11 @@ class Group:
     name: str
     members: tuple[tuple[int, ...], ...]
 
-    def by_rank(self, kind: CollectiveKind) -> dict[int, tuple[int, ...]]:
+    def by_rank(self, kind: str) -> dict[int, tuple[int, ...]]:
         """For each rank that may issue a collective of this kind, who meets then."""
-        if kind is CollectiveKind.SEND:
+        if kind == CollectiveKind.SEND:
             return {members[0]: members for members in self.members}
-        if kind is CollectiveKind.RECV:
+        if kind == CollectiveKind.RECV:
             return {members[-1]: members for members in self.members}
         return {rank: members for members in self.members for rank in members}
 

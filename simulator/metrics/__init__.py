@@ -1,7 +1,7 @@
 """Counts what is in a trace: one row of numbers, and tidy tables with names."""
 
 from simulator.metrics.crowds import Crowd, crowds
-from simulator.metrics.figures import FIGURES, Figure, columns, figure_of
+from simulator.metrics.figures import Figure, columns, figure_of
 from simulator.metrics.frames import Frames, blocker_name, op_name, place_name
 from simulator.metrics.issued import IssuedSteps
 from simulator.metrics.peaks import Instances, Peak, peak_breakdown, peaks_bytes
@@ -11,7 +11,6 @@ from simulator.metrics.steps import keeps_program, recomputes, run_numbers, step
 from simulator.metrics.summary import counted, exposed_ns, waits_by_place
 
 __all__ = [
-    "FIGURES",
     "Crowd",
     "Figure",
     "Following",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.hardware import Bus, Hardware
+from simulator.columns import Ints
+from simulator.hardware import Hardware
 from simulator.plan import COPY
-from simulator.trace import Trace
+from simulator.trace import Trace, instances, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +43,24 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     dict
         By bus with links, of a node or of the supernode; those without a limit are left out.
     """
-    copies = [{name: block[name][block["kind"] == COPY] for name in _COLUMNS} for block in trace.spans.blocks()]
-    rank, track, start, end = (
-        np.concatenate([np.empty(0, np.int64), *(block[name] for block in copies)]) for name in _COLUMNS
-    )
-    found = {}
+    spans, found = trace.spans.whole(), {}
+    copies = pick(spans, (spans["kind"] == COPY) & (spans["end_ns"] > spans["start_ns"]))
     for name, bus in hardware.buses.items():
         rates = {
-            hardware.link_names.index(link): times * _rate(hardware, link)
+            hardware.link_names.index(link): times * hardware.links[link].bandwidth_bytes_per_s
             for link, times in hardware.passing(bus.links).items()
             if link in hardware.links
         }
         if bus.scope == "device" or not rates or inf in (bus.bandwidth_bytes_per_s, *rates.values()):
             continue
-        mine = np.isin(track, list(rates)) & (end > start)
-        where, times = _instances(hardware, trace, bus)
-        count = times[rank[mine]]
-        asked = count * np.array([rates[link] for link in track[mine].tolist()], np.float64)
-        moments = (where[rank[mine]], start[mine], end[mine])
+        mine = pick(copies, np.isin(copies["track"], list(rates)))
+        where, times = instances(bus.scope, hardware.topology.devices_per_node, trace.stands_in)
+        count = times[mine["rank"]]
+        asked = count * np.array([rates[link] for link in mine["track"].tolist()], np.float64)
+        moments = (where[mine["rank"]], mine["start_ns"], mine["end_ns"])
         most = int(_most(*moments, count)), float(_most(*moments, asked)) / bus.bandwidth_bytes_per_s
         found[name] = Crowd(*most)
     return found
-
-
-_COLUMNS = ("rank", "track", "start_ns", "end_ns")
-Ints = NDArray[np.int64]
-
-
-def _rate(hardware: Hardware, link: str) -> int | float:
-    return hardware.links[link].bandwidth_bytes_per_s
-
-
-def _instances(hardware: Hardware, trace: Trace, bus: Bus) -> tuple[Ints, Ints]:
-    """By rank, which instance of the bus it uses, and how many ranks of that it was simulated for."""
-    on_node = hardware.topology.devices_per_node if bus.scope == "node" else len(trace.stands_in)
-    here = Counter(stands for rank, stands in enumerate(trace.stands_in) if rank // on_node == stands // on_node)
-    ranks = range(len(trace.stands_in))
-    return np.array([rank // on_node for rank in ranks]), np.array([here[rank] for rank in ranks])
 
 
 def _most(instance: Ints, start: Ints, end: Ints, size: NDArray[np.float64] | Ints) -> float:

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.graph import Graph, Job, TensorKind
+from simulator.columns import running
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Instances, kind_of, name_of
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import run_numbers, steps_of
 from simulator.plan import COMPUTE
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Block, Trace, pick
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Ints = NDArray[np.int64]
 
 
 Columns = dict[str, Any]
@@ -176,27 +174,19 @@ class Frames:
         return _frame(self.columns("memory"))
 
     def _memory(self) -> Columns:
-        rows, instances = self.trace.residencies.whole(), Instances(self.hardware, self.trace)
-        kinds = [kind.value for kind in TensorKind]
-        kind = self._kinds(kinds)[rows["rank"], np.maximum(rows["tensor"], -1)]
+        rows, instances, job = self.trace.residencies.whole(), Instances(self.hardware, self.trace), self.job
+        held = zip(rows["rank"].tolist(), rows["tensor"].tolist(), strict=True)
+        kinds = [kind_of(job.graph(rank), tensor) for rank, tensor in held]
+        different, kind = np.unique(kinds, return_inverse=True)
         instance, delta = instances.of(rows), instances.delta_bytes(rows)
         return {
             "time_ns": rows["time_ns"],
             "rank": rows["rank"],
             "tier": [self.hardware.tier_names[i] for i in rows["tier"].tolist()],
-            "kind": [kinds[i] for i in kind.tolist()],
-            "kind_bytes": _running(instance * len(kinds) + kind, delta),
-            "used_bytes": _running(instance, delta),
+            "kind": kinds,
+            "kind_bytes": running(instance * len(different) + kind, delta),
+            "used_bytes": running(instance, delta),
         }
-
-    def _kinds(self, kinds: list[str]) -> Ints:
-        """Kind of each tensor (column) of each rank; the last column is the kind of workspaces."""
-        job = self.job
-        found = np.full((len(job.graphs), 1 + max(len(g.tensors) for g in job.graphs)), kinds.index("workspace"))
-        for number, graph in enumerate(job.graphs):
-            found[number, : len(graph.tensors)] = [kinds.index(t.kind.value) for t in graph.tensors]
-        by_rank: Ints = found[np.array(job.graph_of)]
-        return by_rank
 
 
 def _frame(columns: Columns) -> pd.DataFrame:
@@ -299,22 +289,9 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
 
 def _sorted(rows: Block, *keys: str) -> Block:
     """The rows by these columns, the first of them first."""
-    order = np.lexsort([rows[key] for key in reversed(keys)])
-    return {name: values[order] for name, values in rows.items()}
+    return pick(rows, np.lexsort([rows[key] for key in reversed(keys)]))
 
 
 def op_name(graph: Graph, op: int, run: int) -> str:
     """Name a compute: the op, and from its second run in the step on ``#2`` and so on."""
     return graph.ops[op].name + (f"#{run}" if run > 1 else "")
-
-
-def _running(group: Ints, delta: Ints) -> Ints:
-    """Running sums within groups, in the order of the rows."""
-    order = np.argsort(group, kind="stable")
-    total = np.cumsum(delta[order])
-    first = np.ones(len(order), bool)
-    first[1:] = group[order][1:] != group[order][:-1]
-    before = (total - delta[order])[first]
-    found = np.empty(len(order), np.int64)
-    found[order] = total - before[np.cumsum(first) - 1] if len(order) else total
-    return found

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints, running
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
-from simulator.trace import Block, Trace
-
-Ints = NDArray[np.int64]
+from simulator.trace import Block, Trace, instances
 
 
 class Instances:
     """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
 
-    A rank that stands in for others counts once for each of them in its instance: ranks are folded only where every
-    instance that is left out is like one that is there. What is stored once for several ranks counts once.
+    A rank that stands in for others counts once for each of them in its instance. What is stored once for several ranks
+    counts once.
 
     Parameters
     ----------
@@ -32,15 +31,10 @@ class Instances:
     """
 
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
-        rank, by = np.arange(len(trace.stands_in)), np.array(trace.stands_in)
-        self.ranks = len(rank)
+        self.ranks, on_node = len(trace.stands_in), hardware.topology.devices_per_node
         self._repeated_bytes = trace.repeated_bytes
-        node = rank // hardware.topology.devices_per_node
-        member = {"device": rank, "node": node, "supernode": np.zeros_like(rank)}
-        self._member = np.array([member[tier.scope] for tier in hardware.tiers.values()])
-        self._count = np.zeros_like(self._member)
-        for tier, place in enumerate(self._member):
-            np.add.at(self._count[tier], by[place == place[by]], 1)
+        found = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
+        self._member, self._count = (np.array(column) for column in zip(*found, strict=True))
 
     def of(self, rows: Block) -> Ints:
         """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
@@ -79,18 +73,10 @@ class Peaks:
 
     def take(self, rows: Block) -> None:
         """Count some rows of the residencies, in order."""
-        if not len(rows["tier"]):
-            return
-        instance = self._instances.of(rows)
-        order = np.argsort(instance, kind="stable")
-        instance, delta = instance[order], self._instances.delta_bytes(rows)[order]
-        first = np.flatnonzero(np.concatenate(([True], instance[1:] != instance[:-1])))
-        running = np.cumsum(delta)
-        before = np.concatenate(([0], running))[first]
-        who = instance[first]
-        highest = self._used[who] + np.maximum.reduceat(running, first) - before
-        self._most[who] = np.maximum(self._most[who], highest)
-        self._used[who] += np.add.reduceat(delta, first)
+        instance, delta = self._instances.of(rows), self._instances.delta_bytes(rows)
+        used = self._used[instance] + running(instance, delta)
+        np.maximum.at(self._most, instance, used)
+        np.add.at(self._used, instance, delta)
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -147,12 +133,11 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     np.add.at(held, which, delta[: at + 1])
     largest = np.argsort(-held, kind="stable")
     residents = [(int(keys[i]) // ranks - len(graph.ops), int(held[i])) for i in largest if held[i]]
-    by_kind: dict[str, int] = {}
+    by_kind = Counter[str]()
     for t, size in residents:
-        by_kind[kind_of(graph, t)] = by_kind.get(kind_of(graph, t), 0) + size
-    kinds = dict(sorted(by_kind.items(), key=lambda item: -item[1]))
+        by_kind[kind_of(graph, t)] += size
     names = tuple((name_of(graph, t), size) for t, size in residents[:most])
-    return Peak(tier, int(time[at]), int(used[at]), kinds, names)
+    return Peak(tier, int(time[at]), int(used[at]), dict(by_kind.most_common()), names)
 
 
 def kind_of(graph: Graph, tensor: int) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.issued import IssuedSteps
@@ -18,8 +18,6 @@ from simulator.metrics.peaks import Instances, Peaks
 from simulator.metrics.steps import homes, repeats, step_starts
 from simulator.plan import COMPUTE, Plan
 from simulator.trace import SPANS, WAITS, Block, Happened, Table, Trace
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,9 @@ class Ran:
             starts = IssuedSteps(graph, homes(graph, trace, 0), tier)
         elif is_ok:
             starts = step_starts(graph, trace, 0, tier)
-        streams = {int(stream) for block in trace.spans.blocks() for stream in np.unique(block["track"][_ran(block)])}
-        found = Following(graph, Peaks(hardware, Instances(hardware, trace)), starts, sorted(streams))
+        spans = trace.spans.whole()
+        streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist()
+        found = Following(graph, Peaks(hardware, Instances(hardware, trace)), starts, streams)
         found.keeps_all = trace.until_ns is not None
         tables = {"spans": trace.spans, "waits": trace.waits, "residencies": trace.residencies}
         found.take({"issued": codes, **{name: table.whole() for name, table in tables.items()}})
@@ -131,7 +130,7 @@ class Following:
         spans, waits = happened["spans"], happened["waits"]
         self._peaks.take(happened["residencies"])
         self._makespan_ns = int(spans["end_ns"].max(initial=self._makespan_ns))
-        computes = np.flatnonzero(_ran(spans))
+        computes = np.flatnonzero(spans["kind"] == COMPUTE)
         self._computes += len(computes)
         self._begun_ns += int(spans["start_ns"][computes].sum())
         step = np.searchsorted(self._starts, spans["issue"][computes], "right") - 1
@@ -168,7 +167,3 @@ class Following:
         again = repeats(self._graph, trace, self._computes)
         last = replace(trace, spans=self._spans, waits=self._waits)
         return Ran(last, starts, ends, self._makespan_ns, self._begun_ns, self._peaks.bytes, again, self._issued)
-
-
-def _ran(spans: Block) -> NDArray[np.bool_]:
-    return np.asarray(spans["kind"] == COMPUTE)

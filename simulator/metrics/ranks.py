@@ -13,7 +13,7 @@ from simulator.hardware import Hardware
 from simulator.metrics.crowds import crowds
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.ran import Ran
-from simulator.metrics.summary import against, counted, fragmentation, is_collective, summarise_rank, union_ns
+from simulator.metrics.summary import against, counted, exposed_ns, fragmentation, is_collective
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace
 
@@ -127,7 +127,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        For each rank the columns of `summarise_rank`; of a shared tier's peak, only what the rank itself holds. And:
+        For each rank the columns of `counted`; of a shared tier's peak, only what the rank itself holds. And:
 
         ``collective_ns``, ``masked_ns``, ``masked_fraction``
             Time of the measured step in which a collective of the rank is under way; what of it lies under compute; as
@@ -145,7 +145,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
-    row = summarise_rank(graph, hardware, trace)
+    row = counted(graph, hardware, Ran.of(graph, hardware, trace))
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]
@@ -164,5 +164,4 @@ def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
     computes = (spans["kind"] == COMPUTE) & ~meets
     start, end = spans["start_ns"], spans["end_ns"]
-    either, met, computed = (union_ns(start[r], end[r], window) for r in (meets | computes, meets, computes))
-    return met, met + computed - either
+    return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints, at_first, firsts
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.issued import IssuedSteps
 from simulator.plan import COMPUTE, NOWHERE, Plan
-from simulator.trace import Block, Trace
-
-Ints = NDArray[np.int64]
+from simulator.trace import ISSUED, Block, Trace
 
 NO_OP = -1
 """Stands for the op of a transfer."""
@@ -54,12 +53,9 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
     """
     if plan.fixed is None or plan.repeats != graph.steps:
         return issued is not None and issued.keeps_program(streams)
-    kind, op, stream = (np.array(column, np.int64) for column in (plan.fixed.kind, plan.fixed.a, plan.fixed.b))
-    op, stream = op[kind == COMPUTE], stream[kind == COMPUTE]
-    if (stream != np.array(streams, np.int64)[op]).any():
-        return False
-    ops, first = np.unique(op, return_index=True)
-    return len(ops) == len(graph.ops) and bool((np.diff(first) > 0).all())
+    lap = IssuedSteps(replace(graph, steps=1), plan.home, 0)
+    lap.take({name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED})
+    return lap.keeps_program(streams)
 
 
 def run_numbers(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Ints, Ints]:
@@ -97,14 +93,10 @@ def _numbered(spans: Block, waits: Block, step: Ints) -> tuple[Ints, Ints]:
     ops = np.concatenate((np.where(is_transfer, NO_OP, spans["item"]), waits["op"]))
     rank, issue = (np.concatenate((spans[name], waits[name])) for name in ("rank", "issue"))
     order = np.lexsort((issue, ops, step, rank))
-    other_op = np.zeros(len(order), bool)
-    for key in (ops[order], step[order], rank[order]):
-        other_op[1:] |= key[1:] != key[:-1]
-    other_issue = other_op.copy()
-    other_issue[1:] |= np.diff(issue[order]) != 0
-    count = np.cumsum(other_issue)
+    of_op = ops[order], step[order], rank[order]
+    count = np.cumsum(firsts(*of_op, issue[order]), dtype=np.int64)
     number = np.empty(len(order), np.int64)
-    number[order] = count - np.maximum.accumulate(np.where(other_op, count, 0)) + 1
+    number[order] = count - at_first(firsts(*of_op), count) + 1
     number[: len(is_transfer)][is_transfer] = 1
     return number[: len(is_transfer)], number[len(is_transfer) :]
 

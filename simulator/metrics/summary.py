@@ -6,31 +6,28 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.bounds import Bound
+from simulator.columns import Bools, Ints
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
 from simulator.metrics.ran import Ran
 from simulator.metrics.steps import run_numbers_in
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Block, Trace, pick
 
-Ints = NDArray[np.int64]
-Stretches = tuple[NDArray[np.int64], NDArray[np.int64]]
+Stretches = tuple[Ints, Ints]
 """Begin and end of some stretches of time [ns]."""
 
-Flags = NDArray[np.bool_]
 
-
-def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound | None = None) -> dict[str, Any]:
-    """Count the run of one rank.
+def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
+    """Count the run of one rank from what was kept of it.
 
     Parameters
     ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
+    graph, hardware, ran
+        What ran, where, and what is known of it.
     bound
         What no plan can beat, if known.
 
@@ -41,17 +38,6 @@ def summarise_rank(graph: Graph, hardware: Hardware, trace: Trace, bound: Bound 
         and peaks are not None. A collective on the main stream is a wait for it. Where ranks begin in turn, the last
         step that ended while all of them were at work stands for step ``n``. Exactly,
         ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
-    """
-    return counted(graph, hardware, Ran.of(graph, hardware, trace), bound)
-
-
-def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
-    """Count the run of one rank from what was kept of it; the columns are those of `summarise_rank`.
-
-    Parameters
-    ----------
-    graph, hardware, ran, bound
-        What ran, where, what is known of it, and what no plan can beat, if known.
     """
     trace, window = ran.trace, None
     row: dict[str, Any] = dict.fromkeys(columns(hardware, ("run", "rank")))
@@ -135,7 +121,7 @@ def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
     copies = (spans["rank"] == 0) & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
 
-    def carried(mine: Flags) -> tuple[int, int]:
+    def carried(mine: Bools) -> tuple[int, int]:
         ends = spans["start_ns"][mine], spans["end_ns"][mine]
         return exposed_ns(ends, (waits["start_ns"], waits["end_ns"]), within)
 
@@ -167,7 +153,7 @@ def _waits(trace: Trace, window: Window) -> Block:
     waits = trace.waits.whole()
     mine = (waits["rank"] == 0) & (waits["stream"] == window.stream)
     mine &= (waits["start_ns"] >= window.start_ns) & (waits["end_ns"] <= window.end_ns)
-    return {name: column[mine] for name, column in waits.items()}
+    return pick(waits, mine)
 
 
 def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
@@ -191,12 +177,12 @@ def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
     return dict(found)
 
 
-def is_collective(graph: Graph, trace: Trace) -> Flags:
+def is_collective(graph: Graph, trace: Trace) -> Bools:
     """For each span, whether it is a collective."""
     meets = np.array([op.collective is not None for op in graph.ops] or [False])
     spans = trace.spans.whole()
     ran = spans["kind"] == COMPUTE
-    found: Flags = ran & meets[np.where(ran, spans["item"], 0)]
+    found: Bools = ran & meets[np.where(ran, spans["item"], 0)]
     return found
 
 

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.columns import Ints
 from simulator.offsets.tenancy import Tenancy, span
-
-Ints = NDArray[np.int64]
 
 _NOT_YET = -2
 _LIKE = 4

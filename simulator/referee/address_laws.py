@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 import numpy as np
 
-from simulator.hardware import Hardware
+from simulator.columns import Ints
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.columns import Ints
 from simulator.referee.facts import Facts
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Block, Trace, pick
 
 _ENDLESS = 1 << 62
 
 
-def check_addresses(
-    facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float, hardware: Hardware
-) -> None:
+def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float) -> None:
     """Check one rank's addresses, from the rows alone.
 
     Parameters
@@ -28,12 +24,11 @@ def check_addresses(
         The rank's rows, and the trace.
     allocator
         Whose addresses they are; of ``ideal`` there are none.
-    budget_bytes, hardware
-        What may be used of the compute tier [B]; prices of compaction.
+    budget_bytes
+        What may be used of the compute tier [B].
     """
-    rows, kept, events = (
-        _mine(table.whole(), facts.rank) for table in (trace.addresses, trace.reserved, trace.compactions)
-    )
+    tables = (table.whole() for table in (trace.addresses, trace.reserved, trace.compactions))
+    rows, kept, events = (pick(table, table["rank"] == facts.rank) for table in tables)
     if allocator == "ideal":
         if len(rows["rank"]) or len(events["rank"]):
             raise facts.broken("only places in an address space have addresses", "addresses", "some")
@@ -45,12 +40,7 @@ def check_addresses(
         raise facts.broken("no more is reserved than there is", f"reserved row {int(over[0]):,}", found)
     _check_apart(facts, rows, _ENDLESS if allocator == "caching" else capacity)
     _check_places(facts, rows, events, rounds=allocator == "caching")
-    _check_events(facts, events, rows, hardware, allocator)
-
-
-def _mine(block: Block, rank: int) -> Block:
-    mine = block["rank"] == rank
-    return {name: values[mine] for name, values in block.items()}
+    _check_events(facts, events, rows, allocator)
 
 
 def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
@@ -79,11 +69,9 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
 
 def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
     """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
-    of_tier = facts.residencies["tier"] == facts.compute_tier
-    places = [facts.residencies[name][of_tier] for name in ("time_ns", "tensor", "delta_bytes")]
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
-    took = _counted(zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True))
-    must = _counted(zip(*(column.tolist() for column in places), strict=True))
+    took = _counted(rows)
+    must = _counted(pick(facts.residencies, facts.residencies["tier"] == facts.compute_tier))
     for key in took.keys() | must.keys():
         (time, item), (up, down, size), (least_up, least_down, least) = key, took.get(key, _NONE), must.get(key, _NONE)
         moved = up - least_up
@@ -96,41 +84,40 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
 _NONE = (0, 0, 0)
 
 
-def _counted(rows: Iterator[tuple[int, int, int]]) -> dict[tuple[int, int], tuple[int, int, int]]:
+def _counted(rows: Block) -> dict[tuple[int, int], tuple[int, int, int]]:
     """By time and item: how often it is taken, and freed, and the bytes of both."""
     found: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for time, item, delta in rows:
+    for time, item, delta in zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True):
         up, down, size = found.get((time, item), _NONE)
         found[time, item] = (up + (delta > 0), down + (delta < 0), size + abs(delta))
     return found
 
 
-def _check_events(facts: Facts, events: Block, rows: Block, hardware: Hardware, allocator: AllocatorKind) -> None:
+def _check_events(facts: Facts, events: Block, rows: Block, allocator: AllocatorKind) -> None:
     """Check that nothing starts or runs where a compaction stops it, that it takes its price, and that waits say so."""
     asked, start, end, pages = (events[name] for name in ("asked_ns", "start_ns", "end_ns", "pages"))
     if allocator == "fixed" and len(asked):
         raise facts.broken("offsets chosen before the run need no compaction", "compactions", f"{len(asked)} of them")
     if (np.diff(asked) < 0).any() or (asked[1:] < end[:-1]).any() or (start < asked).any():
         raise facts.broken("compactions come one after another", "compactions", "two at once")
-    price = hardware.allocator.compaction
+    price, page_bytes = facts.hardware.allocator.compaction, facts.hardware.allocator.page_bytes
     for number, is_remap in enumerate(events["is_remap"].tolist()):
         due = price.cost_ns(int(pages[number])) if is_remap and price is not None else 0
         if int(end[number] - start[number]) != due:
             found = f"{int(end[number] - start[number]):,} ns for {int(pages[number]):,} pages, not {due:,} ns"
             raise facts.broken("a compaction takes its price", f"compactions row {number:,}", found)
         if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
-            _check_pages(facts, rows, (int(start[number]), int(pages[number])), hardware.allocator.page_bytes)
+            _check_pages(facts, rows, (int(start[number]), int(pages[number])), page_bytes)
     spans = facts.spans
-    meets = (spans["kind"] == COMPUTE) & facts.program.meets[spans["item"] * (spans["kind"] == COMPUTE)]
-    stopped = ~meets & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
-    _check_stopped(facts, {name: values[stopped] for name, values in spans.items()}, (asked, start, end))
+    stopped = ~np.isin(spans["issue"], facts.met) & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
+    _check_stopped(facts, pick(spans, stopped), (asked, start, end))
     waits = facts.waits
     mine = waits["cause"] == CAUSES.index("compaction")
     before = np.searchsorted(asked, waits["start_ns"], "right") - 1
     inside = before >= 0
     inside[inside] = waits["end_ns"][inside] <= _until(asked, end)[before[inside]]
     law = "what waits for compaction waits while one is asked for or under way"
-    facts.check(~mine | inside, law, "waits", facts.wait_row, waits, "op", "start_ns", "end_ns")
+    facts.check(~mine | inside, law, "waits", waits, "op", "start_ns", "end_ns")
 
 
 def _until(asked: Ints, end: Ints) -> Ints:
@@ -154,10 +141,8 @@ def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: 
 
 def _touches(facts: Facts, spans: Block) -> Ints:
     """Whether each span is a copy from or to the compute tier."""
-    links = list(facts.hardware.links.values())
-    here = np.array([facts.hardware.compute_tier in (one.source, one.target) for one in links] or [False])
-    is_copy = spans["kind"] == COPY
-    return np.asarray(is_copy & here[np.where(is_copy, spans["track"], 0)])
+    here = np.append((facts.program.links[:, :2] == facts.compute_tier).any(axis=1), False)
+    return np.asarray(here[np.where(spans["kind"] == COPY, spans["track"], -1)])
 
 
 def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -> None:
@@ -171,4 +156,4 @@ def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -
     ):
         before = np.searchsorted(since, moment, "left") - 1
         free = (before < 0) | (moment >= end[np.maximum(before, 0)])
-        facts.check(free, law, "spans", np.arange(len(moment)), spans, "kind", "item", "start_ns", "end_ns")
+        facts.check(free, law, "spans", spans, "kind", "item", "start_ns", "end_ns")

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from simulator.errors import ConfigError
-from simulator.graph import Group, Job
+from simulator.graph import Call, Group, Job, Roles
 from simulator.hardware import Hardware
-from simulator.referee.roles import Call, Roles
 from simulator.units import counted
 
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
@@ -53,7 +52,7 @@ class _Check:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._roles = [Roles(graph) for graph in job.graphs]
-        self._alike: set[tuple[int, Call, int, Call]] = set()
+        self._alike: set[tuple[int, Call, int]] = set()
 
     def run(self) -> None:
         """Check the groups of each graph, then each call of each rank against those whom it meets."""
@@ -91,27 +90,27 @@ class _Check:
             must = f"a rank that {'sends' if call.role == 'send' else 'receives' if call.role else 'meets'} is a member"
             found = f"{self._op(rank, roles, roles.ops[call][0])}, which is in none of its members"
             raise ConfigError(self._where(call), must, found, "add the rank to the group, or remove the op")
-        for other, answer in roles.others(call, rank):
-            self._check_members(rank, call, other, answer)
-            pair = (number, call, self._job.graph_of[other], answer)
+        for other in roles.others(call, rank):
+            self._check_members(rank, call, other)
+            pair = (number, call, self._job.graph_of[other])
             if pair not in self._alike:
-                self._check_alike(rank, call, other, answer)
+                self._check_alike(rank, call, other)
                 self._alike.add(pair)
 
-    def _check_members(self, rank: int, call: Call, other: int, answer: Call) -> None:
+    def _check_members(self, rank: int, call: Call, other: int) -> None:
         """Check that two ranks that meet name the same ones."""
         mine = self._roles[self._job.graph_of[rank]].members[call][rank]
-        theirs = self._roles[self._job.graph_of[other]].members.get(answer, {}).get(other, mine)
+        theirs = self._roles[self._job.graph_of[other]].members.get(call.answer, {}).get(other, mine)
         if mine != theirs:
             must = "members name the same ranks, in the same order"
             found = f"{list(mine)} in the graph of rank {rank}, {list(theirs)} in that of rank {other}"
             raise ConfigError(self._where(call), must, found, "correct the members of one")
 
-    def _check_alike(self, rank: int, call: Call, other: int, answer: Call) -> None:
+    def _check_alike(self, rank: int, call: Call, other: int) -> None:
         """Compare the collectives of two ranks that meet there, one after another."""
         mine, theirs = self._roles[self._job.graph_of[rank]], self._roles[self._job.graph_of[other]]
-        one, two = mine.ops[call], theirs.ops.get(answer, [])
-        if mine is theirs and call == answer:
+        one, two = mine.ops[call], theirs.ops.get(call.answer, [])
+        if mine is theirs and not call.role:
             return
         for at, (a, b) in enumerate(zip(one, two, strict=False), 1):
             first, second = mine.graph.ops[a].collective, theirs.graph.ops[b].collective
@@ -124,7 +123,7 @@ class _Check:
                 raise ConfigError(self._where(call), must, found, "make them agree, or give one another group")
         often = mine.graph.steps, theirs.graph.steps
         if len(one) != len(two):
-            self._refuse_lonely((rank, call, mine), (other, answer, theirs))
+            self._refuse_lonely((rank, call, mine), (other, call.answer, theirs))
         elif often[0] != often[1]:
             found = f"{counted(often[0], 'step')} of rank {rank} and {counted(often[1], 'step')} of rank {other}"
             raise ConfigError(self._where(call), "members run as many steps", found, "give all graphs the same steps")

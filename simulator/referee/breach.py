@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
-
-KINDS = {COMPUTE: "compute", COPY: "copy", DETACH: "detach", SYNC: "sync"}
-"""Step code -> its name."""
 
 
 class Breach(NamedTuple):
@@ -18,6 +16,11 @@ class Breach(NamedTuple):
     must: str
     found: str
     do: str
+
+
+def broken(where: str, law: str, found: str) -> InvariantError:
+    """The error that names the row, the law and the numbers."""
+    return InvariantError(where, law, found, "report this: it is a bug of hosim")
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
@@ -33,19 +36,15 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
         The step; ids that are out of range are shown as numbers.
     """
     kind, a, b, c = code
-    if kind not in KINDS:
+    if not COMPUTE <= kind <= SYNC:
         return f"kind {kind}"
     if kind == COMPUTE:
-        return f"compute {_name(graph.ops, a)}"
-    tensor = _name(graph.tensors, a)
+        return f"compute {_name([op.name for op in graph.ops], a)}"
+    tensor, source, target = _name([tensor.name for tensor in graph.tensors], a), _name(tiers, b), _name(tiers, c)
     if kind == COPY:
-        return f"copy {tensor} {_tier(tiers, b)} -> {_tier(tiers, c)}"
-    return f"detach {tensor} from {_tier(tiers, b)}" if kind == DETACH else f"sync {tensor}"
+        return f"copy {tensor} {source} -> {target}"
+    return f"detach {tensor} from {source}" if kind == DETACH else f"sync {tensor}"
 
 
-def _name(named: Sequence[object], number: int) -> str:
-    return str(getattr(named[number], "name", number)) if 0 <= number < len(named) else str(number)
-
-
-def _tier(tiers: Sequence[str], number: int) -> str:
-    return tiers[number] if 0 <= number < len(tiers) else str(number)
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)

@@ -2,83 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from simulator.columns import NONE, Ints
 from simulator.plan import COPY, DETACH, SYNC
-from simulator.referee.columns import NONE, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 
 
-@dataclass(frozen=True, slots=True)
-class Accesses:
-    """Every use of a tensor by a step, by tensor and then by issue.
-
-    Attributes
-    ----------
-    tensor, issue
-        Which tensor, which step.
-    start, end
-        When (positions of the clock); a detach is an instant, a sync takes no part in the order. The detach of a tensor
-        of 0 B leaves no row: it acts as early as the order lets it, its start is `NONE`, and its end is until when an
-        output has to stay, or `NONE`.
-    exclusive
-        Whether it waits for all earlier ones: a compute that writes, or a detach.
-    """
-
-    tensor: Ints
-    issue: Ints
-    start: Ints
-    end: Ints
-    exclusive: np.ndarray
-
-
-def accesses(facts: Facts, held: Held, stays: Ints) -> Accesses:
-    """Collect the accesses of all tensors, syncs included; by detach, until when its tensor stays."""
-    by_compute, which = facts.compute_uses()
-    copies, syncs = facts.steps(COPY), facts.steps(SYNC)
-    detaches, freed = facts.steps(DETACH), held.detached
-    issue = np.concatenate((by_compute, copies, syncs, detaches))
-    tensor = np.concatenate((facts.uses.tensor[which], facts.a[copies], facts.a[syncs], facts.a[detaches]))
-    start, end = facts.start[issue], facts.end[issue]
-    start[len(issue) - len(detaches) :] = freed
-    end[len(issue) - len(detaches) :] = np.where(freed == NONE, stays, freed)
-    exclusive = np.zeros(len(issue), bool)
-    exclusive[: len(by_compute)] = facts.uses.writes[which]
-    exclusive[len(issue) - len(detaches) :] = True
-    order = np.lexsort((issue, tensor))
-    return Accesses(tensor[order], issue[order], start[order], end[order], exclusive[order])
-
-
-def check_order(facts: Facts, found: Accesses) -> Ints:
+def check_order(facts: Facts, held: Held, stays: Ints) -> Ints:
     """Check that exclusive accesses wait for all earlier ones of the tensor, and all later ones wait for them.
+
+    A compute that writes, and a detach, is exclusive. A detach is an instant. That of a tensor of 0 B leaves no row: it
+    acts as early as the order lets it, and lasts until its output may go. A sync takes no part in the order.
+
+    Parameters
+    ----------
+    facts, held
+        One rank's trace, and when its places were held.
+    stays
+        By detach, until when its tensor stays at least, or `NONE`.
 
     Returns
     -------
     by issue
         When the step's tensors let it start (position of the clock, or `NONE`); for a sync, when it could return.
     """
-    is_sync = facts.kind[found.issue] == SYNC
-    ended = np.where(is_sync, NONE, found.end)
-    earlier, exclusive = facts.earlier, np.where(found.exclusive, ended, NONE)
-    after_all = facts.running_max(found.tensor, ended, earlier.ended_ns)
-    exclusive = np.where(found.exclusive & (found.start == NONE), np.maximum(after_all, exclusive), exclusive)
-    after_exclusive = facts.running_max(found.tensor, exclusive, earlier.exclusive_ns)
-    allowed = np.where(found.exclusive | is_sync, after_all, after_exclusive)
-    facts.check_steps(
-        found.issue,
-        is_sync | (found.start == NONE) | (found.start >= allowed),
-        "steps that name the same tensor take effect in issue order; only reads and copies of it overlap",
-        ("tensor", found.tensor),
-        ("starts at ns", facts.times(found.start)),
-        ("an earlier one lasts until ns", facts.times(allowed)),
-    )
-    np.maximum.at(earlier.ended_ns, found.tensor, facts.times(ended))
-    np.maximum.at(earlier.exclusive_ns, found.tensor, facts.times(exclusive))
+    (by_compute, place), earlier = facts.used, facts.earlier
+    copies, syncs, detaches = (facts.steps(kind) for kind in (COPY, SYNC, DETACH))
+    issue = np.concatenate((by_compute, copies, syncs, detaches))
+    tensor = np.append(place // facts.tiers, facts.a[issue[len(by_compute) :]])
+    is_sync, is_exclusive = facts.kind[issue] == SYNC, facts.kind[issue] == DETACH
+    is_exclusive[: len(by_compute)] = facts.uses.writes[facts.compute_uses[1]]
+    start, end = facts.start[issue], np.where(is_sync, NONE, facts.end[issue])
+    start[len(issue) - len(detaches) :] = held.detached
+    end[len(issue) - len(detaches) :] = np.where(held.detached == NONE, stays, held.detached)
+    order = np.lexsort((issue, tensor))
+    issue, tensor, start, end = issue[order], tensor[order], start[order], end[order]
+    is_sync, is_exclusive = is_sync[order], is_exclusive[order]
+    after_all, exclusive = facts.running_max(tensor, end, earlier.ended_ns), np.where(is_exclusive, end, NONE)
+    exclusive = np.where(is_exclusive & (start == NONE), np.maximum(after_all, exclusive), exclusive)
+    allowed = np.where(is_exclusive | is_sync, after_all, facts.running_max(tensor, exclusive, earlier.exclusive_ns))
+    law = "steps that name the same tensor take effect in issue order; only reads and copies of it overlap"
+    shown = ("starts at ns", facts.times(start)), ("an earlier one lasts until ns", facts.times(allowed))
+    holds = is_sync | (start == NONE) | (start >= allowed)
+    facts.check_steps(issue, holds, law, ("tensor", tensor), *shown)
+    np.maximum.at(earlier.ended_ns, tensor, facts.times(end))
+    np.maximum.at(earlier.exclusive_ns, tensor, facts.times(exclusive))
     ready = np.full(len(facts.kind), NONE, np.int64)
-    np.maximum.at(ready, found.issue, allowed)
+    np.maximum.at(ready, issue, allowed)
     return ready
 
 
@@ -90,19 +62,13 @@ def check_valid(facts: Facts) -> Ints:
     by issue
         When the data of the step was valid (position of the clock, or `NONE`).
     """
-    uses, tiers, here = facts.uses, facts.tiers, facts.compute_tier
-    by_compute, which = facts.compute_uses()
-    reads, writes = uses.reads[which], uses.writes[which]
-    place = uses.tensor[which] * tiers + here
-    copies, valid_ns = facts.steps(COPY), facts.earlier.valid_ns
-    needs = np.concatenate((by_compute[reads], copies))
-    needed = np.concatenate((place[reads], facts.a[copies] * tiers + facts.b[copies]))
-    makes = np.concatenate((by_compute[writes], copies))
-    made, made_at = np.concatenate((place[writes], facts.a[copies] * tiers + facts.c[copies])), facts.end[makes]
-    group, issue = np.concatenate((needed, made)), np.concatenate((needs, makes))
+    (by_compute, place), (makes, made) = facts.used, facts.made
+    reads, copies, valid_ns = facts.uses.reads[facts.compute_uses[1]], facts.steps(COPY), facts.earlier.valid_ns
+    needs, needed = np.append(by_compute[reads], copies), np.append(place[reads], facts.source[copies])
+    made_at, group, issue = facts.end[makes], np.append(needed, made), np.append(needs, makes)
     is_need = np.arange(len(group)) < len(needs)
     order = np.lexsort((~is_need, issue, group))
-    value = np.concatenate((np.full(len(needs), NONE), made_at))[order]
+    value = np.append(np.full(len(needs), NONE), made_at)[order]
     valid = facts.running_max(group[order], value, valid_ns)[is_need[order]]
     np.maximum.at(valid_ns, made, facts.times(made_at))
     needs = issue[order][is_need[order]]
@@ -111,7 +77,7 @@ def check_valid(facts: Facts) -> Ints:
         needs,
         (start == facts.never) | ((valid != NONE) & (start >= valid)),
         "what a compute reads, and what a copy moves, is valid before it starts",
-        ("tensor", group[order][is_need[order]] // tiers),
+        ("tensor", group[order][is_need[order]] // facts.tiers),
         ("starts at ns", facts.times(start)),
         ("valid at ns", facts.times(valid)),
     )
@@ -123,9 +89,8 @@ def check_valid(facts: Facts) -> Ints:
 def check_syncs(facts: Facts, ready: Ints) -> None:
     """Check that nothing is issued after a sync before all earlier steps of its tensor have ended."""
     host = facts.earlier.host
-    before = facts.at(np.array([host.synced_ns]))
-    floor = np.maximum.accumulate(np.append(before, np.where(facts.kind == SYNC, ready, NONE)))[1:]
-    host.synced_ns = int(facts.times(floor[-1:])[0]) if len(floor) else host.synced_ns
+    floor = facts.latest(np.where(facts.kind == SYNC, ready, NONE), host.synced_ns)
+    host.synced_ns = int(facts.times(floor[-1:])[0])
     steps = np.flatnonzero(facts.row != NONE)
     facts.check_steps(
         steps,
@@ -148,19 +113,8 @@ def check_waits_have_cause(facts: Facts, ready: Ints, room_causes: tuple[int, ..
     room_causes
         The causes that may keep an op which could start otherwise.
     """
-    waits = facts.waits
-    issue = waits["issue"]
-    allowed = np.maximum(ready[issue], facts.issued[issue])
+    waits, issue = facts.waits, facts.waits["issue"]
     end = np.searchsorted(facts.clock, waits["end_ns"], "right") - 1
-    facts.check(
-        np.isin(waits["cause"], room_causes) | (end <= allowed),
-        "a wait that is not for room ends when data, order, line and host let the op start",
-        "waits",
-        facts.wait_row,
-        waits,
-        "op",
-        "issue",
-        "start_ns",
-        "end_ns",
-        "cause",
-    )
+    holds = np.isin(waits["cause"], room_causes) | (end <= np.maximum(ready[issue], facts.issued[issue]))
+    law = "a wait that is not for room ends when data, order, line and host let the op start"
+    facts.check(holds, law, "waits", waits, "op", "issue", "start_ns", "end_ns", "cause")

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from simulator.columns import NONE, Ints
 from simulator.graph import Graph
 from simulator.plan import NOWHERE, Plan
-from simulator.referee.columns import NONE, Ints, Moved
+
+
+class Moved(NamedTuple):
+    """What went over the links, or the ports, of one name: whose, how much, from when to when."""
+
+    rank: Ints
+    size_bytes: Ints
+    start_ns: Ints
+    end_ns: Ints
 
 
 @dataclass(eq=False)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.columns import NONE, Bools, Ints, firsts, lasts
 from simulator.plan import COMPUTE, COPY, DETACH
-from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 from simulator.units import human
 
 _WORST = 5
+_MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
+_Row = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Findings:
     """
 
     dead_byte_ns: dict[str, int]
-    worst: tuple[tuple[str, str, int, int], ...] = ()
+    worst: tuple[_Row, ...] = ()
     unread_copies: int = 0
     unread_bytes: int = 0
     unchosen_copies: int = 0
@@ -63,7 +67,7 @@ class Look:
     """Collects the findings of one rank, part by part."""
 
     def __init__(self) -> None:
-        self._copies, self._bytes = {True: 0, False: 0}, {True: 0, False: 0}
+        self._moved = Counter[str]()
 
     def take(self, facts: Facts, held: Held) -> None:
         """Look at a part.
@@ -71,35 +75,46 @@ class Look:
         A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless
         the tensor is persistent or an output. Persistent tensors and outputs are never dead.
         """
-        mortal = np.array([not t.persistent for t in facts.graph.tensors], bool)
+        mortal = ~facts.program.persistent
         mortal[list(facts.graph.outputs)] = False
         follower, last_end = _neighbours(facts, held)
         dead = mortal[facts.a[held.detaches]] & (follower != _READS)
         dead &= (last_end != NONE) & (held.detached != facts.never) & (held.detached != NONE)
         issues, freed = held.detaches[dead], held.detached[dead]
-        place = facts.a[issues] * facts.tiers + facts.b[issues]
+        place = facts.source[issues]
         since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))
         ns, is_known = facts.times(freed) - facts.times(since), follower[dead] != _UNKNOWN
         np.add.at(facts.earlier.dead_ns, place[is_known], ns[is_known])
         np.add.at(facts.earlier.undecided_ns, place[~is_known], ns[~is_known])
         unread = _unread_copies(facts)
-        candidates = sorted({t for op in facts.graph.ops if op.late for t in op.late.candidates})
-        is_late = np.isin(unread, candidates)
-        for late, tensors in ((True, unread[is_late]), (False, unread[~is_late])):
-            self._copies[late] += len(tensors)
-            self._bytes[late] += int(facts.sizes[tensors].sum())
+        is_late = np.isin(unread, list(facts.graph.candidates))
+        for what, tensors in (("unchosen", unread[is_late]), ("unread", unread[~is_late])):
+            self._moved[f"{what}_copies"] += len(tensors)
+            self._moved[f"{what}_bytes"] += int(facts.sizes[tensors].sum())
 
     def found(self, facts: Facts) -> Findings:
         """The findings, behind the last part."""
-        total = facts.earlier.dead_ns + facts.earlier.undecided_ns
-        return Findings(
-            dead_byte_ns=_by_tier(facts, total),
-            worst=_worst(facts, total),
-            unread_copies=self._copies[False],
-            unread_bytes=self._bytes[False],
-            unchosen_copies=self._copies[True],
-            unchosen_bytes=self._bytes[True],
-        )
+        total_ns = facts.earlier.dead_ns + facts.earlier.undecided_ns
+        places, dead = np.flatnonzero(total_ns), dict.fromkeys(facts.plan.tiers, 0)
+        rows = []
+        for place, ns in zip(places.tolist(), total_ns[places].tolist(), strict=True):
+            tensor, tier = facts.graph.tensors[place // facts.tiers], facts.plan.tiers[place % facts.tiers]
+            dead[tier] += tensor.size_bytes * ns
+            rows.append((tensor.name, tier, tensor.size_bytes, ns))
+        return Findings(dead, _worst(rows), **self._moved)
+
+
+def merged(found: Sequence[Findings]) -> Findings:
+    """What was noticed on all ranks, of those that were folded, too."""
+    dead: Counter[str] = Counter()
+    for one in found:
+        dead.update(one.dead_byte_ns)
+    sums = {name: sum(getattr(one, name) for one in found) for name in _MOVED}
+    return Findings(dict(dead), _worst(row for one in found for row in one.worst), **sums)
+
+
+def _worst(rows: Iterable[_Row]) -> tuple[_Row, ...]:
+    return tuple(sorted(rows, key=lambda row: -row[2] * row[3])[:_WORST])
 
 
 _UNKNOWN, _WRITES, _READS = range(3)
@@ -111,29 +126,23 @@ def _neighbours(facts: Facts, held: Held) -> tuple[Ints, Ints]:
 
     What that says of the detaches of earlier parts is noted.
     """
-    by_compute, which = facts.compute_uses()
-    used, earlier = facts.uses.tensor[which], facts.earlier
-    tensor = np.concatenate((used, facts.a[held.detaches]))
-    issue = np.concatenate((by_compute, held.detaches))
-    is_detach = np.arange(len(issue)) >= len(by_compute)
-    end = np.concatenate((facts.end[by_compute], np.full(len(held.detaches), NONE)))
-    does = np.where(facts.uses.reads[which], _READS, _WRITES)
-    does = np.concatenate((does, np.full(len(held.detaches), _UNKNOWN)))
+    (by_compute, which), earlier = facts.compute_uses, facts.earlier
+    used, detaches, reads = facts.uses.tensor[which], held.detaches, facts.uses.reads[which]
+    tensor, issue = np.append(used, facts.a[detaches]), np.append(by_compute, detaches)
+    end = np.append(facts.end[by_compute], np.full(len(detaches), NONE))
+    does = np.append(np.where(reads, _READS, _WRITES), np.full(len(detaches), _UNKNOWN))
     order = np.lexsort((issue, tensor))
-    tensor, is_detach, end, does = tensor[order], is_detach[order], end[order], does[order]
+    tensor, end, does, is_detach = tensor[order], end[order], does[order], order >= len(used)
     last_end = facts.running_max(tensor, end, earlier.used_ns)
     np.maximum.at(earlier.used_ns, used, facts.times(facts.end[by_compute]))
-    n = len(tensor)
-    following = np.where(is_detach, n, np.arange(n))
-    following = np.append(np.minimum.accumulate(following[::-1])[::-1] if n else following, n)
-    same = np.append(tensor, NONE)[following[1:]] == tensor
-    next_does = np.where(same, np.append(does, _UNKNOWN)[following[1:]], _UNKNOWN)
-    first = np.flatnonzero(np.append(True, tensor[1:] != tensor[:-1])) if n else np.empty(0, np.int64)
-    first_use = following[first]
-    is_used = np.append(tensor, NONE)[first_use] == tensor[first]
-    _decide(facts, tensor[first[is_used]], does[first_use[is_used]] == _READS)
-    back = np.empty(len(held.detaches), np.int64)
-    back[order[is_detach] - len(by_compute)] = np.flatnonzero(is_detach)
+    n, first = len(tensor), np.flatnonzero(firsts(tensor))
+    following = np.minimum.accumulate(np.append(np.where(is_detach, n, np.arange(n)), n)[::-1])[::-1]
+    at_all, does = np.append(tensor, NONE)[following], np.append(does, _UNKNOWN)[following]
+    next_does = np.where(at_all[1:] == tensor, does[1:], _UNKNOWN)
+    is_used = at_all[first] == tensor[first]
+    _decide(facts, tensor[first[is_used]], does[first[is_used]] == _READS)
+    back = np.empty(len(detaches), np.int64)
+    back[order[is_detach] - len(used)] = np.flatnonzero(is_detach)
     return next_does[back], last_end[back]
 
 
@@ -151,46 +160,24 @@ def _taken_before(facts: Facts, held: Held, place: Ints, freed: Ints) -> Ints:
     return held.taken[np.searchsorted(key, place * facts.stride + freed)]
 
 
-def _by_tier(facts: Facts, total_ns: Ints) -> dict[str, int]:
-    found = dict.fromkeys(facts.plan.tiers, 0)
-    for place in np.flatnonzero(total_ns).tolist():
-        tensor, tier = divmod(place, facts.tiers)
-        found[facts.plan.tiers[tier]] += int(facts.sizes[tensor]) * int(total_ns[place])
-    return found
-
-
-def _worst(facts: Facts, total_ns: Ints) -> tuple[tuple[str, str, int, int], ...]:
-    places = np.flatnonzero(total_ns)
-    weight = total_ns[places] * facts.sizes[places // facts.tiers].astype(float)
-    heaviest = places[np.argsort(-weight, kind="stable")[:_WORST]].tolist()
-    return tuple(
-        (
-            facts.graph.tensors[place // facts.tiers].name,
-            facts.plan.tiers[place % facts.tiers],
-            int(facts.sizes[place // facts.tiers]),
-            int(total_ns[place]),
-        )
-        for place in heaviest
-    )
-
-
 def _unread_copies(facts: Facts) -> Ints:
     """Tensors of copies whose target was detached before a compute or another copy used it, each as often as it was."""
-    by_compute, which = facts.compute_uses()
-    copies, detaches, unread = facts.ran(COPY), facts.steps(DETACH), facts.earlier.unread
-    tiers, known = facts.tiers, np.flatnonzero(facts.earlier.unread)
-    used = (facts.uses.tensor[which] * tiers + facts.compute_tier, facts.a[copies] * tiers + facts.b[copies])
-    made, gone = facts.a[copies] * tiers + facts.c[copies], facts.a[detaches] * tiers + facts.b[detaches]
-    homes = np.array(facts.plan.home, np.int64)
-    place = np.concatenate((known, *used, made, gone))
-    issue = np.concatenate((np.full(len(known), NONE), by_compute, copies, copies, detaches))
-    counts = [len(known), len(used[0]), len(copies), len(copies), len(detaches)]
-    what = np.repeat([COPY, COMPUTE, COMPUTE, COPY, DETACH], counts)
+    tiers, unread, copies, detaches = facts.tiers, facts.earlier.unread, facts.ran(COPY), facts.steps(DETACH)
+    known, homes = np.flatnonzero(unread), np.array(facts.plan.home, np.int64)
+    parts = (
+        (COPY, np.full(len(known), NONE), known),
+        (COMPUTE, *facts.used),
+        (COMPUTE, copies, facts.source[copies]),
+        (COPY, copies, facts.target[copies]),
+        (DETACH, detaches, facts.source[detaches]),
+    )
+    what = np.repeat([kind for kind, *_ in parts], [len(issues) for _, issues, _ in parts])
+    issue, place = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     order = np.lexsort((issue, place))
     place, what = place[order], what[order]
     wasted = (what[:-1] == COPY) & (what[1:] == DETACH) & (place[1:] == place[:-1])
-    at_home = homes[place[:-1] // tiers] == place[:-1] % tiers
-    kept = np.isin(place[:-1] // tiers, facts.graph.outputs)
-    last = np.append(place[1:] != place[:-1], True)[: len(place)]
+    tensor, tier = place[:-1] // tiers, place[:-1] % tiers
+    kept = np.isin(tensor, facts.graph.outputs)
+    last = lasts(place)
     unread[place[last]] = what[last] == COPY
-    return np.asarray(place[:-1][wasted & ~at_home & ~kept] // tiers)
+    return np.asarray(tensor[wasted & (homes[tensor] != tier) & ~kept])

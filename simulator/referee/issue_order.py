@@ -11,10 +11,9 @@ each, on one stream.
 
 from __future__ import annotations
 
-from simulator.graph import Graph
+from simulator.graph import Call, Graph, Roles
 from simulator.plan import COMPUTE, COPY, DETACH
 from simulator.referee.breach import Breach
-from simulator.referee.roles import Call, Roles
 
 INITIAL = -1
 """The maker of a value that a training step began with."""
@@ -138,9 +137,8 @@ class Turns:
 
     def __init__(self, graph: Graph) -> None:
         self._ops = graph.ops
-        self._lines = Roles(graph).ops
-        self._calls = {op: call for call, ops in self._lines.items() for op in ops}
-        self._done = dict.fromkeys(self._lines, 0)
+        self._roles = Roles(graph)
+        self._done = dict.fromkeys(self._roles.ops, 0)
         self._streams: dict[Call, int] = {}
 
     def step(self, kind: int, a: int, b: int) -> Breach | None:
@@ -151,10 +149,10 @@ class Turns:
         kind, a, b
             The first numbers of its code.
         """
-        if kind != COMPUTE or a not in self._calls:
+        if kind != COMPUTE or a not in self._roles.calls:
             return None
-        call = self._calls[a]
-        line = self._lines[call]
+        call = self._roles.calls[a]
+        line = self._roles.ops[call]
         due = line[self._done[call] % len(line)]
         self._done[call] += 1
         if due != a:

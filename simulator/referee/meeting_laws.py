@@ -9,15 +9,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from simulator.cost import collective_ns
-from simulator.errors import InvariantError
-from simulator.graph import Collective, CollectiveKind, Job
+from simulator.columns import Ints, at_first, busy, firsts, turns
+from simulator.cost import NS_PER_S, collective_ns
+from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE
-from simulator.referee.columns import Ints
+from simulator.referee.breach import broken
 from simulator.referee.facts import Facts, Intervals
-from simulator.referee.roles import Call, Members, Roles
-from simulator.trace import CAUSES
+from simulator.trace import CAUSES, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Meetings:
 
     Attributes
     ----------
-    meeting, rank, op, issue
+    meeting, rank, issue
         Which meeting, counted from 0; whose span.
     arrived_ns, start_ns, end_ns
         When the rank had come (at the earliest), and its span [ns].
@@ -40,7 +38,6 @@ class Meetings:
 
     meeting: Ints
     rank: Ints
-    op: Ints
     issue: Ints
     arrived_ns: Ints
     start_ns: Ints
@@ -97,9 +94,8 @@ class _Keys:
         return self._known[known]
 
     def _sort(self, about: Collective, members: Members, simulated: int) -> int:
-        found = self._sorts.get((about, id(members)))
-        if found is None:
-            found = self._sorts[about, id(members)] = len(self.sorts)
+        found = self._sorts.setdefault((about, id(members)), len(self.sorts))
+        if found == len(self.sorts):
             self.sorts.append((about, members, simulated))
         return found
 
@@ -124,37 +120,21 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
     keys = _Keys(job, stands_in)
     columns: list[tuple[Ints, ...]] = []
     for facts in ranks:
-        if not facts.program.meets.any():
-            continue
-        key, sort = keys.of_ops(facts.rank)
-        ran = facts.ran(COMPUTE)
-        ran = ran[facts.program.meets[facts.a[ran]]]
-        op = facts.a[ran]
-        times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
-        columns.append((key[op], np.full(len(ran), facts.rank), op, ran, *times, sort[op]))
+        if facts.program.meets.any():
+            key, sort = keys.of_ops(facts.rank)
+            ran, op = facts.met, facts.a[facts.met]
+            times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
+            columns.append((key[op], np.full(len(ran), facts.rank), ran, *times, sort[op]))
     if not columns:
         return None
-    key, rank, op, issue, arrived, start, end, row, sort = (np.concatenate(c) for c in zip(*columns, strict=True))
-    order = np.lexsort((issue, rank, key))
-    turn = np.empty(len(key), np.int64)
-    turn[order] = _number(np.stack((key[order], rank[order])))
+    key, rank, *rest = (np.concatenate(column) for column in zip(*columns, strict=True))
+    turn = turns(key * len(stands_in) + rank)
     order = np.lexsort((rank, turn, key))
-    new = np.append(True, (np.diff(key[order]) != 0) | (np.diff(turn[order]) != 0))[: len(order)]
-    rank, op, issue, arrived, start, end, row, sort = (
-        column[order] for column in (rank, op, issue, arrived, start, end, row, sort)
-    )
-    return Meetings(np.cumsum(new) - 1, rank, op, issue, arrived, start, end, row, sort, tuple(keys.sorts))
+    meeting = np.cumsum(firsts(key[order], turn[order]), dtype=np.int64) - 1
+    issue, arrived, start, end, row, sort = (column[order] for column in rest)
+    return Meetings(meeting, rank[order], issue, arrived, start, end, row, sort, tuple(keys.sorts))
 
 
-def _number(keys: Ints) -> Ints:
-    """The position of each column in the run of equal columns that it is in."""
-    at = np.arange(keys.shape[1])
-    new = np.ones(len(at), bool)
-    new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
-    return np.asarray(at - np.maximum.accumulate(np.where(new, at, 0))) if len(at) else at
-
-
-_NS_PER_S = 10**9
 _PEER, _COLLECTIVE = CAUSES.index("peer"), CAUSES.index("collective")
 
 
@@ -176,11 +156,10 @@ def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, conte
     there = np.bincount(found.meeting, minlength=n)[found.meeting]
     expected = np.array([simulated for _, _, simulated in found.sorts], np.int64)[found.sort]
     _check(found, there == expected, "all members of a collective take part in it", ("ranks", there), complete=complete)
-    first = np.searchsorted(found.meeting, found.meeting)
-    for name, law in (("start_ns", "start"), ("end_ns", "end")):
-        times = getattr(found, name)
-        shown = ((f"its {name}", times), ("that of its first member", times[first]))
-        _check(found, times == times[first], f"the members of a collective {law} at the same instant", *shown)
+    for name, times in (("start", found.start_ns), ("end", found.end_ns)):
+        of_first = at_first(firsts(found.meeting), times)
+        shown = ((f"its {name}_ns", times), ("that of its first member", of_first))
+        _check(found, times == of_first, f"the members of a collective {name} at the same instant", *shown)
     took = found.end_ns - found.start_ns
     alone = np.array([_alone_ns(what, members, hardware) for what, members, _ in found.sorts], np.int64)[found.sort]
     law = "a collective takes at least its time alone"
@@ -197,11 +176,7 @@ def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints
     i = int(np.argmin(holds))
     what, members, _ = found.sorts[int(found.sort[i])]
     where = f"trace, spans row {int(found.row[i]):,} ({what.kind} of rank {int(found.rank[i])} among {_said(members)})"
-    raise _broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
-
-
-def _broken(where: str, law: str, found: str) -> InvariantError:
-    return InvariantError(where, law, found, "report this: it is a bug of hosim")
+    raise broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
 
 
 def _said(members: Members) -> str:
@@ -228,7 +203,7 @@ def _least_ns(what: Collective, members: int, hardware: Hardware) -> int:
     if members == 1 or not rates or math.inf in rates:
         return 0
     share = _LEAST.get(what.kind, lambda _: Fraction(1))(members)
-    return math.ceil(share * what.size_bytes * _NS_PER_S / sum(map(int, rates)))
+    return math.ceil(share * what.size_bytes * NS_PER_S / sum(map(int, rates)))
 
 
 def _ports_are_capped(hardware: Hardware) -> bool:
@@ -237,16 +212,10 @@ def _ports_are_capped(hardware: Hardware) -> bool:
 
 def _overlaps(found: Meetings) -> np.ndarray:
     """Whether another collective of the same rank is under way during some of each span."""
-    order = np.lexsort((found.end_ns, found.start_ns, found.rank))
-    rank, start, end = (column[order] for column in (found.rank, found.start_ns, found.end_ns))
-    if not len(order):
-        return np.zeros(0, bool)
-    stride = int(end.max()) + 2
-    reached = np.maximum.accumulate(rank * stride + end + 1)
-    after_earlier = np.append(-1, reached[:-1]) > rank * stride + start + 1
-    before_later = np.append((rank * stride + start)[1:] < (rank * stride + end)[:-1], False)
+    order, first, _ = busy(found.rank, found.start_ns, found.end_ns, joins=False)
+    together = np.diff(np.append(first, len(order)))
     overlapping = np.empty(len(order), bool)
-    overlapping[order] = after_earlier | before_later
+    overlapping[order] = np.repeat(together > 1, together)
     return overlapping
 
 
@@ -271,68 +240,42 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
     where = {(int(r), int(i)): at for at, (r, i) in enumerate(zip(found.rank, found.issue, strict=True))}
     come = {(int(m), int(r)): int(t) for m, r, t in zip(found.meeting, found.rank, found.arrived_ns, strict=True)}
     for facts in ranks:
-        waits = facts.waits
-        mine = np.flatnonzero(waits["cause"] == _PEER)
-        for at, issue, end, on in zip(
-            mine.tolist(), *(waits[name][mine].tolist() for name in ("issue", "end_ns", "on")), strict=True
-        ):
+        waits = pick(facts.waits, facts.waits["cause"] == _PEER)
+        columns = (waits[name].tolist() for name in ("row", "issue", "end_ns", "on"))
+        for number, issue, end, on in zip(*columns, strict=True):
             row = where.get((facts.rank, issue))
             if row is None or end <= found.arrived_ns[row]:
                 continue
-            place = f"trace, waits row {int(facts.wait_row[at]):,}, rank {facts.rank}"
+            place = f"trace, waits row {number:,}, rank {facts.rank}"
             members = found.sorts[int(found.sort[row])][1]
             if on not in members:
-                raise _broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
+                raise broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
             arrived = come.get((int(found.meeting[row]), stands_in[on]))
             if stands_in[on] not in hasty and (arrived is None or arrived < end):
                 law = "a wait for a peer ends when that rank comes, or before"
-                raise _broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
+                raise broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
 
 
 def check_waits_of_others(facts: Facts) -> None:
     """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
     if not facts.program.meets.any() or not facts.complete:
         return
-    waits, clock = facts.waits, facts.clock
-    ran = facts.ran(COMPUTE)
-    ran = ran[facts.program.meets[facts.a[ran]]]
+    ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
     under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
-    mine = np.flatnonzero(waits["cause"] == _COLLECTIVE)
-    start, end, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "blocker"))
-    from_, to = np.searchsorted(clock, start, "right") - 1, np.searchsorted(clock, end)
-    shown = {"start_ns": start, "end_ns": end, "blocker": blocker}
     law = "a wait for a collective lasts while that collective is under way"
-    facts.check(under_way.cover(blocker, from_, to), law, "waits", facts.wait_row[mine], shown, *shown)
+    holds = under_way.cover(waits["blocker"], *facts.around(waits))
+    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
     _check_indirect(facts)
 
 
 def _check_indirect(facts: Facts) -> None:
     """Check that an op which is no collective waits for a peer only while some collective of its rank does."""
-    waits = facts.waits
-    peer = waits["cause"] == _PEER
-    direct = peer & facts.program.meets[waits["op"]]
-    indirect = np.flatnonzero(peer & ~direct)
-    if not len(indirect):
-        return
-    times, at = np.unique(np.concatenate((waits["start_ns"], waits["end_ns"])), return_inverse=True)
-    start, end = at[: len(peer)], at[len(peer) :]
-    order = np.lexsort((end[direct], start[direct]))
-    on = waits["on"][direct][order]
-    lanes = Intervals(*_joined(on, start[direct][order], end[direct][order]), len(times) + 1)
-    shown = {name: waits[name][indirect] for name in ("start_ns", "end_ns", "on")}
+    waits = pick(facts.waits, facts.waits["cause"] == _PEER)
+    times, at = np.unique((waits["start_ns"], waits["end_ns"]), return_inverse=True)
+    waits["start"], waits["end"] = at.reshape(2, -1)
+    is_direct = facts.program.meets[waits["op"]]
+    direct, indirect = pick(waits, is_direct), pick(waits, ~is_direct)
+    lanes = Intervals(direct["on"], direct["start"], direct["end"], len(times) + 1, joined=True)
     law = "an op waits for a peer while a collective of its rank waits for that peer"
-    held = lanes.cover(waits["on"][indirect], start[indirect], end[indirect])
-    facts.check(held, law, "waits", facts.wait_row[indirect], shown, *shown)
-
-
-def _joined(key: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """Join stretches of a key that touch or overlap."""
-    order = np.lexsort((end, start, key))
-    key, start, end = key[order], start[order], end[order]
-    if not len(key):
-        return key, start, end
-    stride = int(end.max()) + 1
-    reached = np.maximum.accumulate(key * stride + end)
-    new = np.append(True, (key * stride + start)[1:] > reached[:-1])
-    last = np.append(np.flatnonzero(new)[1:] - 1, len(key) - 1)
-    return key[new], start[new], reached[last] - key[new] * stride
+    holds = lanes.cover(indirect["on"], indirect["start"], indirect["end"])
+    facts.check(holds, law, "waits", indirect, "start_ns", "end_ns", "on")

@@ -8,12 +8,13 @@ from itertools import chain
 
 import numpy as np
 
+from simulator.columns import Bools, Ints
 from simulator.cost import chosen_op, duration_ns, durations_ns
 from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, Plan
-from simulator.referee.columns import Bools, Ints
+from simulator.plan import COMPUTE, NOWHERE, Plan
+from simulator.trace import ISSUED, Block, pick
 
 
 class Uses:
@@ -36,10 +37,9 @@ class Uses:
     def of(cls, graph: Graph) -> Uses:
         """Collect the uses of a graph."""
         n = max(len(graph.tensors), 1)
-        read = _keys([op.reads for op in graph.ops], n)
-        written = _keys([op.writes for op in graph.ops], n)
-        both = _distinct(np.concatenate((read, written)))
-        return cls(both // n, both % n, _contains(read, both), _contains(written, both))
+        read, written = _keys([op.reads for op in graph.ops], n), _keys([op.writes for op in graph.ops], n)
+        both = np.union1d(read, written)
+        return cls(both // n, both % n, np.isin(both, read), np.isin(both, written))
 
     def expand(self, ops: Ints) -> tuple[Ints, Ints]:
         """For each of `ops` find its uses: positions in `ops`, and positions in these columns."""
@@ -52,22 +52,7 @@ class Uses:
 def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
     counts = [len(t) for t in tensors]
     flat = np.fromiter(chain.from_iterable(tensors), np.int64, sum(counts))
-    return _distinct(np.repeat(np.arange(len(tensors)), counts) * n + flat)
-
-
-def _distinct(keys: Ints) -> Ints:
-    keys = np.sort(keys)
-    new = np.ones(len(keys), bool)
-    new[1:] = keys[1:] != keys[:-1]
-    return keys[new]
-
-
-def _contains(keys: Ints, wanted: Ints) -> Bools:
-    """Whether each wanted key is among the sorted keys."""
-    if not len(keys):
-        return np.zeros(len(wanted), bool)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.asarray(keys[at] == wanted)
+    return np.repeat(np.arange(len(tensors)), counts) * n + flat
 
 
 class LateUses:
@@ -127,9 +112,6 @@ class LateUses:
             yield number, op, computes[ops == op]
 
 
-Columns = tuple[Ints, Ints, Ints, Ints]
-
-
 class Program:
     """What ranks ran, laid out once for all of them.
 
@@ -142,14 +124,22 @@ class Program:
     ----------
     uses, late
         What ops read and write; what late reads choose, if that is drawn.
-    sizes
+    tiers, compute_tier
+        How many tiers there are, and which one computes work in.
+    sizes, persistent
         Of each tensor [B].
+    homes
+        Places (``tensor * tiers + tier``) of more than 0 B that are held at time 0.
+    workspace
+        Of each op [B].
     alone_ns
         Time of each op alone [ns].
     meets
         Of each op, whether it is a collective.
     streams
         Those that computes may run on.
+    links
+        For each link the tiers from which and to which it leads, and its channels.
     queues
         For each link the queue that it waits in, as the number of the first link there.
     """
@@ -158,20 +148,27 @@ class Program:
         self.graph, self.hardware, self.plan = graph, hardware, plan
         self.uses = Uses.of(graph)
         self.late: LateUses | None = None
+        self.tiers, self.compute_tier = len(plan.tiers), plan.tiers.index(hardware.compute_tier)
         self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
+        self.persistent = np.array([t.persistent for t in graph.tensors], bool)
+        home = np.array(plan.home, np.int64)
+        housed = np.flatnonzero((home != NOWHERE) & (self.sizes > 0))
+        self.homes = housed * self.tiers + home[housed]
+        self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
         self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
-        steps = plan.fixed
         self.streams: Sequence[int] = range(1 + len(graph.groups))
+        number = {name: tier for tier, name in enumerate(plan.tiers)}
+        ends = [(number[link.source], number[link.target], link.channels) for link in hardware.links.values()]
+        self.links = np.array(ends, np.int64).reshape(-1, 3)
         self.queues = np.arange(len(hardware.links))
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
-        self._lap: Columns | None = None
-        if steps is not None:
-            kind, a, b, c = (np.array(column, np.int64) for column in (steps.kind, steps.a, steps.b, steps.c))
-            self._lap = kind, a, b, c
-            self.streams = np.unique(b[kind == COMPUTE]).tolist()
+        self._lap: Block | None = None
+        if plan.fixed is not None:
+            self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
+            self.streams = np.unique(self._lap["b"][self._lap["kind"] == COMPUTE]).tolist()
 
     def with_draws(self, draws: Draws | None) -> Program:
         """The same where it is known what late reads choose."""
@@ -185,12 +182,9 @@ class Program:
     @property
     def planned_steps(self) -> int | None:
         """How many steps a fixed plan has, all repeats; None for a reactive one."""
-        return None if self._lap is None else len(self._lap[0]) * self.plan.repeats
+        return None if self._lap is None else len(self._lap["kind"]) * self.plan.repeats
 
-    def planned(self, first: int, last: int) -> Columns:
+    def planned(self, first: int, last: int) -> Block:
         """Columns of the steps of a fixed plan from one issue number up to another; none of a reactive one."""
-        if self._lap is None or first >= last:
-            return (np.empty(0, np.int64),) * 4
-        at = np.arange(first, last) % len(self._lap[0])
-        kind, a, b, c = (column[at] for column in self._lap)
-        return kind, a, b, c
+        lap = self._lap or dict.fromkeys(ISSUED, np.empty(0, np.int64))
+        return pick(lap, np.arange(first, last if self._lap else first) % max(len(lap["kind"]), 1))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.errors import InvariantError
+from simulator.columns import NONE, Bools, Ints, lasts, running, turns
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE
-from simulator.referee.columns import NONE, Bools, Ints
+from simulator.plan import COMPUTE, COPY, DETACH
+from simulator.referee.breach import broken
 from simulator.referee.facts import Facts, Intervals
-from simulator.trace import Block
+from simulator.trace import Block, instances, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Room:
         The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
     once
         For each tier, by instance, what rows count but the tier stores once for several ranks [B]; default: nothing.
+
+    Attributes
+    ----------
+    names, capacity_bytes, sharers
+        By tier, its name, what may be used of it [B], and its `instances`.
     """
 
     def __init__(
@@ -63,11 +68,12 @@ class Room:
         budget_bytes: int | float,
         once: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
-        self._hardware, ranks = hardware, len(stands_in)
+        self.names, ranks = hardware.tier_names, len(stands_in)
         capacity = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
-        self._capacity = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
-        self._sharers = [sharers(hardware, stands_in, tier.scope) for tier in hardware.tiers.values()]
-        spare = [[(once or {}).get(name, {}).get(instance, 0) for instance in range(ranks)] for name in hardware.tiers]
+        self.capacity_bytes = [*(capacity | {hardware.compute_tier: budget_bytes}).values()]
+        on_node = hardware.topology.devices_per_node
+        self.sharers = [instances(tier.scope, on_node, stands_in) for tier in hardware.tiers.values()]
+        spare = [[(once or {}).get(name, {}).get(instance, 0) for instance in range(ranks)] for name in self.names]
         self._spare = np.array(spare, np.int64)
         self._used = np.zeros((len(hardware.tiers), ranks), np.int64)
         self._known: list[list[Ints]] = [[] for _ in hardware.tiers]
@@ -87,59 +93,48 @@ class Room:
             i = int(back[0])
             found = f"{int(time[i]):,} ns after {int(time[i - 1]) if i else self._now_ns:,} ns"
             raise broken(self._where(i), "places are taken and freed in the order of time", found)
-        odd = np.flatnonzero((rows["tier"] < 0) | (rows["tier"] >= len(self._capacity)))
+        odd = np.flatnonzero((rows["tier"] < 0) | (rows["tier"] >= len(self.capacity_bytes)))
         if len(odd):
-            must = f"a place lies in one of the {len(self._capacity)} tiers"
+            must = f"a place lies in one of the {len(self.capacity_bytes)} tiers"
             raise broken(self._where(int(odd[0])), must, f"tier {int(rows['tier'][odd[0]])}")
-        for number in range(len(self._capacity)):
+        for number in range(len(self.capacity_bytes)):
             self._take_of(number, rows)
         self._rows += len(time)
         self._now_ns = int(time[-1]) if len(time) else self._now_ns
 
     def _take_of(self, number: int, rows: Block) -> None:
         """Check the rows of one tier."""
-        (instance, counts), known = self._sharers[number], self._used[number]
+        (instance, counts), known = self.sharers[number], self._used[number]
         at = np.flatnonzero(rows["tier"] == number)
         at = at[np.argsort(instance[rows["rank"][at]], kind="stable")]
         rank, delta = rows["rank"][at], rows["delta_bytes"][at]
         where = instance[rank]
-        sums = np.cumsum(delta * counts[rank])
-        used = sums - np.append(0, sums[:-1])[_firsts(where)] + known[where]
-        wrong = np.flatnonzero((used < 0) | (used - self._spare[number][where] > self._capacity[number]))
+        used = running(where, delta * counts[rank]) + known[where]
+        wrong = np.flatnonzero((used < 0) | (used - self._spare[number][where] > self.capacity_bytes[number]))
         if len(wrong):
-            first, name = int(wrong[0]), self._hardware.tier_names[number]
-            must = f"a tier holds at least 0 B and at most its capacity ({_bytes(self._capacity[number])} in {name})"
+            first, name = int(wrong[0]), self.names[number]
+            must = (
+                f"a tier holds at least 0 B and at most its capacity ({_bytes(self.capacity_bytes[number])} in {name})"
+            )
             found = f"{int(used[first]):,} B at {int(rows['time_ns'][at[first]]):,} ns"
             raise broken(self._where(int(at[first])), must, found)
         known[where] = used
-        if self._capacity[number] != math.inf:
+        if self.capacity_bytes[number] != math.inf:
             self._known[number].append(np.stack((where, rows["time_ns"][at], used - self._spare[number][where])))
-
-    def name(self, tier: int) -> str:
-        """The name of a tier."""
-        return self._hardware.tier_names[tier]
-
-    def instance(self, tier: int, rank: int) -> int:
-        """Which instance of a tier a rank has."""
-        return int(self._sharers[tier][0][rank])
-
-    def capacity_bytes(self, tier: int) -> int | float:
-        """What may be used of a tier [B]."""
-        return self._capacity[tier]
 
     def used_bytes(self, tier: int, instance: int) -> tuple[Ints, Ints]:
         """When what an instance holds changed, and what it held then, as far back as is not forgotten [ns], [B]."""
         where, time, used = self._sorted(tier)
         mine = slice(*np.searchsorted(where, [instance, instance + 1]))
         time, used = time[mine], used[mine]
-        last = np.append(time[1:] != time[:-1], True)[: len(time)]
+        last = lasts(time)
         return time[last], used[last]
 
     def forget(self, until_ns: int) -> None:
         """Forget what was before a time, but for what was held then."""
         for tier in range(len(self._known)):
             rows = self._sorted(tier)
-            is_last = np.append(rows[0, 1:] != rows[0, :-1], True)[: rows.shape[1]]
+            is_last = lasts(rows[0])
             self._known[tier] = [rows[:, is_last | (np.append(rows[1, 1:], 0)[: len(is_last)] > until_ns)]]
 
     def _sorted(self, tier: int) -> Ints:
@@ -154,59 +149,24 @@ class Room:
         return f"trace, residencies row {self._rows + row:,}"
 
 
-def sharers(hardware: Hardware, stands_in: Sequence[int], scope: str) -> tuple[Ints, Ints]:
-    """By rank the instance of what has this scope, and for how many ranks there the rank's rows count.
-
-    Parameters
-    ----------
-    hardware, stands_in
-        The machine; for each rank the one whose rows are its own, too.
-    scope
-        ``device``, ``node`` or ``supernode``.
-    """
-    ranks = np.arange(len(stands_in))
-    if scope == "device":
-        return ranks, np.ones(len(ranks), np.int64)
-    each = hardware.topology.devices_per_node if scope == "node" else len(ranks)
-    instance, shown = ranks // each, np.array(stands_in, np.int64)
-    here = shown[instance == instance[shown]]
-    return instance, np.bincount(here, minlength=len(ranks))
-
-
-def _firsts(group: Ints) -> Ints:
-    """For each row the position of the first of its group; groups are contiguous."""
-    return np.arange(len(group)) - _number_in_group(group)
-
-
 def _bytes(capacity: int | float) -> str:
     return "no limit" if capacity == math.inf else f"{capacity:,} B"
 
 
-def broken(where: str, law: str, found: str) -> InvariantError:
-    """The error that names the row, the law and the numbers."""
-    return InvariantError(where, law, found, "report this: it is a bug of hosim")
-
-
 def check_held(facts: Facts) -> Held:
     """Check that a place is taken once before it is freed once, each time with the tensor's size, and pair the two."""
-    rows, shown, earlier = facts.residencies, ("time_ns", "tier", "tensor", "delta_bytes"), facts.earlier
+    rows, earlier, tiers = facts.residencies, facts.earlier, facts.tiers
     known, mine = np.flatnonzero(earlier.taken_ns != NONE), np.flatnonzero(rows["tensor"] >= 0)
-    place = np.concatenate((known, rows["tensor"][mine] * facts.tiers + rows["tier"][mine]))
-    row = np.concatenate((earlier.taken_row[known], facts.residency_row[mine]))
-    at = np.concatenate((facts.at(earlier.taken_ns[known]), facts.residency_time[mine]))
-    delta = np.concatenate((facts.sizes[known // facts.tiers], rows["delta_bytes"][mine]))
+    place = np.append(known, rows["tensor"][mine] * tiers + rows["tier"][mine])
+    row = np.append(earlier.taken_row[known], rows["row"][mine])
+    at = np.append(facts.at(earlier.taken_ns[known]), facts.residency_time[mine])
+    delta = np.append(facts.sizes[known // tiers], rows["delta_bytes"][mine])
     order = np.argsort(place, kind="stable")
     place, row, at, delta, is_new = place[order], row[order], at[order], delta[order], order >= len(known)
-    number, size = _number_in_group(place), facts.sizes[place // facts.tiers]
-    values = (facts.times(at), place % facts.tiers, place // facts.tiers, delta)
-    facts.check(
-        delta == np.where(number % 2, -size, size),
-        "a place is taken, then freed, with its tensor's size, in turn",
-        "residencies",
-        row,
-        dict(zip(shown, values, strict=True)),
-        *shown,
-    )
+    number, size = turns(place), facts.sizes[place // tiers]
+    law = "a place is taken, then freed, with its tensor's size, in turn"
+    shown = {"time_ns": facts.times(at), "tier": place % tiers, "tensor": place // tiers, "delta_bytes": delta}
+    facts.check(delta == np.where(number % 2, -size, size), law, "residencies", {"row": row, **shown}, *shown)
     takes, is_free = np.flatnonzero(number % 2 == 0), np.append(number % 2 == 1, False)
     freed = np.where(is_free[takes + 1], np.append(at, facts.never)[takes + 1], facts.never)
     detaches, detached = _pair_detaches(facts, place[is_free[:-1]], at[is_free[:-1]])
@@ -216,22 +176,13 @@ def check_held(facts: Facts) -> Held:
     return Held(place[takes], at[takes], freed, row[takes], is_new[takes], detaches, detached)
 
 
-def _number_in_group(group: Ints) -> Ints:
-    """The position of each row in its group; groups are contiguous."""
-    at = np.arange(len(group))
-    starts = np.ones(len(group), bool)
-    starts[1:] = group[1:] != group[:-1]
-    return at - np.maximum.accumulate(np.where(starts, at, 0)) if len(group) else at
-
-
 def _pair_detaches(facts: Facts, freed_place: Ints, freed_at: Ints) -> tuple[Ints, Ints]:
     """Give each detach the time of its free: the k-th of a place is the k-th free there; `NONE` if it frees 0 B."""
     detaches = facts.steps(DETACH)
-    place = facts.a[detaches] * facts.tiers + facts.b[detaches]
+    place = facts.source[detaches]
     order = np.argsort(place, kind="stable")
     many = len(detaches) + len(freed_place) + 1
-    asked = place[order] * many + _number_in_group(place[order])
-    answered = freed_place * many + _number_in_group(freed_place)
+    asked, answered = place[order] * many + turns(place[order]), freed_place * many + turns(freed_place)
     if not np.isin(answered, asked).all():
         worst = int(freed_place[np.argmin(np.isin(answered, asked))])
         found = f"tensor {worst // facts.tiers} freed in {facts.plan.tiers[worst % facts.tiers]} without one"
@@ -248,20 +199,16 @@ def _pair_detaches(facts: Facts, freed_place: Ints, freed_at: Ints) -> tuple[Int
 
 def check_ends_as_it_began(facts: Facts, held: Held) -> None:
     """Check that the homes are held from time 0, and that a run which completes holds these alone at its end."""
-    homes = np.array(facts.plan.home, np.int64)
-    housed = np.flatnonzero((homes != NOWHERE) & (facts.sizes > 0))
-    place = housed * facts.tiers + homes[housed]
-    in_first = np.isin(held.taken_row, facts.residency_row[: len(place)])
-    right = np.array_equal(held.place[in_first], place) and not facts.times(held.taken[in_first]).any()
+    homes, tiers = facts.program.homes, facts.tiers
+    in_first = np.isin(held.taken_row, facts.residencies["row"][: len(homes)])
+    right = np.array_equal(held.place[in_first], homes) and not facts.times(held.taken[in_first]).any()
     if not facts.first and not right:
-        raise facts.broken(
-            "a run begins with all tensors at home", "residencies", f"{int(in_first.sum()):,} of {len(place):,} held"
-        )
-    persistent = np.array([t.persistent for t in facts.graph.tensors], bool)
-    last = held.place[held.freed == facts.never]
-    if facts.is_last and facts.complete and not np.array_equal(last, place[persistent[housed]]):
-        odd = np.setxor1d(last, place[persistent[housed]])
-        tensor, tier = divmod(int(odd[0]), facts.tiers) if len(odd) else (NONE, 0)
+        found = f"{int(in_first.sum()):,} of {len(homes):,} held"
+        raise facts.broken("a run begins with all tensors at home", "residencies", found)
+    last, due = held.place[held.freed == facts.never], homes[facts.program.persistent[homes // tiers]]
+    if facts.is_last and facts.complete and not np.array_equal(last, due):
+        odd = np.setxor1d(last, due)
+        tensor, tier = divmod(int(odd[0]), tiers) if len(odd) else (NONE, 0)
         found = f"{facts.graph.tensors[tensor].name!r} in {facts.plan.tiers[tier]} ({len(odd):,} places in all)"
         raise facts.broken("persistent tensors end where they began, and nothing else is held", "its end", found)
 
@@ -277,8 +224,7 @@ def check_outputs(facts: Facts, held: Held) -> Ints:
     issued = {at: i for i, at in enumerate(held.detaches.tolist())}
     parting = np.array([issued[at] for at in _parting(facts) if at in issued], np.int64)
     detaches, gone = held.detaches[parting], held.detached[parting]
-    known = facts.at(np.array([facts.earlier.host.ended_ns]))
-    last = np.maximum.accumulate(np.append(known, np.where(facts.kind == COMPUTE, facts.end, NONE)))[detaches]
+    last = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE), facts.earlier.host.ended_ns)[detaches]
     facts.check_steps(
         detaches,
         (gone >= last) | (gone == NONE),
@@ -315,28 +261,16 @@ def _parting(facts: Facts) -> list[int]:
 def check_there(facts: Facts, held: Held) -> None:
     """Check that what a compute uses, and both ends of a copy, are held from its start to its end."""
     stretches = Intervals(held.place, held.taken, held.freed, facts.stride)
-    by_compute, which = facts.compute_uses()
-    tensor = facts.uses.tensor[which]
     copies = facts.steps(COPY)
     for law, issue, place in (
-        (
-            "what an op reads and writes is resident while it runs",
-            by_compute,
-            tensor * facts.tiers + facts.compute_tier,
-        ),
-        ("a copy holds its source until it ends", copies, facts.a[copies] * facts.tiers + facts.b[copies]),
-        ("a copy holds its target from its start", copies, facts.a[copies] * facts.tiers + facts.c[copies]),
+        ("what an op reads and writes is resident while it runs", *facts.used),
+        ("a copy holds its source until it ends", copies, facts.source[copies]),
+        ("a copy holds its target from its start", copies, facts.target[copies]),
     ):
-        start, end = facts.start[issue], facts.end[issue]
-        absent = (start == facts.never) | (facts.sizes[place // facts.tiers] == 0)
-        facts.check_steps(
-            issue,
-            absent | stretches.cover(place, start, end),
-            law,
-            ("tensor", place // facts.tiers),
-            ("from ns", facts.times(start)),
-            ("to ns", facts.times(end)),
-        )
+        start, end, tensor = facts.start[issue], facts.end[issue], place // facts.tiers
+        holds = (start == facts.never) | (facts.sizes[tensor] == 0) | stretches.cover(place, start, end)
+        shown = ("tensor", tensor), ("from ns", facts.times(start)), ("to ns", facts.times(end))
+        facts.check_steps(issue, holds, law, *shown)
 
 
 def check_taken_at_start(facts: Facts, held: Held) -> None:
@@ -344,27 +278,17 @@ def check_taken_at_start(facts: Facts, held: Held) -> None:
 
     A collective takes its places when it has come, which is before it starts.
     """
-    by_compute, which = facts.compute_uses()
-    writes = facts.uses.writes[which]
-    copies = facts.steps(COPY)
-    place = np.concatenate(
-        (
-            facts.uses.tensor[which][writes] * facts.tiers + facts.compute_tier,
-            facts.a[copies] * facts.tiers + facts.c[copies],
-        )
-    )
-    issue = np.concatenate((by_compute[writes], copies))
+    issue, place = facts.made
     start, arrived = facts.start[issue], facts.arrived[issue]
     begun = np.unique(place * facts.stride + start)
     early = np.flatnonzero(arrived < start)
     waiting = Intervals(place[early], arrived[early], start[early], facts.stride, joined=True)
-    homes = int(np.count_nonzero((np.array(facts.plan.home) != NOWHERE) & (facts.sizes > 0)))
-    first = facts.residency_row[: 0 if facts.first else homes]
+    first = facts.residencies["row"][: 0 if facts.first else len(facts.program.homes)]
     taken = held.place * facts.stride + held.taken
-    shown = {"tensor": held.place // facts.tiers, "tier": held.place % facts.tiers, "time_ns": facts.times(held.taken)}
-    law = "room is taken when a compute that writes, or a copy into the place, starts"
     holds = np.isin(taken, begun) | np.isin(held.taken_row, first) | waiting.cover(held.place, held.taken, held.taken)
-    facts.check(holds | ~held.is_new, law, "residencies", held.taken_row, shown, "time_ns", "tier", "tensor")
+    shown = {"time_ns": facts.times(held.taken), "tier": held.place % facts.tiers, "tensor": held.place // facts.tiers}
+    law = "room is taken when a compute that writes, or a copy into the place, starts"
+    facts.check(holds | ~held.is_new, law, "residencies", {"row": held.taken_row, **shown}, *shown)
 
 
 def check_workspace(facts: Facts) -> None:
@@ -372,23 +296,21 @@ def check_workspace(facts: Facts) -> None:
 
     A collective holds it from when it has come, which is before it starts.
     """
-    size = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
-    ran, rows = facts.ran(COMPUTE), facts.residencies
-    unmet = np.unique(facts.a[facts.unmet])
+    size, rows = facts.program.workspace, {**facts.residencies, "at": facts.residency_time}
+    ran, unmet = facts.ran(COMPUTE), np.unique(facts.a[facts.unmet])
     ran = ran[(size[facts.a[ran]] > 0) & ~np.isin(facts.a[ran], unmet)]
     for sign, moment, from_, to in (
         (1, "start", facts.arrived[ran], facts.start[ran]),
         (-1, "end", facts.end[ran], facts.end[ran]),
     ):
-        mine = np.flatnonzero((rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
-        mine = mine[~np.isin(-1 - rows["tensor"][mine], unmet)]
-        op = -1 - rows["tensor"][mine]
+        mine = pick(rows, (rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
+        mine = pick(mine, ~np.isin(-1 - mine["tensor"], unmet))
+        op = -1 - mine["tensor"]
         law = f"an op's workspace is taken at its start and freed at its end, in the compute tier ({moment})"
-        right = (op < len(size)) & (rows["tier"][mine] == facts.compute_tier)
-        right &= rows["delta_bytes"][mine] == sign * size[np.minimum(op, len(size) - 1)]
-        shown = {name: rows[name][mine] for name in ("time_ns", "tier", "tensor", "delta_bytes")}
-        facts.check(right, law, "residencies", facts.residency_row[mine], shown, *shown)
-        held = np.sort(op * facts.stride + facts.residency_time[mine])
+        right = (op < len(size)) & (mine["tier"] == facts.compute_tier)
+        right &= mine["delta_bytes"] == sign * size[np.minimum(op, len(size) - 1)]
+        facts.check(right, law, "residencies", mine, "time_ns", "tier", "tensor", "delta_bytes")
+        held = np.sort(op * facts.stride + mine["at"])
         low, spans = (np.sort(facts.a[ran] * facts.stride + when) for when in (from_, to))
         if len(held) != len(spans) or (held < low).any() or (held > spans).any():
             odd = int(np.setxor1d(held, spans)[0]) if len(np.setxor1d(held, spans)) else int(spans[0])

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.errors import PlanError
-from simulator.graph import Graph, Job
+from simulator.graph import Call, Job, Members, Roles
 from simulator.plan import COMPUTE, Plan
-from simulator.referee.roles import Call, Members, Roles, call_of
 
 _Place = tuple[int, int]
 """A rank, and one of its streams."""
@@ -62,7 +61,7 @@ class _Walk:
         for rank, plan in enumerate(plans):
             key = (id(plan), job.graph_of[rank])
             if key not in lines:
-                lines[key] = _lines(job.graph(rank), plan)
+                lines[key] = _lines(self._roles[rank], plan)
             self._lines |= {(rank, stream): line for stream, line in lines[key].items()}
         self._at = dict.fromkeys(self._lines, 0)
         self._there: dict[tuple[str, Members], list[_Place]] = {}
@@ -110,12 +109,10 @@ class _Walk:
         )
 
 
-def _lines(graph: Graph, plan: Plan) -> dict[int, _Line]:
+def _lines(roles: Roles, plan: Plan) -> dict[int, _Line]:
     """By stream, the collectives of one repeat of a fixed plan."""
     found: dict[int, _Line] = {}
-    calls = {op: call for op in range(len(graph.ops)) if (call := call_of(graph, op)) is not None}
-    if plan.fixed is not None:
-        for kind, op, stream, _ in plan.fixed.codes():
-            if kind == COMPUTE and op in calls:
-                found.setdefault(stream, []).append((op, calls[op]))
+    for kind, op, stream, _ in plan.fixed.codes() if plan.fixed is not None else ():
+        if kind == COMPUTE and op in roles.calls:
+            found.setdefault(stream, []).append((op, roles.calls[op]))
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.cost import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
-from simulator.referee.columns import NONE, Bools, Ints
 from simulator.referee.facts import Facts, Intervals
 from simulator.scenario import Switches
-from simulator.trace import CAUSES
+from simulator.trace import CAUSES, ISSUED, pick
 
 
 def check_issued(facts: Facts) -> None:
@@ -18,8 +18,7 @@ def check_issued(facts: Facts) -> None:
     if planned_steps is not None:
         n, law = facts.first + len(facts.kind), "the host issues the steps of the plan, in order"
         planned = facts.program.planned(facts.first, min(n, planned_steps))
-        issued = facts.kind, facts.a, facts.b, facts.c
-        same = all(np.array_equal(one, other) for one, other in zip(planned, issued, strict=True))
+        same = all(np.array_equal(planned[name], getattr(facts, name)) for name in ISSUED)
         if not same or (facts.is_last and facts.complete and planned_steps != n):
             raise facts.broken(law, "issued", f"{n:,} steps for {planned_steps:,}, or others")
     asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
@@ -49,8 +48,8 @@ def check_tracks(facts: Facts) -> Ints:
     stream = facts.track[computes]
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
     _check_links(facts, copies)
-    channels = 1 + max((link.channels for link in facts.hardware.links.values()), default=0)
-    queue = facts.queues[facts.track[copies]]
+    channels = 1 + int(facts.program.links[:, 2].max(initial=0))
+    queue = facts.program.queues[facts.track[copies]]
     channel = queue * channels + facts.channel[copies]
     free = np.full(len(facts.kind), NONE, np.int64)
     free[copies] = _channel_is_free(facts, copies, queue, channels)
@@ -72,7 +71,7 @@ def _channel_is_free(facts: Facts, copies: Ints, queue: Ints, channels: int) -> 
         mine = np.flatnonzero(queue == one)
         number, end = facts.channel[copies[mine]], facts.end[copies[mine]]
         free = np.full(len(mine), facts.never)
-        for channel in range(list(facts.hardware.links.values())[one].channels):
+        for channel in range(int(facts.program.links[one, 2])):
             since = facts.at(np.array([known.get(("channel", one * channels + channel), NONE)]))
             latest = np.maximum.accumulate(np.append(since, np.where(number == channel, end, NONE)))[:-1]
             free = np.minimum(free, latest)
@@ -81,11 +80,9 @@ def _channel_is_free(facts: Facts, copies: Ints, queue: Ints, channels: int) -> 
 
 
 def _check_links(facts: Facts, copies: Ints) -> None:
-    links = list(facts.hardware.links.values())
-    number = {name: i for i, name in enumerate(facts.plan.tiers)}
-    ends = np.array([(number[k.source], number[k.target], k.channels) for k in links], np.int64).reshape(-1, 3)
+    ends = facts.program.links
     track, channel = facts.track[copies], facts.channel[copies]
-    known = (track >= 0) & (track < len(links))
+    known = (track >= 0) & (track < len(ends))
     facts.check_steps(copies, known, "a transfer takes a link of the machine", ("link", track))
     right = (ends[track, 0] == facts.b[copies]) & (ends[track, 1] == facts.c[copies])
     facts.check_steps(copies, right, "a transfer takes a link from its source to its target", ("link", track))
@@ -100,13 +97,13 @@ def _check_sequence(facts: Facts, tracks: tuple[str, Ints], issues: Ints, last: 
     (what, track), known = tracks, facts.earlier.track_ns
     order = np.argsort(track, kind="stable")
     issues, track = issues[order], track[order]
-    is_first = np.append(True, track[1:] != track[:-1])
+    is_first = firsts(track)
     before = np.append(NONE, last[issues[:-1]])
     first = track[is_first].tolist()
     before[is_first] = facts.at(np.array([known.get((what, one), NONE) for one in first], np.int64))
     shown = ("the one issued before it has", facts.times(before))
     facts.check_steps(issues, facts.start[issues] >= before, law, ("starts at ns", facts.start_ns[issues]), shown)
-    ends = facts.times(last[issues[np.append(is_first[1:], True)]])
+    ends = facts.times(last[issues[lasts(track)]])
     known |= {(what, one): ns for one, ns in zip(first, ends.tolist(), strict=True)}
     return np.asarray(before[np.argsort(order)])
 
@@ -119,8 +116,10 @@ def check_program_point(facts: Facts, switches: Switches) -> Ints:
     by issue
         When that was (position of the clock, or `NONE`); `NONE` for other steps.
     """
-    ended = switches.copies_wait_for == "end"
-    moments = facts.last_computes(facts.end if ended else facts.arrived, ended=ended)
+    ended, host = switches.copies_wait_for == "end", facts.earlier.host
+    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
+    known = facts.at(np.array([host.last_end_ns if ended else host.last_start_ns]))
+    moments = np.append(facts.end if ended else facts.arrived, known)[before]
     points = np.where(facts.kind == COPY, moments, NONE)
     copies = facts.ran(COPY)
     copies = copies[moments[copies] != NONE]
@@ -164,10 +163,10 @@ def _issue_costs(facts: Facts) -> Ints:
     host, paid_ns = facts.hardware.host, facts.earlier.host.paid_ns
     if isinstance(facts.plan.steps, Steps):
         return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
-    paid = host.reactive
-    by_kind = [paid.inspect_ns + paid.compute_ns, paid.copy_ns, paid.detach_ns, paid.sync_ns]
-    prices = np.array(by_kind, np.int64)[facts.kind]
-    updates = paid.update_ns * _goes_home_changed(facts)
+    prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
+    goes_home = (facts.kind == COPY) & (facts.b == facts.compute_tier)
+    is_changed = np.append(facts.program.persistent, False)[np.where(goes_home, facts.a, NONE)]
+    updates = host.reactive.update_ns * is_changed
     if facts.plan.backbone:
         is_late = np.array([op.late is not None for op in facts.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(facts.sizes)), list(facts.graph.candidates))
@@ -180,26 +179,16 @@ def _issue_costs(facts: Facts) -> Ints:
     return paid_ns + np.cumsum(prices + updates)
 
 
-def _goes_home_changed(facts: Facts) -> Bools:
-    """By step, whether it copies a persistent tensor out of the compute tier."""
-    persistent = np.array([tensor.persistent for tensor in facts.graph.tensors], bool)
-    found, copies = np.zeros(len(facts.kind), bool), facts.steps(COPY)
-    found[copies] = persistent[facts.a[copies]] & (
-        facts.b[copies] == facts.hardware.tier_names.index(facts.hardware.compute_tier)
-    )
-    return found
-
-
 def check_waits(facts: Facts) -> None:
     """Check that computes and waits of a stream fill it from 0 to its last end, each wait with one cause.
 
     A collective that never began is where its stream ends: it may have come, and then tells how it waited before.
     """
-    waits, rows = facts.waits, facts.wait_row
+    waits = facts.waits
     real = waits["end_ns"] > waits["start_ns"]
-    facts.check(real, "a wait takes time", "waits", rows, waits, "start_ns", "end_ns")
+    facts.check(real, "a wait takes time", "waits", waits, "start_ns", "end_ns")
     known = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
-    facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", rows, waits, "cause")
+    facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", waits, "cause")
     computes, unmet = facts.ran(COMPUTE), facts.unmet
     came_ns = facts.arrived_ns[unmet]
     stream = np.concatenate((facts.track[computes], facts.b[unmet], waits["stream"]))
@@ -209,10 +198,7 @@ def check_waits(facts: Facts) -> None:
     is_wait = np.arange(len(stream)) >= len(computes) + len(unmet)
     order = np.lexsort((issue, end, start, stream))
     stream, start, end, issue = (x[order] for x in (stream, start, end, issue))
-    is_wait = is_wait[order]
-    first = np.ones(len(stream), bool)
-    first[1:] = stream[1:] != stream[:-1]
-    before = np.append(0, end[:-1]) if len(end) else end
+    first, before = firsts(stream), np.append(0, end)[:-1]
     filled = facts.earlier.track_ns
     before[first] = [filled.get(("filled", one), 0) for one in stream[first].tolist()]
     facts.check_steps(
@@ -222,9 +208,9 @@ def check_waits(facts: Facts) -> None:
         ("starts at ns", start),
         ("the one before it ends at ns", before),
     )
-    _check_wait_is_for_next(facts, stream, issue, is_wait)
+    _check_wait_is_for_next(facts, stream, issue, is_wait[order])
     _check_transfer_waits(facts)
-    last = np.append(first[1:], True) if len(first) else first
+    last = lasts(stream)
     filled |= {("filled", one): ns for one, ns in zip(stream[last].tolist(), end[last].tolist(), strict=True)}
     _keep_copies(facts)
 
@@ -233,27 +219,23 @@ def _check_wait_is_for_next(facts: Facts, stream: Ints, issue: Ints, is_wait: np
     """Check that a wait names the compute that comes after it on its stream."""
     n = len(stream)
     at = np.where(is_wait, n, np.arange(n))
-    following = np.minimum.accumulate(at[::-1])[::-1] if n else at
+    following = np.minimum.accumulate(at[::-1])[::-1]
     right = np.append(issue, NONE)[following] == issue
     facts.check_steps(issue, right | ~is_wait, "a wait is of the compute that follows it", ("stream", stream))
     waits = facts.waits
     named = facts.a[waits["issue"]] == waits["op"]
-    facts.check(named, "a wait names the op of its step", "waits", facts.wait_row, waits, "op", "issue")
+    facts.check(named, "a wait names the op of its step", "waits", waits, "op", "issue")
 
 
 def _check_transfer_waits(facts: Facts) -> None:
     """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back)."""
-    waits, clock = facts.waits, facts.clock
-    mine = np.flatnonzero(waits["cause"] == CAUSES.index("transfer"))
-    start, end, on, blocker = (waits[name][mine] for name in ("start_ns", "end_ns", "on", "blocker"))
+    waits = pick(facts.waits, facts.waits["cause"] == CAUSES.index("transfer"))
     known, many = _copies(facts), len(facts.sizes) + 2
     key = known[0] * many + known[1]
     running = Intervals(key, facts.at(known[2]), facts.at(known[3]), facts.stride, joined=True)
-    from_ = np.searchsorted(clock, start, "right") - 1
-    covered = running.cover(on * many + blocker, from_, np.searchsorted(clock, end))
-    shown = {"start_ns": start, "end_ns": end, "on": on, "blocker": blocker}
+    covered = running.cover(waits["on"] * many + waits["blocker"], *facts.around(waits))
     law = "a wait for a transfer lasts while that transfer is under way"
-    facts.check(covered, law, "waits", facts.wait_row[mine], shown, *shown)
+    facts.check(covered, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
 
 
 def _copies(facts: Facts) -> Ints:
@@ -273,8 +255,7 @@ def _keep_copies(facts: Facts) -> None:
 
 def check_durations(facts: Facts, switches: Switches) -> None:
     """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
-    computes = facts.ran(COMPUTE)
-    computes = computes[~facts.program.meets[facts.a[computes]]]
+    computes = np.setdiff1d(facts.ran(COMPUTE), facts.met)
     alone = facts.alone_ns(computes)
     took = facts.end_ns[computes] - facts.start_ns[computes]
     contended = switches.hbm_contention

@@ -147,7 +147,6 @@ class Walk:
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
         self._lost: dict[int, Place] = {}
         self._detached: dict[int, int] = {}
-        self._given_up: dict[int, Place] = {}
         self._ran: set[int] = set()
         self._values, self._turns = Values(graph), Turns(graph)
         self._barriers = Barriers(graph, self._compute_tier)
@@ -157,13 +156,24 @@ class Walk:
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next steps."""
-        act = {COMPUTE: self._compute, COPY: self._copy, DETACH: self._detach, SYNC: self._sync}
+        op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
+        tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
+        operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         for at, code in enumerate(codes, self._here[0] + 1):
             self._here = at, code
             kind, a, b, c = code
-            if kind not in act:
+            if kind not in operands:
                 raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
-            act[kind](a, b, c)
+            for number, (what, count) in zip((a, b, c), operands[kind], strict=False):
+                if not 0 <= number < count:
+                    must = f"{what} lies between 0 and {count - 1:,}"
+                    raise self._error(must, str(number), "make the plan for this graph")
+            if kind == COMPUTE:
+                self._compute(a)
+            elif kind == COPY:
+                self._copy(a, b, c)
+            elif kind == DETACH:
+                self._detach(a, b)
             breach = self._turns.step(kind, a, b) or self._barriers.step(*code)
             if breach is not None:
                 raise self._error(*breach)
@@ -183,13 +193,10 @@ class Walk:
     def _end_training_step(self) -> None:
         self._check_outputs()
         self._ran.clear()
-        self._given_up.clear()
         self._values.begin_step()
         self._barriers.begin_step()
 
-    def _compute(self, op: int, stream: int, _: int) -> None:
-        self._check_range("an op id", op, len(self._graph.ops))
-        self._check_range("a stream id", stream, _STREAMS)
+    def _compute(self, op: int) -> None:
         what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
         for t in what.reads if what.late is None else self._needed(op, what.late):
             if state[t * tiers + here] != VALID:
@@ -201,7 +208,6 @@ class Walk:
                     self._put(place, STALE)
             self._put(t * tiers + here, VALID)
             self._lost.pop(t, None)
-            self._given_up.pop(t, None)
         self._ran.add(op)
         self._last_move = self._here
 
@@ -242,9 +248,6 @@ class Walk:
         return f"{self._name(tensor)} {found}, not {wanted}"
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        self._check_range("a tensor id", tensor, len(self._graph.tensors))
-        self._check_range("a tier id", source, self._tiers)
-        self._check_range("a tier id", target, self._tiers)
         if (source, target) not in self._linked:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
             raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
@@ -257,9 +260,7 @@ class Walk:
         self._put(tensor * self._tiers + target, VALID)
         self._last_move = self._here
 
-    def _detach(self, tensor: int, tier: int, _: int) -> None:
-        self._check_range("a tensor id", tensor, len(self._graph.tensors))
-        self._check_range("a tier id", tier, self._tiers)
+    def _detach(self, tensor: int, tier: int) -> None:
         place = tensor * self._tiers + tier
         was = self._state[place]
         if was == ABSENT:
@@ -276,8 +277,6 @@ class Walk:
         self._detached[place] = self._here[0]
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
             self._lost[tensor] = self._here
-            if tensor in self._outputs:
-                self._given_up[tensor] = self._here
 
     def _without(self, tensor: int) -> str:
         """What to do about a detach of what is not there: an op that makes it may be missing."""
@@ -289,9 +288,6 @@ class Walk:
         what = self._graph.tensors[tensor]
         return what.shared is not None and what.persistent and self._scopes[tier] != "device"
 
-    def _sync(self, tensor: int, _: int, __: int) -> None:
-        self._check_range("a tensor id", tensor, len(self._graph.tensors))
-
     def _put(self, place: int, state: int) -> None:
         like = self._between[place]
         change = (state != like) - (self._state[place] != like)
@@ -300,10 +296,6 @@ class Walk:
         else:
             self._unlike += change
         self._state[place] = state
-
-    def _check_range(self, what: str, number: int, count: int) -> None:
-        if not 0 <= number < count:
-            raise self._error(f"{what} lies between 0 and {count - 1:,}", str(number), "make the plan for this graph")
 
     def _refuse_read(self, tensor: int, tier: int, reader: str, must: str) -> None:
         """Blame the detach of the only valid copy, or else the reader."""
@@ -324,7 +316,7 @@ class Walk:
 
     def _check_outputs(self) -> None:
         """An output stays valid until all that a training step runs or moves has been issued."""
-        for t, at in self._given_up.items():
+        for at, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
             if at[0] < self._last_move[0]:
                 raise self._error(
                     "an output keeps a valid copy until the training step ends",

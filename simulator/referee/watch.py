@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.draws import Draws
-from simulator.errors import InvariantError, PlanError
+from simulator.errors import PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -23,12 +23,13 @@ from simulator.referee import (
     time_laws,
     work_laws,
 )
+from simulator.referee.breach import broken
 from simulator.referee.earlier import Earlier
-from simulator.referee.facts import Facts, Part, RankRows
-from simulator.referee.findings import Findings, Look
+from simulator.referee.facts import Facts, Part
+from simulator.referee.findings import Findings, Look, merged
 from simulator.referee.meeting_laws import meetings
 from simulator.referee.op_columns import Program
-from simulator.referee.parts import LEAST_STEPS, Parts
+from simulator.referee.parts import LEAST_STEPS, Parts, numbered, whole
 from simulator.referee.walk import Walk
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import CAUSES, Block, Trace
@@ -84,31 +85,36 @@ def check_trace(
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
-    decided = [one.plan if isinstance(one, Drawn) else one for one in plans]
+    ran = [one if isinstance(one, Drawn) else Drawn(one, None) for one in plans]
+    decided = [one.plan for one in ran]
     _check_status(decided, trace)
     _check_folded(job, hardware, decided, trace)
     once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
     stored_once.check(hardware, trace, once)
     room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
     room.take(trace.residencies.whole())
-    rows, ranks, lines = RankRows(trace), list[Facts](), work_laws.Lines(room)
+    tables = [numbered(table, len(plans)) for table in (trace.spans, trace.waits, trace.residencies)]
+    ranks, lines = list[Facts](), work_laws.Lines(room)
     found: dict[int, Findings] = {}
     programs: dict[tuple[int, int], Program] = {}
-    for rank, plan in enumerate(decided):
+    for rank, drawn in enumerate(ran):
         if trace.stands_in[rank] == rank:
-            key = job.graph_of[rank], id(plan)
+            key = job.graph_of[rank], id(drawn.plan)
             if key not in programs:
-                programs[key] = Program(job.graph(rank), hardware, plan)
-            given = plans[rank]
-            drawn = given if isinstance(given, Drawn) else Drawn(given, None)
+                programs[key] = Program(job.graph(rank), hardware, drawn.plan)
             one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
-            ranks.append(one.take(rows.part(one.program, rank)))
+            ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
             lines.take(rank, one.requests)
-            found[rank] = one.finish(ranks[-1])
-            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes, hardware)
+            found[rank] = one.look.found(ranks[-1])
+            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes)
     lines.check()
-    _check_together(job, hardware, trace, ranks, switches)
-    return _merge([found[rank] for rank in trace.stands_in])
+    met, complete = meetings(job, trace.stands_in, ranks), trace.status == "ok"
+    if met is not None:
+        meeting_laws.check_meetings(hardware, met, complete=complete, contended=switches.hbm_contention)
+    if met is not None and complete:
+        meeting_laws.check_peers(met, ranks, trace.stands_in)
+    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
+    return merged([found[rank] for rank in trace.stands_in])
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
@@ -124,19 +130,7 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
         same = same and (plans[found] is plans[rank] or plans[found] == plans[rank])
         if not same or company[rank // each] != company[found // each]:
             must = "a rank that stands for another runs the same, in the same company"
-            raise InvariantError("trace", must, f"rank {found} for rank {rank}", "report this: it is a bug of hosim")
-
-
-def _check_together(job: Job, hardware: Hardware, trace: Trace, ranks: Sequence[Facts], switches: Switches) -> None:
-    """Check what ranks do together: meet, and share bandwidth."""
-    complete = trace.status == "ok"
-    met = meetings(job, trace.stands_in, ranks)
-    if met is not None:
-        contended = switches.hbm_contention
-        meeting_laws.check_meetings(hardware, met, complete=complete, contended=contended)
-        if complete:
-            meeting_laws.check_peers(met, ranks, trace.stands_in)
-    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
+            raise broken("trace", must, f"rank {found} for rank {rank}")
 
 
 def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
@@ -144,7 +138,7 @@ def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
     if not right or len(trace.issued) != len(plans) or len(trace.stands_in) != len(plans):
         must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
         found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {len(plans)} ranks"
-        raise InvariantError("trace", must, found, "report this: it is a bug of hosim")
+        raise broken("trace", must, found)
 
 
 class RankWatch:
@@ -156,12 +150,17 @@ class RankWatch:
         What it ran, as decided and drawn; which rank.
     switches
         Readings of the machine.
+
+    Attributes
+    ----------
+    look, requests
+        What is noticed; what room alone kept waiting in the last part.
     """
 
     def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
         self.program, self._rank, self._switches = program, rank, switches
         graph, plan = program.graph, program.plan
-        self._earlier, self._look = Earlier(graph, plan), Look()
+        self._earlier, self.look = Earlier(graph, plan), Look()
         self._has_addresses = drawn.allocator != "ideal"
         self._walk = None
         if plan.fixed is None:
@@ -172,8 +171,7 @@ class RankWatch:
         """Check a part."""
         facts = Facts(self.program, part, self._earlier, self._rank)
         self._check_issued(facts)
-        held, self.requests = _check_part(facts, self._switches, has_addresses=self._has_addresses)
-        self._look.take(facts, held)
+        self.look.take(facts, self._check(facts))
         facts.close()
         time_laws.check_all_ran(facts)
         return facts
@@ -186,10 +184,6 @@ class RankWatch:
         """
         filled = self._earlier.track_ns
         return min([self._earlier.host.last_start_ns, *(filled.get(("filled", s), 0) for s in self.program.streams)])
-
-    def finish(self, facts: Facts) -> Findings:
-        """Say what was noticed, behind the last part."""
-        return self._look.found(facts)
 
     def _check_issued(self, facts: Facts) -> None:
         """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
@@ -206,28 +200,30 @@ class RankWatch:
         if self._refused is not None and facts.is_last and facts.complete:
             raise self._refused
 
-
-def _check_part(facts: Facts, switches: Switches, *, has_addresses: bool) -> tuple[place_laws.Held, work_laws.Requests]:
-    time_laws.check_issued(facts)
-    track = time_laws.check_tracks(facts)
-    point = time_laws.check_program_point(facts, switches)
-    time_laws.check_host(facts)
-    time_laws.check_durations(facts, switches)
-    held = place_laws.check_held(facts)
-    place_laws.check_ends_as_it_began(facts, held)
-    stays = place_laws.check_outputs(facts, held)
-    place_laws.check_there(facts, held)
-    place_laws.check_taken_at_start(facts, held)
-    place_laws.check_workspace(facts)
-    in_turn = data_laws.check_order(facts, data_laws.accesses(facts, held, stays))
-    taken = work_laws.taken_bytes(facts, held)
-    line = work_laws.line(facts, taken)
-    ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
-    data_laws.check_syncs(facts, in_turn)
-    time_laws.check_waits(facts)
-    data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
-    meeting_laws.check_waits_of_others(facts)
-    return held, work_laws.check_started(facts, (track, point, ready), taken, has_addresses=has_addresses)
+    def _check(self, facts: Facts) -> place_laws.Held:
+        """Hold a part against one law after another; what room alone kept waiting is in `requests`."""
+        time_laws.check_issued(facts)
+        track = time_laws.check_tracks(facts)
+        point = time_laws.check_program_point(facts, self._switches)
+        time_laws.check_host(facts)
+        time_laws.check_durations(facts, self._switches)
+        held = place_laws.check_held(facts)
+        place_laws.check_ends_as_it_began(facts, held)
+        stays = place_laws.check_outputs(facts, held)
+        place_laws.check_there(facts, held)
+        place_laws.check_taken_at_start(facts, held)
+        place_laws.check_workspace(facts)
+        in_turn = data_laws.check_order(facts, held, stays)
+        taken = work_laws.taken_bytes(facts, held)
+        line = work_laws.line(facts, taken)
+        ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
+        data_laws.check_syncs(facts, in_turn)
+        time_laws.check_waits(facts)
+        data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
+        meeting_laws.check_waits_of_others(facts)
+        allowed = track, point, ready
+        self.requests = work_laws.check_started(facts, allowed, taken, has_addresses=self._has_addresses)
+        return held
 
 
 class Watch:
@@ -284,7 +280,7 @@ class Watch:
             How the run ended; its tables do not count.
         """
         _check_status([self._one.program.plan], trace)
-        return _merge([self._one.finish(self._check(self._parts.rest(complete=trace.status == "ok")))])
+        return merged([self._one.look.found(self._check(self._parts.rest(complete=trace.status == "ok")))])
 
     def _check(self, part: Part) -> Facts:
         facts = self._one.take(part)
@@ -293,13 +289,3 @@ class Watch:
             self._lines.check()
         bandwidth_laws.check_bandwidth([facts], None, (0,), self._switches)
         return facts
-
-
-def _merge(found: Sequence[Findings]) -> Findings:
-    """What was noticed on all ranks, of those that were folded, too."""
-    dead: Counter[str] = Counter()
-    for one in found:
-        dead.update(one.dead_byte_ns)
-    worst = sorted((row for one in found for row in one.worst), key=lambda row: -row[2] * row[3])
-    copies = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
-    return Findings(dict(dead), tuple(worst[:5]), *(sum(getattr(one, key) for one in found) for key in copies))

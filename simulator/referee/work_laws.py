@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.columns import NONE, Bools, Ints
 from simulator.plan import COMPUTE, COPY, SYNC
-from simulator.referee.columns import NONE, Bools, Ints
+from simulator.referee.breach import broken
 from simulator.referee.facts import Facts
-from simulator.referee.place_laws import Held, Room, broken
+from simulator.referee.place_laws import Held, Room
 
 _LATER = np.iinfo(np.int64).max
 """The start of what never started, and an end that is still to come [ns]."""
@@ -39,26 +40,15 @@ class Requests(NamedTuple):
 
 def taken_bytes(facts: Facts, held: Held) -> Ints:
     """By issue, what the step took when it started; what it would take at the end, if it never did [B]."""
-    place_of_writes, writer, copies = _targets(facts)
-    place = np.concatenate((place_of_writes, facts.a[copies] * facts.tiers + facts.c[copies]))
-    issue = np.concatenate((writer, copies))
+    issue, place = facts.made
     came = facts.arrived[issue]
     new = np.isin(place * facts.stride + came, held.place * facts.stride + held.taken)
     still = np.isin(place, held.place[held.freed == facts.never])
     takes = np.where(came == facts.never, ~still, new)
     found = np.bincount(issue, np.where(takes, facts.sizes[place // facts.tiers], 0), len(facts.kind)).astype(np.int64)
-    workspace = np.array([op.workspace_bytes for op in facts.graph.ops], np.int64)
     computes = facts.steps(COMPUTE)
-    found[computes] += workspace[facts.a[computes]]
+    found[computes] += facts.program.workspace[facts.a[computes]]
     return found
-
-
-def _targets(facts: Facts) -> tuple[Ints, Ints, Ints]:
-    """The places that computes write, who writes them, and the copies."""
-    by_compute, which = facts.compute_uses()
-    writes = facts.uses.writes[which]
-    place = facts.uses.tensor[which][writes] * facts.tiers + facts.compute_tier
-    return place, by_compute[writes], facts.steps(COPY)
 
 
 def line(facts: Facts, taken: Ints) -> Ints:
@@ -68,8 +58,7 @@ def line(facts: Facts, taken: Ints) -> Ints:
     `NONE` for other steps, and where there is no such compute.
     """
     host = facts.earlier.host
-    came = np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE)
-    latest = np.maximum.accumulate(np.append(facts.at(np.array([host.line_ns])), came))
+    latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE), host.line_ns)
     host.line_ns = int(facts.times(latest[-1:])[0])
     stands = np.where(facts.kind == COMPUTE, taken > 0, (facts.kind == COPY) & (facts.c == facts.compute_tier))
     return np.where(stands, latest[:-1], NONE)
@@ -127,10 +116,9 @@ def _first_unrun(facts: Facts) -> Ints:
         return np.empty(0, np.int64)
     left = facts.arrived == facts.never
     computes, copies = (np.flatnonzero(left & (facts.kind == kind)) for kind in (COMPUTE, COPY))
-    number = {name: i for i, name in enumerate(facts.plan.tiers)}
     queue_of = dict[tuple[int, int], int]()
-    for link, queue in zip(facts.hardware.links.values(), facts.queues.tolist(), strict=True):
-        queue_of.setdefault((number[link.source], number[link.target]), queue)
+    for (source, target, _), queue in zip(facts.program.links.tolist(), facts.program.queues.tolist(), strict=True):
+        queue_of.setdefault((source, target), queue)
     ends = zip(facts.b[copies].tolist(), facts.c[copies].tolist(), strict=True)
     queues = np.array([queue_of.get(pair, NONE) for pair in ends], np.int64)
     heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
@@ -158,7 +146,7 @@ class Lines:
         """Take requests of a rank; check up to a time before which no others can have begun, if there is one."""
         for tier in np.unique(found.tier).tolist():
             mine = np.stack([np.full(len(found.tier), rank), *found[1:]])[:, found.tier == tier]
-            self._waiting.setdefault((tier, self._room.instance(tier, rank)), []).append(mine)
+            self._waiting.setdefault((tier, int(self._room.sharers[tier][0][rank])), []).append(mine)
         if until_ns is not None:
             self.check(until_ns)
 
@@ -183,10 +171,10 @@ class Lines:
             first[begin[row] : end[row]] = row
         at = np.flatnonzero(first != NONE)
         now = np.append(0, used)[np.searchsorted(times, points[at], "right")]
-        fits: Bools = now + size[first[at]] <= self._room.capacity_bytes(tier)
+        fits: Bools = now + size[first[at]] <= self._room.capacity_bytes[tier]
         if fits.any():
             wrong = int(np.argmax(fits))
             row = int(first[at[wrong]])
-            must = f"what is first in line for room of a tier ({self._room.name(tier)}) starts when it fits"
+            must = f"what is first in line for room of a tier ({self._room.names[tier]}) starts when it fits"
             found = f"{int(size[row]):,} B beside {int(now[wrong]):,} B at {int(points[at[wrong]]):,} ns do not start"
             raise broken(f"trace, rank {int(rank[row])}, step {int(issue[row]):,}", must, found)

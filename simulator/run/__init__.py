@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.report.rows import by_step, is_ok
-from simulator.run.case import Case, Policies, Policy, prepare, prepare_job
+from simulator.run.case import Case, Policies, Policy, prepare
 from simulator.run.largest import searched
 from simulator.run.results import Result, Results
 from simulator.run.row import Progress, row_of, silent
-from simulator.run.swept import Sweep
+from simulator.run.sweep import Sweep
 from simulator.scenario import Keep, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
@@ -84,8 +83,7 @@ def read(
     loaded = catalog.resolve(scenario, set)
     if trace is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))
-    prepared = prepare if job is None else partial(prepare_job, job=job)
-    return prepared(loaded, is_changed=bool(set))
+    return prepare(loaded, job, is_changed=bool(set))
 
 
 def run_case(

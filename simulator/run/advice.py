@@ -10,9 +10,9 @@ from simulator import bounds, catalog
 from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
-from simulator.run.case import Case, Policy, prepare_job
+from simulator.run.case import Case, Policy, execute, prepare
 from simulator.run.decide import decided
-from simulator.run.execute import execute
+from simulator.run.placement import together
 from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
@@ -26,11 +26,7 @@ Tell = Callable[[int, int], None]
 """Called before each amount that is tried, with how many were, and how many may be."""
 
 
-def _silent(tried: int, most: int) -> None:
-    """Tell nothing."""
-
-
-def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell = _silent) -> Shortfall:
+def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell) -> Shortfall:
     """Add levers that name how much room is enough, for a row that does not fit.
 
     Parameters
@@ -131,9 +127,8 @@ def _wanted(case: Case, report: Shortfall) -> int:
 
 def _lacking(case: Case, report: Shortfall) -> int:
     """What all ranks that share a tier lack there if each lacks as much as one [B]."""
-    topology, ranks = case.hardware.topology, case.job.ranks
-    sharers = {"device": 1, "node": min(ranks, topology.devices_per_node), "supernode": ranks}
-    return sharers[case.hardware.tiers[report.tier].scope] * max(1, report.gap_bytes)
+    scope = case.hardware.tiers[report.tier].scope
+    return together(case.job.ranks, case.hardware)[scope] * max(1, report.gap_bytes)
 
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:
@@ -150,4 +145,4 @@ def _with_room(case: Case, room: Mapping[str, int]) -> Case:
 def _given(case: Case, sizes: Mapping[str, int]) -> Case:
     """The same case with other sizes [B] in its documents."""
     point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
-    return prepare_job(catalog.at(case.loaded, point), case.job)
+    return prepare(catalog.at(case.loaded, point), case.job)

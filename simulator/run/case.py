@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
-from simulator import bounds, formats, metrics, referee
+from simulator import bounds, engine, formats, metrics, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
@@ -19,12 +19,11 @@ from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.problem import Problem, streams_of
 from simulator.report.files import folder_names
-from simulator.run.decide import decided, rehearsed
-from simulator.run.lots import Lots
+from simulator.run.decide import REHEARSED, decided
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
-from simulator.run.task import Task
-from simulator.run.trial import Trier, Tries
-from simulator.scenario import PolicyChoice, Scenario, label_of
+from simulator.run.task import Lots, Task, Trier, Tries, programs_of
+from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
+from simulator.trace import Trace
 from simulator.units import FieldError, nearest
 
 Policy = Callable[[Problem], Plan]
@@ -76,21 +75,17 @@ class Case:
             for task in self.tasks
         )
 
-    def bound(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Bound:
-        """What no plan can beat; without `may_repeat`, no plan that runs each op once in a step.
+    def bound(self, **kind: bool) -> bounds.Bound:
+        """What no plan of a kind can beat: see `simulator.run.task.Task.limits`."""
+        return max((task.bound(**kind) for task in self.tasks), key=lambda bound: bound.ns)
 
-        Without `in_turn`, no plan whose ranks begin together, if they meet.
-        """
-        found = [task.bound(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
-        return max(found, key=lambda bound: bound.ns)
+    def least_peak_bytes(self, step_ns: int, **kind: bool) -> int:
+        """No plan of a kind whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
+        return max(task.limits(**kind).peak_bytes(step_ns) for task in self.tasks)
 
-    def least_peak_bytes(self, step_ns: int, *, may_repeat: bool = False, in_turn: bool = False) -> int:
-        """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
-        limits = [task.limits(may_repeat=may_repeat, in_turn=in_turn) for task in self.tasks]
-        return max(one.peak_bytes(step_ns) for one in limits)
-
-    def unfit(self, *, may_repeat: bool = False) -> Shortfall | None:
-        """What no plan can fit, if there is such a thing; without `may_repeat`, no plan that runs each op once."""
+    def unfit(self, row: str | None = None) -> Shortfall | None:
+        """What no plan of a row can fit, if there is such a thing; else, none that runs each op once in a step."""
+        may_repeat = row is not None and self.may_repeat(row)
         found = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
         return max(filter(None, found), key=lambda short: short.gap_bytes, default=None)
 
@@ -102,20 +97,17 @@ class Case:
         entry = POLICIES[choice.policy]
         return entry.may_repeat(entry.read_options(choice.options))
 
-    def of(self, row: str) -> Case:
-        """The same on the machine that a row sets for itself."""
-        choice = self.choice(row)
-        if not choice.set_:
-            return self
-        key = repr(sorted(choice.set_.items()))
-        if key not in self._others:
-            self._others[key] = prepare_job(self.loaded.for_row(choice), self.job, is_changed=self.is_changed)
-        return self._others[key]
-
     @cached_property
-    def _others(self) -> dict[str, Case]:
-        """Cases of rows with machines of their own, by what these set."""
-        return {}
+    def of(self) -> Callable[[str], Case]:
+        """The same on the machine that a row sets for itself."""
+
+        def of(row: str) -> Case:
+            choice = self.choice(row)
+            if not choice.set_:
+                return self
+            return prepare(self.loaded.for_row(choice), self.job, is_changed=self.is_changed)
+
+        return cache(of)
 
     @cached_property
     def enough(self) -> dict[str, dict[str, int]]:
@@ -143,8 +135,7 @@ class Case:
         choices = {choice.row: choice for choice in self.loaded.scenario.policies}
         if policies is not None and not isinstance(policies, Mapping):
             choices = {c.row: c for name in _chosen(policies) for c in self._named(name)}
-        places = {choice.row: i for i, choice in enumerate(self.loaded.scenario.policies)}
-        found = {row: self._policy(choice, places.get(row)) for row, choice in choices.items()}
+        found = {row: self._policy(choice) for row, choice in choices.items()}
         return {**found, **_functions(policies)} if isinstance(policies, Mapping) else found
 
     def static_options(self, row: str) -> static.Options | None:
@@ -170,9 +161,11 @@ class Case:
             raise ConfigError("policies", must, repr(name), nearest(name, known))
         return found or [PolicyChoice(policy=name)]
 
-    def _policy(self, choice: PolicyChoice, place: int | None) -> Policy:
+    def _policy(self, choice: PolicyChoice) -> Policy:
         def where(*keys: str) -> str:
-            return self.loaded.place("policies", choice.row if place is None else str(place), *keys)
+            known = [own.row for own in self.loaded.scenario.policies]
+            place = str(known.index(choice.row)) if choice.row in known else choice.row
+            return self.loaded.place("policies", place, *keys)
 
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
@@ -239,36 +232,26 @@ def _check_keeps(scenario: Scenario, job: Job, where: str) -> None:
         raise ConfigError(where, must, found, "write trace: kept")
 
 
-def prepare(loaded: Loaded, *, is_changed: bool = False) -> Case:
+def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
     Parameters
     ----------
     loaded
         The scenario with its machine and its workload.
+    job
+        What all ranks run, if it was built before; of the workload only its name counts then.
     is_changed
         Whether the machine was changed for this run.
-    """
-    reader = partial(formats.read_graph, views=loaded.workload.views)
-    job = build_job(loaded.workload, loaded.workload_dir, reader)
-    return prepare_job(loaded, job, is_changed=is_changed)
-
-
-def prepare_job(loaded: Loaded, job: Job, *, is_changed: bool = False) -> Case:
-    """Build everything that the rows of a scenario share, for a job that was built before.
-
-    Parameters
-    ----------
-    loaded, is_changed
-        As for `prepare`; of the workload only its name counts.
-    job
-        What all ranks run.
 
     Raises
     ------
     ConfigError
         If a document is wrong, or ranks do not meet (`simulator.referee.check_job`).
     """
+    if job is None:
+        reader = partial(formats.read_graph, views=loaded.workload.views)
+        job = build_job(loaded.workload, loaded.workload_dir, reader)
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
     _check_keeps(loaded.scenario, job, loaded.place("trace"))
@@ -305,39 +288,57 @@ def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], lots: Lots) 
 
 def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: list[int], trier: Trier) -> Problem:
     """What a policy has to solve for a graph as if no other rank used what ranks share."""
-    hardware, scenario, few = loaded.hardware, loaded.scenario, rehearsed(graph)
+    hardware, scenario, few = loaded.hardware, loaded.scenario, replace(graph, steps=min(graph.steps, REHEARSED))
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    found = Problem(
-        graph,
-        hardware,
-        homes,
-        budget,
-        list(times_ns),
-        lifetimes(graph),
-        lambda plan: trier.trial(found, plan),
-        scenario.switches,
-        popularity=trier.lots.popularity(graph),
-        backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
-        under=lambda allocator: trier.under(found, allocator),
-        rehearsal=_problem(loaded, few, homes, times_ns, trier) if few.steps < graph.steps else None,
-    )
-    return found
+    facts = (graph, hardware, homes, budget, list(times_ns), lifetimes(graph))
+    rehearsal = _problem(loaded, few, homes, times_ns, trier) if few.steps < graph.steps else None
+    popularity = trier.lots.popularity(graph)
+    return trier.posed(partial(Problem, *facts, switches=scenario.switches, popularity=popularity, rehearsal=rehearsal))
 
 
 def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier: Trier) -> Problem:
     """The same among other ranks."""
     shared = sharers(job.ranks, lone.hardware)
-    together = job.ranks if shared else 1
-    found = replace(
-        lone,
-        replay=lambda plan: trier.trial(found, plan, together),
-        sharers=shared,
-        room_bytes=room,
-        turns=turns(job, lone.hardware, shared),
-        lone=lone,
-        backbone=lambda budget_bytes: trier.backbone(found, budget_bytes),
-        under=lambda allocator: trier.under(found, allocator, together),
-        rehearsal=_among(lone.rehearsal, job, room, trier) if lone.rehearsal else None,
+    groups = turns(job, lone.hardware, shared)
+    rehearsal = _among(lone.rehearsal, job, room, trier) if lone.rehearsal else None
+    changes = {"sharers": shared, "room_bytes": room, "turns": groups, "lone": lone, "rehearsal": rehearsal}
+    return trier.posed(partial(replace, lone, **changes), job.ranks if shared else 1)
+
+
+def execute(
+    case: Case,
+    plans: Sequence[Plan],
+    progress: Callable[[int, int], None] | None = None,
+    allocator: AllocatorKind = "ideal",
+) -> Trace:
+    """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
+    if (
+        case.job.ranks == 1
+        and allocator == "ideal"
+        and (known := case.tasks[0].trier.tries.take(case.problem, plans[0])) is not None
+    ):
+        return known
+    found: dict[int, engine.Program] = {}
+    for task, plan in zip(case.tasks, plans, strict=True):
+        programs = programs_of(task.graph, plan, task.problem.durations_ns, allocator=allocator)
+        of_ranks = {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
+        found |= _with_draws(task, of_ranks) if task.graph.has_late else of_ranks
+    return engine.run(
+        [found[rank] for rank in range(case.job.ranks)],
+        case.hardware,
+        budget_bytes=case.problem.budget_bytes,
+        switches=case.problem.switches,
+        progress=progress,
+        fold=case.loaded.scenario.fold,
     )
+
+
+def _with_draws(task: Task, of_ranks: Mapping[int, engine.Program]) -> dict[int, engine.Program]:
+    """Programs with what each rank draws; ranks that choose the same keep one program."""
+    known: dict[tuple[int, int], engine.Program] = {}
+    found = {}
+    for rank, program in of_ranks.items():
+        draws = task.draws(rank)
+        found[rank] = known.setdefault((id(program), id(draws)), replace(program, draws=draws))
     return found

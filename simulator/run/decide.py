@@ -9,7 +9,6 @@ from functools import cache, partial
 from math import isfinite
 
 from simulator.errors import CapacityError
-from simulator.graph import Graph
 from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.turns import staggered
@@ -24,11 +23,6 @@ leaves to the next is shorter than a lap: persistent tensors are at home in betw
 that holds more than this many steps choose is judged while it still fills. What is chosen so runs, and is checked, over
 all steps.
 """
-
-
-def rehearsed(graph: Graph) -> Graph:
-    """The graph over so few steps that plans can be tried; itself, if it has no more."""
-    return replace(graph, steps=min(graph.steps, REHEARSED))
 
 
 def decided(choice: PolicyChoice, decide: Callable[[Problem], Plan], problem: Problem) -> Plan:

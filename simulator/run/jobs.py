@@ -41,9 +41,7 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
         If the document is wrong, or the folder holds something else.
     """
     files.check_target(out)
-    entry = catalog.load(workload, "workload")
-    found: Workload = entry.document
-    job = build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+    found, job = _built(workload)
     names = folder_names(job.labels).values() if len(job.graphs) > 1 else [""]
     said = []
     with files.replaced(out) as folder:
@@ -102,7 +100,11 @@ def layout(workload: str | Path) -> Spread:
     ConfigError
         If the document is wrong, or the model cannot be spread like that.
     """
-    entry = catalog.load(workload, "workload")
-    found = entry.document
-    job = build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+    found, job = _built(workload)
     return Spread(found, job, layouts(found))
+
+
+def _built(workload: str | Path) -> tuple[Workload, Job]:
+    entry = catalog.load(workload, "workload")
+    found: Workload = entry.document
+    return found, build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))

@@ -12,11 +12,9 @@ from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.report.sweep_views import largest_view
-from simulator.run.case import Case, Policies, Policy, prepare
-from simulator.run.execute import execute
+from simulator.run.case import Case, Policies, Policy, execute, prepare
 from simulator.run.row import plans_of, row_of, silent
-from simulator.run.sweep import Point, Progress, Row, Rows, Study, sweep
-from simulator.run.swept import Sweep
+from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Largest, Scenario
 
 _KEPT = 4
@@ -113,7 +111,7 @@ def _tried(built: Callable[[int], Case], label: str, decide: Policy, _: Loaded, 
     case = built(point[0]).of(label)
     if case.choice(label).is_file:
         return [{"status": "refused", "notes": _ONE_GRAPH}]
-    if unfit := case.unfit(may_repeat=case.may_repeat(label)):
+    if unfit := case.unfit(label):
         return [_lacking(unfit) | {"is_proved": True}]
     try:
         trace = execute(case, plans_of(case, label, decide, silent), allocator=case.choice(label).allocator)
@@ -147,7 +145,7 @@ def _answer(rows: Rows, question: Largest, built: Callable[[int], Case], decide:
 
         def is_unfit(value: int) -> bool:
             case = built(value).of(label)
-            return case.unfit(may_repeat=case.may_repeat(label)) is not None
+            return case.unfit(label) is not None
 
         values = question.values
         first = bisect_left(values, True, values.index(limit[question.field]), key=is_unfit)

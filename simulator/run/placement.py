@@ -9,7 +9,7 @@ from dataclasses import replace
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, TensorKind
-from simulator.hardware import Hardware, Tier
+from simulator.hardware import Hardware
 from simulator.plan import FREE
 from simulator.stored import repeated
 
@@ -87,38 +87,28 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         For each graph and tier what one of its ranks may use [B]; the least over its ranks. Less than its homes take if
         the homes of all do not fit.
     """
-    tiers = list(hardware.tiers.values())
-    at_home = [_at_home_bytes(job, number, homes[number], len(tiers)) for number in range(len(job.graphs))]
+    at_home = [Counter[int]() for _ in job.graphs]
+    for one, home, taken in zip(job.graphs, homes, at_home, strict=True):
+        for tensor in one.inputs:
+            taken[home[tensor]] += one.tensors[tensor].size_bytes
     again = list(repeated([(job.graphs[graph], homes[graph]) for graph in job.graph_of], hardware))
-    found: list[list[int | float]] = [[tier.usable_bytes for tier in tiers] for _ in job.graphs]
-    for number, tier in enumerate(tiers):
-        place = _places(tier, hardware.topology.devices_per_node)
-        if place is None:
-            continue
-        sharers: Counter[int] = Counter(rank // place for rank in range(job.ranks))
-        taken: Counter[int] = Counter()
-        for rank, graph in enumerate(job.graph_of):
-            taken[rank // place] += at_home[graph][number]
-        for one in again:
-            taken[one.rank // place] -= one.size_bytes if one.tier == number else 0
-        for rank, graph in enumerate(job.graph_of):
-            left = tier.usable_bytes - taken[rank // place]
-            found[graph][number] = min(found[graph][number], at_home[graph][number] + left // sharers[rank // place])
+    found: list[list[int | float]] = [[tier.usable_bytes for tier in hardware.tiers.values()] for _ in job.graphs]
+    for number, tier in enumerate(hardware.tiers.values()):
+        place = together(job.ranks, hardware)[tier.scope]
+        spare: Counter[int] = Counter()
+        for stored in again:
+            spare[stored.rank // place] += stored.size_bytes if stored.tier == number else 0
+        for start in range(0, job.ranks, place):
+            mine = job.graph_of[start : start + place]
+            left = tier.usable_bytes - sum(at_home[graph][number] for graph in mine) + spare[start // place]
+            for graph in set(mine):
+                found[graph][number] = min(found[graph][number], at_home[graph][number] + left // len(mine))
     return [tuple(one) for one in found]
 
 
-def _places(tier: Tier, devices_per_node: int) -> int | None:
-    """How many ranks in a row have an instance of the tier; None if each has its own."""
-    return {"device": None, "node": devices_per_node}.get(tier.scope, 2**62)
-
-
-def _at_home_bytes(job: Job, number: int, homes: tuple[int, ...], tiers: int) -> list[int]:
-    """What a rank of a graph has at home in each tier [B]."""
-    graph, found = job.graphs[number], [0] * tiers
-    for tensor in graph.inputs:
-        if homes[tensor] >= 0:
-            found[homes[tensor]] += graph.tensors[tensor].size_bytes
-    return found
+def together(ranks: int, hardware: Hardware) -> dict[str, int]:
+    """How many ranks share one instance of what each device, each node, or the supernode has."""
+    return {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
 
 
 def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
@@ -129,9 +119,8 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
     ranks, hardware
         How many there are, where.
     """
-    sharing = {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
     shared = (name for name, bus in hardware.buses.items() if any(link in hardware.links for link in bus.links))
-    return {name: count for name in shared if (count := sharing[hardware.buses[name].scope]) > 1}
+    return {name: count for name in shared if (count := together(ranks, hardware)[hardware.buses[name].scope]) > 1}
 
 
 _GROUPS = (2, 4, 8)

@@ -158,7 +158,7 @@ def plan(
 
 def _planned(case: Case, label: str, decide: Policy, progress: Progress) -> Planned:
     progress(label, 0, 0)
-    unfit = case.unfit(may_repeat=case.may_repeat(label))
+    unfit = case.unfit(label)
     if unfit is not None:
         raise CapacityError(unfit)
     options = case.static_options(label)

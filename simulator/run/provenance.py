@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import simulator
 from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
-from simulator.report import files
 from simulator.report.files import folder_names
 from simulator.report.rows import Row
 from simulator.scenario import DrawsOrigin, PolicyChoice
@@ -97,41 +95,17 @@ def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
     """Fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
     scenario: dict[str, str | Fit] = getattr(loaded.scenario, table)
     hardware: dict[str, str | Fit] = getattr(loaded.hardware, table)
-    found = []
-    for path, why in hardware.items():
-        document = loaded.scenario if why in scenario.values() else loaded.hardware
-        found.append(_figure(document, path, why))
-    for path, why in getattr(loaded.workload, table).items():
-        found.append(_figure(loaded.workload, path, why))
-    for path, why in scenario.items():
-        if why not in hardware.values():
-            found.append(_figure(loaded.scenario, path, why))
-    return found
+    own = {path: why for path, why in scenario.items() if why not in hardware.values()}
+    return [
+        *(_figure(loaded.scenario if why in scenario.values() else loaded.hardware, path, why)
+          for path, why in hardware.items()),
+        *(_figure(loaded.workload, path, why) for path, why in getattr(loaded.workload, table).items()),
+        *(_figure(loaded.scenario, path, why) for path, why in own.items()),
+    ]  # fmt: skip
 
 
 def _figure(document: Document, path: str, why: str | Fit) -> dict[str, str]:
     return {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
-
-
-@contextmanager
-def filled(
-    out: str | Path, loaded: Loaded, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
-) -> Iterator[Path]:
-    """Give a folder to fill, and write beside what it is filled with the documents and the summary.
-
-    Parameters
-    ----------
-    out
-        The folder; filled beside its place and renamed. An earlier run's is replaced.
-    loaded, rows
-        The documents that were resolved, and the rows of the summary.
-    more
-        Further entries of ``summary.json``; where everything comes from is added.
-    """
-    with files.replaced(Path(out)) as folder:
-        yield folder
-        files.write_texts(folder, loaded.documents())
-        files.write_summary(folder, rows, {**more, "provenance": provenance(loaded)})
 
 
 _DRAWS = "draws.csv"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -11,26 +11,69 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
+from simulator.graph import TensorKind
+from simulator.hardware import without_effect
 from simulator.plan import Plan, Steps
 from simulator.processes import aside
 from simulator.report import expectations, files, stalls, summaries
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
-from simulator.report.rows import Row
+from simulator.report.rows import Row, listed
 from simulator.report.sentences import sentences
 from simulator.report.sweep_views import pointer
 from simulator.run.case import Case
-from simulator.run.hints import hints
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.swept import Sweep
+from simulator.run.sweep import Sweep
 from simulator.trace import Trace
-from simulator.units import nearest
+from simulator.units import human, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
     from simulator.report.html import Pages
+
+
+def hints(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Say which figures that were set change nothing, that runtimes decide for free, and which experts were forgotten.
+
+    Parameters
+    ----------
+    case, rows
+        What ran, and its rows.
+    """
+    scenario = case.loaded.scenario
+    found = without_effect(case.hardware, scenario.budget_bytes, scenario.set_)
+    for row in rows:
+        own = case.choice(row.label).set_
+        found += [f"{row.label}: {one}" for one in without_effect(row.hardware, scenario.budget_bytes, own)]
+    return [*dict.fromkeys(found), *_free_runtimes(case, rows), *_experts(case)]
+
+
+def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
+    runtimes = [row.label for row in rows if any(plan.fixed is None for plan in row.plans)]
+    if not runtimes or "host" in case.hardware.model_fields_set:
+        return []
+    decisions = f"decisions of {listed(runtimes)} are free"
+    return [f"{case.hardware.name} states no costs of a host, so that {decisions}: add the key host."]
+
+
+def _experts(case: Case) -> list[str]:
+    """That weights have another home, and experts none."""
+    homes, here = case.loaded.scenario.homes, case.hardware.compute_tier
+    if homes.get(TensorKind.WEIGHT, here) == here:
+        return []
+    named = {one for pattern in homes for graph in case.job.graphs for one in graph.matching(pattern)}
+    graph = case.job.graphs[0]
+    left = [
+        one.size_bytes
+        for number, one in enumerate(graph.tensors)
+        if one.kind is TensorKind.EXPERT and number not in named
+    ]
+    if not left:
+        return []
+    forgotten = f"{human(sum(left), 'B')} of experts live in {here}: give expert a home as well"
+    return [f"homes names weight and not expert, so that {forgotten}."]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +139,11 @@ class Result(Row):
     @cached_property
     def recordings(self) -> tuple[Plan, ...]:
         """For each graph of the job, the steps that its first rank issued, as a fixed plan."""
-        found = []
-        for task, plan in zip(self.case.tasks, self.plans, strict=False):
-            issued = self._trace.issued[task.ranks[0]].whole()
+        trace, found = self._trace, []
+        for task, plan in zip(self.case.tasks, self.plans, strict=True):
+            issued = trace.issued[task.ranks[0]].whole()
             steps = Steps.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
             found.append(plan if plan.fixed is not None else replace(plan, steps=steps, repeats=1))
-        if not found:
-            raise self._nothing_ran()
         return tuple(found)
 
     def timeline(self, window_ns: tuple[int, int] | None = None) -> Picture:
@@ -115,8 +156,7 @@ class Result(Row):
         """
         from simulator.report import timeline  # noqa: PLC0415 - most runs of a sweep draw nothing
 
-        if self.trace is None:
-            raise self._nothing_ran()
+        _ = self._trace  # without one there is nothing to draw
         return timeline.timeline(self, window_ns=window_ns)
 
     @property
@@ -126,24 +166,21 @@ class Result(Row):
 
     @property
     def _trace(self) -> Trace:
-        if self.trace is None:
-            raise self._nothing_ran()
-        return self.trace
-
-    def _nothing_ran(self) -> CapacityError | ConfigError:
+        if self.trace is not None:
+            return self.trace
         if self.ran is not None:
             must = "a table, a picture or a recorded plan is made from the trace of a row"
-            return ConfigError(self.label, must, "a run that kept none", "write trace: kept")
+            raise ConfigError(self.label, must, "a run that kept none", "write trace: kept")
         if self.shortfall is not None:
-            return CapacityError(self.shortfall)
-        return ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")
+            raise CapacityError(self.shortfall)
+        raise ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")
 
 
 _ALWAYS = ("step_ns", "makespan_ns", "compute_ns", "stall_ns")
 """Columns of the summary that are there even if no row ran."""
 
 
-class Results(Mapping[str, Result]):
+class Results(dict[str, Result]):
     """The rows of one run by label, in the order of the scenario.
 
     Parameters
@@ -157,19 +194,11 @@ class Results(Mapping[str, Result]):
     """
 
     def __init__(self, case: Case, rows: Sequence[Result], largest: Sweep | None = None) -> None:
+        super().__init__((row.label, row) for row in rows)
         self.case, self.largest = case, largest
-        self._rows = {row.label: row for row in rows}
 
-    def __getitem__(self, label: str) -> Result:
-        if label not in self._rows:
-            raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self._rows))}")
-        return self._rows[label]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __missing__(self, label: str) -> Result:
+        raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{label!r}: {row.status}" for label, row in self.items())
@@ -254,7 +283,7 @@ class Results(Mapping[str, Result]):
         """
         with writing(Path(out)) as output:
             for row in self.values():
-                output.add(row)
+                output.pages.add(row)
             output.finish(self)
 
 
@@ -262,21 +291,18 @@ _FORGOTTEN = "No trace was kept (trace: none), so that there are no pictures, ta
 """What the report then says."""
 
 
+@dataclass(frozen=True)
 class Output:
     """The folder of a run that is being filled: each row when it is there, and at the end what is about all.
 
-    Parameters
+    Attributes
     ----------
     folder, pages
-        An existing folder, and the pages in it.
+        An existing folder, and the pages in it, to which each row is added.
     """
 
-    def __init__(self, folder: Path, pages: Pages) -> None:
-        self._folder, self._pages = folder, pages
-
-    def add(self, row: Result) -> None:
-        """Begin to write the next row."""
-        self._pages.add(row)
+    folder: Path
+    pages: Pages
 
     def finish(self, results: Results) -> None:
         """Write what is about all rows, which were added before.
@@ -288,7 +314,7 @@ class Output:
         """
         from simulator.report.html import Story  # noqa: PLC0415 - as in `writing`
 
-        case, folder = results.case, self._folder
+        case, folder = results.case, self.folder
         files.write_texts(folder, as_run(case.loaded, results, is_changed=case.is_changed))
         for name, path in files_named(case.loaded).items():
             (folder / name).write_bytes(path.read_bytes())
@@ -296,7 +322,7 @@ class Output:
         claim = scenario.claim.model_dump() if scenario.claim else None
         forgotten = (_FORGOTTEN,) if scenario.trace == "none" else ()
         told = ((*results.sentences, *forgotten), results.provenance, tuple(verdicts), claim)
-        self._pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
+        self.pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
         files.write_summary(folder, [row.summary for row in results.values()], results.more)
 
 

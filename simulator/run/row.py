@@ -8,18 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from simulator import metrics, referee
+from simulator import engine, metrics, referee
 from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError, Shortfall
 from simulator.plan import Plan
 from simulator.policies.problem import Problem
 from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
 from simulator.run.advice import advised
-from simulator.run.case import Case, Policy
-from simulator.run.execute import Follower, execute, follow
+from simulator.run.case import Case, Policy, execute
 from simulator.run.results import Result
-from simulator.run.task import Task
-from simulator.trace import Trace
+from simulator.run.task import Task, programs_of
+from simulator.trace import Happened, Trace
 
 Progress = Callable[[str, int, int], None]
 """Called now and then with the row at work, the computes that are done, and those that there are in all."""
@@ -40,19 +39,15 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
         Called now and then.
     """
     case = case.of(label)
-    unfit = case.unfit(may_repeat=case.may_repeat(label))
-    return (
-        _replay(case, label, decide, progress) if unfit is None else _infeasible(case, label, decide, unfit, progress)
-    )
-
-
-def _replay(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
-    """Decide, and replay what was decided; what does not fit, or is not for this policy, is a row, too."""
-    progress(label, 0, 0)
     try:
+        if unfit := case.unfit(label):
+            raise CapacityError(unfit)
+        progress(label, 0, 0)
         return replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label))
     except CapacityError as error:
-        return _infeasible(case, label, decide, error.report, progress)
+        short = error.report
+        summary = {"policy": label, "status": "infeasible", "short_bytes": short.gap_bytes, "short_at": short.at}
+        return Result.of(case, label, summary, shortfall=enough(case, label, decide, short, progress))
     except ScopeError as error:
         return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
@@ -96,11 +91,6 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
             f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"
         )
     return plan
-
-
-def _infeasible(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Result:
-    summary = {"policy": label, "status": "infeasible", "short_bytes": report.gap_bytes, "short_at": report.at}
-    return Result.of(case, label, summary, shortfall=enough(case, label, decide, report, progress))
 
 
 def enough(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Shortfall:
@@ -199,11 +189,47 @@ def replayed(
     return Result.of(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
 
 
+class Follower:
+    """Holds one rank's run against the laws, and counts it.
+
+    Parameters
+    ----------
+    case, label, plan
+        What runs, what the row is called, and what was decided.
+    """
+
+    def __init__(self, case: Case, label: str, plan: Plan) -> None:
+        task, switches = case.tasks[0], case.loaded.scenario.switches
+        drawn = referee.Drawn(plan, task.draws(0), case.choice(label).allocator, task.pinned)
+        self._watch = referee.Watch(task.graph, case.hardware, drawn, case.problem.budget_bytes, switches)
+        self._following = metrics.Following.plan(task.graph, case.hardware, plan)
+
+    def take(self, happened: Happened) -> None:
+        """Take what happened since the last time."""
+        self._watch.take(happened)
+        self._following.take(happened)
+
+    def finish(self, trace: Trace) -> tuple[referee.Findings, metrics.Ran]:
+        """What the referee noticed, and what the row is counted from.
+
+        Parameters
+        ----------
+        trace
+            How the run ended.
+        """
+        return self._watch.finish(trace), self._following.ran(trace)
+
+
 def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:
-    """Replay, and check and count what happens beside it."""
+    """Replay the plan of a case of one rank, and check and count what happens beside it; none of it is kept."""
+    task, problem = case.tasks[0], case.problem
+    program = programs_of(task.graph, plan, problem.durations_ns, task.draws(0))[0]
+    budget, switches = problem.budget_bytes, problem.switches
     try:
         with beside(Follower(case, label, plan)) as follower:
-            trace = follow(case, plan, follower.take, progress)
+            trace = engine.follow(
+                program, case.hardware, follower.take, budget_bytes=budget, switches=switches, progress=progress
+            )
             return Checked(trace, *follower.finish(trace))
     except BrokenProcessPool:
         must, found = "the process that checks and counts the run ends with it", "that it was ended"

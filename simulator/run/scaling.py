@@ -14,8 +14,7 @@ from simulator.errors import ConfigError
 from simulator.report.sweep_views import scaling_view
 from simulator.run import run_case
 from simulator.run.case import Policies, prepare
-from simulator.run.sweep import Point, Progress, Rows, Study, sweep
-from simulator.run.swept import Sweep
+from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Scenario
 
 

@@ -12,17 +12,18 @@ from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.report.expectations import Verdict, verdicts
+from simulator.report.view import Section, View
 from simulator.run.row import Progress, silent
+from simulator.run.sweep import Sweep, filled, frame
 from simulator.scenario import Scenario
 from simulator.serving import latencies
-from simulator.serving.arrivals import arriving
+from simulator.serving.asked import Rooms, arriving, asked_of, rooms
 from simulator.serving.counts import iterations_of, of_all, requests_of, summary
 from simulator.serving.replays import MOST_REPLAYED, Replays, rows_of
-from simulator.serving.rooms import rooms
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story, serve_row
 from simulator.units import nearest
-from simulator.workload import Arriving, Request, Requests
+from simulator.workload import Arriving
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,60 +32,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Serving:
-    """What came of it.
+class Serving(Sweep):
+    """What came of it; one row per policy, see `simulator.serving.counts.summary`.
 
     Attributes
     ----------
-    loaded
-        The scenario, its machine and its workload.
-    rows
-        One per policy; see `simulator.serving.counts.summary`.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
 
-    loaded: Loaded
-    rows: Sequence[dict[str, Any]] = field(repr=False)
-    is_changed: bool
-    _stories: Sequence[Story] = field(repr=False)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """The rows, one a line; times [ns] and sizes [B] are whole numbers even where a row has none."""
-        return _frame(self.rows)
+    is_changed: bool = False
+    _stories: Sequence[Story] = field(default=(), repr=False)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One line per policy and request: when it came, was admitted, had its first and last token; what it hit."""
-        return _frame([row for story in self._stories for row in requests_of(story)])
+        return frame([row for story in self._stories for row in requests_of(story)])
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
         """One line per policy and iteration: who ran, what it took, waits by cause, and bytes moved."""
-        return _frame([row for story in self._stories for row in iterations_of(story)])
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        """What a person would say."""
-        return latencies.sentences(self.rows)
+        return frame([row for story in self._stories for row in iterations_of(story)])
 
     @cached_property
     def expectations(self) -> list[Verdict]:
         """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
         if self.is_changed:
             return []
-        return verdicts(self.loaded.scenario.expect, {str(row["policy"]): row for row in self.rows})
+        return verdicts(self.loaded[0].scenario.expect, {str(row["policy"]): row for row in self.rows})
 
     def figure(self) -> Picture:
         """Draw who has the first token after how long, what a further one takes, and how many wait."""
         from simulator.serving.latency_figure import serving_picture  # noqa: PLC0415 - drawing takes time to import
 
         about = {story.policy: (requests_of(story), iterations_of(story)) for story in self._stories}
-        return serving_picture(about, self.loaded.scenario.title or self.loaded.scenario.name)
-
-    def __str__(self) -> str:
-        return "\n\n".join(filter(None, (latencies.table(self.rows), "\n".join(self.sentences))))
+        return serving_picture(about, self.view.title)
 
     def write(self, out: str | Path) -> None:
         """Write the rows, the requests, the iterations, the picture and the documents into a folder.
@@ -94,9 +76,7 @@ class Serving:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
-        from simulator.run.provenance import filled  # noqa: PLC0415
-
-        told, seed = [asdict(verdict) for verdict in self.expectations], self.loaded.scenario.seed
+        told, seed = [asdict(verdict) for verdict in self.expectations], self.loaded[0].scenario.seed
         more = {"sentences": self.sentences, "expectations": told, "seed": seed}
         with filled(out, self.loaded, self.rows, more) as folder:
             for name, table in (("requests", self.requests), ("iterations", self.iterations)):
@@ -104,14 +84,6 @@ class Serving:
             picture = self.figure()
             for kind in ("png", "svg"):
                 picture.write(str(folder / f"serving.{kind}"), kind)
-
-
-def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
-
-    frame = pd.DataFrame(list(rows))
-    whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
-    return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 def serve(
@@ -148,25 +120,27 @@ def serve(
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
     loaded = catalog.resolve(scenario, set)
-    asked = _asked(loaded)
+    asked = asked_of(loaded)
     progress = progress or silent
-    names, come = read_served(loaded, policies, progress)
+    names, come, room = read_served(loaded, policies, progress)
     links = loaded.hardware.link_names
-    room = rooms(loaded, asked, come.requests)
     token_bytes = room.block_bytes // asked.block
-    tokens = int(min(room.blocks[0], _enough(come.requests))) * asked.block
+    enough = sum(one.prompt + one.output for one in come.requests)  # more blocks than all together ever hold
+    tokens = int(min(room.blocks[0], enough)) * asked.block
     stories = []
     for name in names:
         known = Replays(loaded, name, tokens, exact=exact, most=replays)
         stories.append(serve_row(name, known, room, asked, come.requests, progress))
-    shared = of_all(asked, come)
-    return Serving(loaded, [summary(story, links, token_bytes) | shared for story in stories], bool(set), stories)
+    rows = [summary(story, links, token_bytes) | of_all(asked, come) for story in stories]
+    title = loaded.scenario.title or loaded.scenario.name
+    view = View(title, [Section(latencies.table(rows))], latencies.sentences(rows))
+    return Serving("serving", [loaded], rows, view, is_changed=bool(set), _stories=stories)
 
 
 def read_served(
     loaded: Loaded, policies: Sequence[str] | None = None, progress: Progress = silent
-) -> tuple[list[str], Arriving]:
-    """Read the rows and the requests of a scenario; nothing runs.
+) -> tuple[list[str], Arriving, Rooms]:
+    """Read the rows and the requests of a scenario, and find the room for blocks; nothing runs.
 
     Parameters
     ----------
@@ -183,8 +157,8 @@ def read_served(
     if loaded.scenario.trace == "none":
         must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
         raise ConfigError(loaded.place("trace"), must, "trace: none", do)
-    asked, come = _asked(loaded), arriving(loaded, progress)
-    room = rooms(loaded, asked, come.requests)
+    asked, come = asked_of(loaded), arriving(loaded, progress)
+    room = rooms(loaded, come.requests)
     one_came = Story("", room.names, [Served(0, come.requests[0])])
     columns = tuple(summary(one_came, loaded.hardware.link_names, 0) | of_all(asked, come))
     for number, choice in enumerate(loaded.scenario.policies):
@@ -199,16 +173,4 @@ def read_served(
             found = repr(one.column) if one.column not in columns else "faster_than"
             where = loaded.place("expect", str(number), "column")
             raise ConfigError(where, must, found, nearest(one.column, columns))
-    return rows_of(loaded, policies), come
-
-
-def _asked(loaded: Loaded) -> Requests:
-    if loaded.workload.requests is None:
-        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
-        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
-    return loaded.workload.requests
-
-
-def _enough(requests: Sequence[Request]) -> int:
-    """More blocks than all requests together ever hold."""
-    return sum(one.prompt + one.output for one in requests)
+    return rows_of(loaded, policies), come, room

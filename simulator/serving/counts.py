@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from simulator.serving.pace import Pace, outpaced
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story
 from simulator.trace import CAUSES
@@ -70,7 +69,7 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         ``offered_per_s``, ``served_per_s``
             Requests that came, by the time in which they came; and that left, by the busy time.
         ``outpaced_come_per_s``, ``outpaced_admitted_per_s``, ``outpaced_growth``
-            If requests come faster than they are served (`simulator.serving.pace`): of the second half of
+            If requests come faster than they are served (`outpaced`): of the second half of
             the arrivals, how many came, and how many were admitted, in a second, and how much longer who comes a second
             later waits [s]; else None.
     """
@@ -79,8 +78,8 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
     busy, drain = sum(one.replayed.ns for one in ran), sum(one.replayed.drain_ns for one in ran)
     stall = drain + sum(one.replayed.stall_ns for one in ran)
     span = story.served[-1].request.arrival_ns
-    waits = {cause: sum((one.replayed.waits_ns or {}).get(cause, 0) for one in ran) for cause in CAUSES}
-    moved = {link: sum((one.replayed.moved_bytes or {}).get(link, 0) for one in story.ran) for link in links}
+    waits = {cause: sum(one.replayed.waits_ns.get(cause, 0) for one in ran) for cause in CAUSES}
+    moved = {link: sum(one.replayed.moved_bytes.get(link, 0) for one in story.ran) for link in links}
     return {
         "policy": story.policy,
         "status": story.status,
@@ -141,40 +140,23 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _latencies(served: Sequence[Served]) -> dict[str, Any]:
-    first, after = [_ttft(one) for one in served], [_tpot(one) for one in served]
-    waited = [one.admitted_ns - one.request.arrival_ns for one in served if one.admitted_ns is not None]
     found: dict[str, Any] = {}
-    for name, values in (("ttft", first), ("tpot", after)):
-        there = [value for value in values if value is not None]
+    for name in ("ttft", "tpot"):
+        there = [ns for one in served if (ns := getattr(one, f"{name}_ns")) is not None]
         found |= {f"{name}_p{percent}_ns": quantile(there, percent) for percent in (50, 95)}
         found[f"{name}_mean_ns"] = round(sum(there) / len(there)) if there else None
-    found["waited_p50_ns"] = quantile(waited, 50)
+    found["waited_p50_ns"] = quantile((one.waited_ns for one in served if one.waited_ns is not None), 50)
     groups: dict[int, list[int]] = {}
     for one in served:
-        if one.first_ns is not None and one.admitted_ns is not None:
+        if one.reading_ns is not None:
             share = round(sum(one.hit) * _SHARES / one.request.prompt)
-            groups.setdefault(share, []).append(one.first_ns - one.admitted_ns)
+            groups.setdefault(share, []).append(one.reading_ns)
     shares = {f"read_{100 * share // _SHARES}_hit_p50_ns": groups.get(share, ()) for share in range(_SHARES + 1)}
     return found | {name: quantile(values, 50) for name, values in shares.items()}
 
 
-def _ttft(one: Served) -> int | None:
-    return None if one.first_ns is None else one.first_ns - one.request.arrival_ns
-
-
-def _tpot(one: Served) -> int | None:
-    """Whole nanoseconds for each token after the first."""
-    if one.end_ns is None or one.first_ns is None or one.request.output < 2:
-        return None
-    return round((one.end_ns - one.first_ns) / (one.request.output - 1))
-
-
 def _even(served: Sequence[Served], token_bytes: int) -> float | None:
-    read = [
-        (one.request.prompt, one.first_ns - one.admitted_ns)
-        for one in served
-        if one.first_ns is not None and one.admitted_ns is not None and not any(one.hit)
-    ]
+    read = [(one.request.prompt, one.reading_ns) for one in served if one.reading_ns is not None and not any(one.hit)]
     return _ratio(sum(tokens for tokens, _ in read) * token_bytes * 10**9, sum(ns for _, ns in read))
 
 
@@ -198,16 +180,12 @@ def requests_of(story: Story) -> list[dict[str, Any]]:
             "end_ns": one.end_ns,
             "prompt_tokens": one.request.prompt,
             "output_tokens": one.request.output,
-            **{f"hit_{name}_tokens": _at(one.hit, tier) for tier, name in enumerate(story.tiers)},
-            "ttft_ns": _ttft(one),
-            "tpot_ns": _tpot(one),
+            **{f"hit_{name}_tokens": one.hit[tier] if one.hit else None for tier, name in enumerate(story.tiers)},
+            "ttft_ns": one.ttft_ns,
+            "tpot_ns": one.tpot_ns,
         }
         for one in story.served
     ]
-
-
-def _at(hit: Sequence[int], tier: int) -> int | None:
-    return hit[tier] if hit else None
 
 
 def iterations_of(story: Story) -> list[dict[str, Any]]:
@@ -221,8 +199,59 @@ def iterations_of(story: Story) -> list[dict[str, Any]]:
             **one.about,
             "stall_ns": one.replayed.stall_ns,
             "drain_ns": one.replayed.drain_ns,
-            **{f"wait_{cause}_ns": ns for cause, ns in (one.replayed.waits_ns or {}).items()},
-            **{f"moved_{link}_bytes": size for link, size in (one.replayed.moved_bytes or {}).items()},
+            **{f"wait_{cause}_ns": ns for cause, ns in one.replayed.waits_ns.items()},
+            **{f"moved_{link}_bytes": size for link, size in one.replayed.moved_bytes.items()},
         }
         for number, one in enumerate(story.ran)
     ]
+
+
+class Pace(NamedTuple):
+    """Of requests that come faster than they are served, in the second half of the arrivals.
+
+    Attributes
+    ----------
+    come_per_s, admitted_per_s
+        How many came in a second, and how many of them were admitted in a second; if the last one never was, how many
+        were admitted in a second while they came.
+    growth
+        How much longer who comes a second later waits to be admitted [s]; None if the last one never was.
+    """
+
+    come_per_s: float
+    admitted_per_s: float
+    growth: float | None
+
+
+def outpaced(story: Story) -> Pace | None:
+    """How much faster requests come than they are served, as far as that shows while they come; None if it does not.
+
+    Looked at is the second half of the arrivals: from the request in the middle to the last one. Requests come faster
+    if in every iteration of that time somebody was left waiting, so that nothing else than the server was short, if
+    fewer were admitted in it than came, and if the last one waited for longer than the one in the middle. Nothing is
+    said of a crowd that comes at once, which has no rate; nor of what would be if more came.
+
+    They are admitted later than they come, so the rate at which they are is taken from when the one in the middle is
+    admitted to when the last one is. What a rate lacks to that of coming is then what waiting grows by; in the time of
+    the arrivals, sequences may begin side by side of which the next one has to wait for the end.
+
+    Parameters
+    ----------
+    story
+        What happened to them.
+    """
+    half = story.served[(len(story.served) - 1) // 2 :]
+    start, end = half[0].request.arrival_ns, half[-1].request.arrival_ns
+    waited = [one.about["waiting"] for one in story.ran if start <= one.start_ns < end]
+    if start == end or not waited or min(waited) == 0:
+        return None
+    came = len(half) - 1
+    come_per_s = came * 10**9 / (end - start)
+    admitted = sum(one.admitted_ns is not None and start < one.admitted_ns <= end for one in story.served)
+    if admitted >= came:
+        return None
+    first_ns, last_ns = half[0].admitted_ns, half[-1].admitted_ns
+    if first_ns is None or last_ns is None:
+        return Pace(come_per_s, admitted * 10**9 / (end - start), None)
+    growth = (last_ns - first_ns) / (end - start) - 1
+    return Pace(come_per_s, came * 10**9 / (last_ns - first_ns), growth) if growth > 0 else None

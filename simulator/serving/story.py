@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.serving.outlast import Replayed, Way
-from simulator.serving.replays import Replays
-from simulator.serving.rooms import Rooms
-from simulator.serving.scheduler import Scheduler, Served, Work
-from simulator.serving.tiers import Tiers
+from simulator.serving.asked import Rooms
+from simulator.serving.replays import Replayed, Replays, Way
+from simulator.serving.scheduler import Scheduler, Served, Tiers, Work
 from simulator.workload import Request, Requests
 
 
@@ -102,13 +100,13 @@ def serve_row(
         Called now and then with the requests that have left.
     """
     tiers = Tiers(rooms.names, rooms.blocks, keeps=rooms.keeps)
-    scheduler = Scheduler(tiers, asked.block, asked.max_sequences, asked.max_tokens)
+    scheduler = Scheduler(tiers, asked)
     story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
     come = left = 0
     while True:
         before = come
         while come < len(requests) and requests[come].arrival_ns <= story.end_ns:
-            scheduler.add(story.served[come])
+            scheduler.waiting.append(story.served[come])
             come += 1
         work = scheduler.next(story.end_ns)
         if before < come == len(requests):

@@ -22,8 +22,7 @@ from pathlib import Path
 from simulator import bounds, catalog, metrics, referee
 from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import live_bytes
-from simulator.run.case import Case, prepare
-from simulator.run.execute import execute
+from simulator.run.case import Case, execute, prepare
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 

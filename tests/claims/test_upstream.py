@@ -19,8 +19,7 @@ from simulator.lifetime import live_bytes
 from simulator.plan import Plan
 from simulator.policies import POLICIES
 from simulator.policies.upstream_greedy import choose
-from simulator.run.case import Case, prepare
-from simulator.run.execute import execute
+from simulator.run.case import Case, execute, prepare
 from simulator.trace import Trace
 
 GIB = 2**30

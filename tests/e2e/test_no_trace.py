@@ -14,7 +14,7 @@ import simulator as hosim
 from simulator import engine, processes
 from simulator.errors import ConfigError, HosimError, InvariantError
 from simulator.run import Case, prepare, read, run_case
-from simulator.run.execute import Follower
+from simulator.run.row import Follower
 
 MOE_ROWS = ["resident", "on demand, lru", "hybrid, guess 80 %"]
 

@@ -11,7 +11,7 @@ import simulator as hosim_api
 from simulator.formats import requests_csv
 from simulator.run.case import Case
 from simulator.serving import MOST_REPLAYED, scheduler
-from simulator.serving.tiers import Block
+from simulator.serving.scheduler import Block
 
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 

@@ -22,7 +22,7 @@ from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem
 from simulator.run import Result, run_case
-from simulator.run.case import Case, prepare, prepare_job
+from simulator.run.case import Case, prepare
 from simulator.run.row import row_of, silent
 from simulator.scenario import Scenario
 from simulator.workload import Workload
@@ -61,7 +61,7 @@ def set_room(case: Case, room: dict[str, int]) -> Case:
             hardware["tiers"][name]["capacity"] = f"{usable + tier.reserved_bytes + tier.staging_bytes} B"
     if case.hardware.compute_tier in room and scenario.budget_bytes is not None:
         scenario = scenario.model_copy(update={"budget_bytes": room[case.hardware.compute_tier]})
-    return prepare_job(replace(case.loaded, scenario=scenario, hardware=Hardware.model_validate(hardware)), case.job)
+    return prepare(replace(case.loaded, scenario=scenario, hardware=Hardware.model_validate(hardware)), case.job)
 
 
 def alone(case: Case, decide: Callable[[Problem], Plan]) -> Result:
@@ -155,7 +155,7 @@ def changed(case: Case, sizes: dict[str, int]) -> Case:
     """The case on its machine with other sizes, as ``--set`` writes them."""
     changes = {key: settings_of_machine.Change(f"{size} B", "-", "assumed", "-") for key, size in sizes.items()}
     machine = settings_of_machine.apply(case.hardware, changes)
-    return prepare_job(replace(case.loaded, hardware=machine), case.job)
+    return prepare(replace(case.loaded, hardware=machine), case.job)
 
 
 @st.composite
@@ -184,7 +184,7 @@ def tight(draw) -> Case:
         {"name": "random", "graph": "-", "steps": graph.steps, "assumed": {"steps": "-"}}
     )
     loaded = catalog.Loaded(scenario, hardware, workload, Path(), Path())
-    return prepare_job(loaded, Job.of(graph, draw(st.sampled_from([1, 1, 2]))))
+    return prepare(loaded, Job.of(graph, draw(st.sampled_from([1, 1, 2]))))
 
 
 @settings(max_examples=examples(15))

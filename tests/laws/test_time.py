@@ -16,7 +16,7 @@ from simulator.bounds import Limits
 from simulator.cost import durations_ns, transfer_ns
 from simulator.hardware import ReactiveHost
 from simulator.metrics import Frames, summarise
-from simulator.plan import COMPUTE, FREE, Detach
+from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
 
@@ -110,7 +110,7 @@ def test_a_run_takes_at_least_its_compute_each_links_busy_time_and_the_bound(cas
     assert makespan_ns(trace) >= sum(alone) * case.graph.steps
     for link in range(len(case.hardware.links)):
         assert makespan_ns(trace) >= union_ns([s for s in transfers(trace) if s["track"] == link])
-    moved = {step.tensor for step in case.plan.steps if isinstance(step, Detach)}
+    moved = {tensor for kind, tensor, *_ in case.plan.steps if kind == DETACH}
     homes = [FREE if t in moved and home >= 0 else home for t, home in enumerate(case.plan.home)]
     repeats = len(computes(trace)) > case.graph.steps * len(case.graph.ops)
     event("repeats" if repeats else "runs each op once")

@@ -13,7 +13,6 @@ from simulator.cost import (
     algorithms,
     collective_ns,
     durations_ns,
-    fabric_of,
     fabric_rate_cap,
     group_ns,
     phase_work,
@@ -47,6 +46,10 @@ def machine(per_node=8, nodes=1, **fabrics):
 
 def asked(kind, size=1_000_000, algorithm="auto"):
     return Collective(CollectiveKind(kind), "g", size, algorithm)
+
+
+def fabric_of(members, hardware):
+    return phases(asked("all_gather", algorithm="direct"), members, hardware)[0].fabric
 
 
 def refusal(call, *args):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.claims.verdict_table import Fitted, Judged, claims_view, sentences
+from simulator.claims.validation import Fitted, Judged, claims_view, sentences
 from simulator.report.expectations import verdicts
 from simulator.report.rows import signed
 from simulator.scenario import Expectation

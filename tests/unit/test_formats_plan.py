@@ -13,7 +13,7 @@ from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, plan_jsonl
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.plan import NOWHERE, Code, Compute, Copy, Detach, Plan, Steps, Sync, View
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps, View
 
 TIERS = ("hbm", "dram", "ssd")
 
@@ -39,7 +39,13 @@ def test_the_documented_example(tmp_path: Path, graph: Graph) -> None:
     plan = plan_jsonl.read(path, graph, ("hbm", "dram"))
     assert (plan.policy, plan.repeats, plan.tiers) == ("mine", 1, ("hbm", "dram"))
     assert plan.home == (0, 1, NOWHERE, NOWHERE)
-    assert list(plan.steps)[:5] == [Copy(1, 1, 0), Sync(1), Compute(0), Detach(0, 0), Detach(1, 0)]
+    assert list(plan.steps)[:5] == [
+        (COPY, 1, 1, 0),
+        (SYNC, 1, 0, 0),
+        (COMPUTE, 0, 0, 0),
+        (DETACH, 0, 0, 0),
+        (DETACH, 1, 0, 0),
+    ]
     plan_jsonl.write(plan, graph, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_text() == example(plan_jsonl)
     assert formats.check(path) == "plan of 'mine': 8 steps, 1 of them copies; 2 homes"
@@ -49,14 +55,14 @@ def test_tier_ids_are_those_of_the_machine_that_reads(tmp_path: Path, graph: Gra
     plan = plan_jsonl.read(written(tmp_path / "p.jsonl", example(plan_jsonl)), graph, ("dram", "ssd", "hbm"))
     assert plan.tiers == ("dram", "ssd", "hbm")
     assert plan.home[:2] == (2, 0)
-    assert next(iter(plan.steps)) == Copy(1, 0, 2)
+    assert next(iter(plan.steps)) == (COPY, 1, 0, 2)
 
 
 def test_a_header_may_be_bare(tmp_path: Path, graph: Graph) -> None:
     path = written(tmp_path / "mine.jsonl", '{"schema":"hosim-plan/1"}\n{"compute":"fwd/up","stream":3}\n')
     plan = plan_jsonl.read(path, graph.repeated(1), TIERS)
     assert (plan.policy, plan.repeats, plan.notes) == ("mine", 1, ())
-    assert list(plan.steps) == [Compute(0, 3)]
+    assert list(plan.steps) == [(COMPUTE, 0, 3, 0)]
 
 
 def test_a_plan_repeats_as_often_as_its_graph_unless_it_says(tmp_path: Path) -> None:

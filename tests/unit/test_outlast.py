@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_cases import Told, told
 
-from simulator.serving.outlast import Replayed, Stored
-from simulator.serving.tiers import Tiers
+from simulator.serving.replays import Replayed, Stored
+from simulator.serving.scheduler import Tiers
 from simulator.workload import Request
 
 DOWN = ("hbm", "ddr")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from serving_cases import told
 
-from simulator.serving.pace import outpaced
+from simulator.serving.counts import outpaced
 from simulator.workload import Request
 
 ROOM = (1000.0,)

@@ -17,9 +17,8 @@ from simulator.plan import NOWHERE, Plan, Steps
 from simulator.report.curves import curves
 from simulator.report.sweep_views import INSPECTION, SEQUENCE, quantiles, robust_view
 from simulator.run import prepare
-from simulator.run.execute import execute
-from simulator.run.perturb import carried, jittered
-from simulator.run.robustness import JITTER, LINKS, check_levels, robustness
+from simulator.run.case import execute
+from simulator.run.robustness import JITTER, LINKS, carried, check_levels, jittered, robustness
 from simulator.run.sweep import spread
 
 

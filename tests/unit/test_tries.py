@@ -7,7 +7,7 @@ from dataclasses import replace
 import simulator as hosim
 from simulator import engine
 from simulator.plan import Plan, Steps
-from simulator.run.trial import Tries
+from simulator.run.task import Tries
 
 SCENARIO = "tiny_train_910c"
 HERE, ELSEWHERE = object(), object()

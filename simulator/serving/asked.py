@@ -1,0 +1,191 @@
+"""What is asked: which requests come when, drawn or read from a file, and how much room there is for blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator import formats
+from simulator.builders import Iteration, iteration
+from simulator.catalog import Loaded
+from simulator.errors import ConfigError
+from simulator.graph import Graph
+from simulator.lifetime import live_bytes
+from simulator.plan import FREE
+from simulator.run.placement import home_ids
+from simulator.units import human
+from simulator.workload import Arrivals, Arriving, DecoderModel, Lengths, Prefixes, Request, Requests
+
+
+def asked_of(loaded: Loaded) -> Requests:
+    """What the workload of a scenario says of requests.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of requests.
+    """
+    if loaded.workload.requests is None:
+        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
+    return loaded.workload.requests
+
+
+def arriving(loaded: Loaded, progress: Callable[[str, int, int], None]) -> Arriving:
+    """The requests of a scenario, in the order in which they come.
+
+    Parameters
+    ----------
+    loaded
+        With a workload of requests.
+    progress
+        Called now and then while a file is read.
+
+    Raises
+    ------
+    ConfigError
+        If the file of requests is wrong, or too long.
+    """
+    asked = asked_of(loaded)
+    if "requests" in loaded.paths:
+        path = loaded.paths["requests"]
+        return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))
+    return Arriving(drawn(asked, loaded.scenario.seed))
+
+
+def drawn(asked: Requests, seed: int) -> list[Request]:
+    """Draw requests.
+
+    What is drawn of one kind does not depend on the parameters of the others: a longer prompt changes no arrival.
+
+    Parameters
+    ----------
+    asked
+        How many, when, how long, and what they share.
+    seed
+        What the draws begin with.
+    """
+    number = asked.count or 0
+    times = _arrivals(asked.arrivals or Arrivals(interval_ns=0), number, seed)
+    prompts, outputs = (
+        _lengths(about or Lengths(mean=1), number, (seed, kind))
+        for kind, about in ((1, asked.prompt), (2, asked.output))
+    )
+    prefixes = _prefixes(asked.prefixes, number, seed)
+    tokens = asked.prefixes.tokens if asked.prefixes else 0
+    rows = zip(times, prompts, outputs, prefixes, strict=True)
+    return [Request(at, prompt, output, prefix, min(tokens, prompt)) for at, prompt, output, prefix in rows]
+
+
+def _arrivals(about: Arrivals, number: int, seed: int) -> list[int]:
+    if about.process == "even":
+        return [i * about.interval_ns for i in range(number)]
+    gaps = np.random.default_rng((seed, 0)).standard_exponential(number) * about.interval_ns
+    return [round(at) for at in np.cumsum(gaps)]
+
+
+def _lengths(about: Lengths, number: int, seed: tuple[int, int]) -> list[int]:
+    sigma = math.sqrt(math.log1p(about.spread**2))
+    normal = np.random.default_rng(seed).standard_normal(number)
+    return [max(1, round(about.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]
+
+
+def _prefixes(about: Prefixes | None, number: int, seed: int) -> list[int]:
+    if about is None:
+        return [0] * number
+    shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
+    bounds = np.cumsum(shares) / shares.sum()
+    points = np.random.default_rng((seed, 3)).random(number)
+    return [min(int(at), about.number - 1) for at in np.searchsorted(bounds, points, side="right")]
+
+
+class Rooms(NamedTuple):
+    """Where KV blocks lie.
+
+    Attributes
+    ----------
+    names, blocks
+        The compute tier, and those below that keep blocks; and how many each has room for.
+    keeps
+        Whether the compute tier keeps what sequences leave.
+    block_bytes
+        Size of a block in all layers [B].
+    """
+
+    names: tuple[str, ...]
+    blocks: tuple[float, ...]
+    keeps: bool
+    block_bytes: int
+
+
+def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
+    """Count the room for blocks in each tier that keeps some.
+
+    In the compute tier that is what the scenario says, or else what the budget leaves beside the weights and all that
+    the largest iteration holds at once; in others what it says, or else all that weights do not take there.
+
+    Parameters
+    ----------
+    loaded, requests
+        The scenario, and the requests.
+
+    Raises
+    ------
+    ConfigError
+        If there is less room than the scenario says, or the compute tier cannot hold the longest request.
+    """
+    asked, model = asked_of(loaded), loaded.workload.model
+    here, kept = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
+    elements = model.kv_elements if isinstance(model, DecoderModel) else 0
+    size = asked.block * elements * loaded.workload.dtypes.kv_bytes
+    decoding = min(asked.max_sequences, len(requests))
+    fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
+    graph = iteration(loaded.workload, fullest, 0)
+    names = (here, *(tier for tier in kept if tier != here))
+    if here in kept and next(iter(kept)) != here:
+        must, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
+        raise ConfigError(loaded.place("kv_tiers", here), must, f"{here} after {next(iter(kept))}", do)
+    there = [_room_bytes(loaded, graph, tier) for tier in names]
+    blocks = tuple(room if room == math.inf else int(room // size) for room in there)
+    found = Rooms(names, blocks, here in kept or not kept, size)
+    _check_longest(loaded, asked, requests, found)
+    return found
+
+
+def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
+    """What a tier has room for."""
+    (homes,) = home_ids(loaded, [graph])
+    names, here = loaded.hardware.tier_names, loaded.hardware.compute_tier
+    lasting = [
+        (names[home] if home != FREE else "free", one.size_bytes)
+        for home, one in zip(homes, graph.tensors, strict=True)
+        if one.persistent
+    ]
+    left: float = loaded.hardware.tiers[tier].usable_bytes
+    if tier == here:
+        left = left if loaded.scenario.budget_bytes is None else loaded.scenario.budget_bytes
+        left -= int(live_bytes(graph).max()) - sum(size for _, size in lasting)
+    left = max(0.0, left - sum(size for home, size in lasting if home == tier))
+    said = loaded.scenario.kv_tiers.get(tier)
+    if said is None and tier == here and any(home != here for home, _ in lasting):
+        must, do = "with weights at home elsewhere, the room for KV blocks in the compute tier is said", "add it"
+        raise ConfigError(loaded.place("kv_tiers", tier), must, "none", do)
+    if said is not None and said > left:
+        must = f"KV blocks get at most what weights and iterations leave of {tier} ({human(int(left), 'B')})"
+        raise ConfigError(loaded.place("kv_tiers", tier), must, human(said, "B"), "lower it, or raise the capacity")
+    return left if said is None else said
+
+
+def _check_longest(loaded: Loaded, asked: Requests, requests: Sequence[Request], found: Rooms) -> None:
+    number = max(range(len(requests)), key=lambda number: requests[number].prompt + requests[number].output)
+    one = requests[number]
+    needed = -(-(one.prompt + one.output) // asked.block)
+    if needed > found.blocks[0]:
+        must = f"each request fits in the compute tier ({found.names[0]}, {found.blocks[0]:,} blocks of {asked.block})"
+        said = f"request {number} of {one.prompt:,} and {one.output:,} tokens, {needed:,} blocks"
+        do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
+        raise ConfigError(f"workload {loaded.workload.name}, requests", must, said, do)
