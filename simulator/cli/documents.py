@@ -147,8 +147,7 @@ def layout(workload: str, as_json: bool) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.jobs import layout as spread
 
-    found = spread(workload)
-    click.echo(found.json() if as_json else found.text())
+    click.echo(spread(workload, as_json=as_json))
 
 
 _SAME, _MOVED, _TROUBLE = 0, 1, 2

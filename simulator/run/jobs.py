@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -11,7 +10,6 @@ from simulator import catalog, formats
 from simulator.builders import build_job, layouts
 from simulator.formats import graph_jsonl
 from simulator.graph import Job
-from simulator.layout import Weight
 from simulator.report import files, layout_text
 from simulator.report.files import folder_names
 from simulator.units import counted
@@ -60,40 +58,15 @@ def _of_file(workload: Workload, steps: int) -> Workload:
     return Workload.model_validate({**fields, "assumed": {"steps": "as in the workload that the graph was made from"}})
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A workload over its ranks.
-
-    Attributes
-    ----------
-    workload
-        What runs.
-    job
-        Its graphs, and which rank runs which.
-    weights
-        How its weights are cut, where the builder says so.
-    """
-
-    workload: Workload
-    job: Job
-    weights: dict[str, Weight]
-
-    def text(self) -> str:
-        """Tell it in tables."""
-        return layout_text.told(self.job, self.workload, self.weights)
-
-    def json(self) -> str:
-        """The same as JSON, sizes in bytes."""
-        return dumps(layout_text.data(self.job, self.weights, self.workload.dtypes.element_bytes), indent=2)
-
-
-def layout(workload: str | Path) -> Spread:
-    """Spread a workload over its ranks.
+def layout(workload: str | Path, *, as_json: bool = False) -> str:
+    """Spread a workload over its ranks, and tell it in tables, or as JSON with sizes in bytes.
 
     Parameters
     ----------
     workload
         A name in the catalogue, or a path that ends in ``.yaml``.
+    as_json
+        Whether it is told as JSON.
 
     Raises
     ------
@@ -101,7 +74,9 @@ def layout(workload: str | Path) -> Spread:
         If the document is wrong, or the model cannot be spread like that.
     """
     found, job = _built(workload)
-    return Spread(found, job, layouts(found))
+    if as_json:
+        return dumps(layout_text.data(job, layouts(found), found.dtypes.element_bytes), indent=2)
+    return layout_text.told(job, found, layouts(found))
 
 
 def _built(workload: str | Path) -> tuple[Workload, Job]:

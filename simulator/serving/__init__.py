@@ -18,7 +18,7 @@ from simulator.run.sweep import Sweep, filled, frame
 from simulator.scenario import Scenario
 from simulator.serving import latencies
 from simulator.serving.asked import Rooms, arriving, asked_of, rooms
-from simulator.serving.counts import iterations_of, of_all, requests_of, summary
+from simulator.serving.counts import iterations_of, requests_of, summary
 from simulator.serving.replays import MOST_REPLAYED, Replays, rows_of
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story, serve_row
@@ -123,7 +123,6 @@ def serve(
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)
-    links = loaded.hardware.link_names
     token_bytes = room.block_bytes // asked.block
     enough = sum(one.prompt + one.output for one in come.requests)  # more blocks than all together ever hold
     tokens = int(min(room.blocks[0], enough)) * asked.block
@@ -131,7 +130,7 @@ def serve(
     for name in names:
         known = Replays(loaded, name, tokens, exact=exact, most=replays)
         stories.append(serve_row(name, known, room, asked, come.requests, progress))
-    rows = [summary(story, links, token_bytes) | of_all(asked, come) for story in stories]
+    rows = [summary(story, loaded, come, token_bytes) for story in stories]
     title = loaded.scenario.title or loaded.scenario.name
     view = View(title, [Section(latencies.table(rows))], latencies.sentences(rows))
     return Serving("serving", [loaded], rows, view, is_changed=bool(set), _stories=stories)
@@ -157,10 +156,10 @@ def read_served(
     if loaded.scenario.trace == "none":
         must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
         raise ConfigError(loaded.place("trace"), must, "trace: none", do)
-    asked, come = asked_of(loaded), arriving(loaded, progress)
+    come = arriving(loaded, progress)
     room = rooms(loaded, come.requests)
     one_came = Story("", room.names, [Served(0, come.requests[0])])
-    columns = tuple(summary(one_came, loaded.hardware.link_names, 0) | of_all(asked, come))
+    columns = tuple(summary(one_came, loaded, come, 0))
     for number, choice in enumerate(loaded.scenario.policies):
         if choice.set_:
             where = loaded.place("policies", str(number), "set")

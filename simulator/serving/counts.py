@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from simulator.catalog import Loaded
+from simulator.serving.asked import asked_of
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story
 from simulator.trace import CAUSES
-from simulator.workload import Arriving, Requests
+from simulator.workload import Arriving
 
 _NOT = (None, None, None)
 _SHARES = 4
 """Prompts are told apart by how many quarters of them were found."""
 
 
-def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, Any]:
+def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> dict[str, Any]:
     """Count a row.
 
     Parameters
     ----------
     story
         What happened.
-    links
-        Names of the machine's links.
+    loaded, come
+        The scenario, and who comes.
     token_bytes
         What a token takes in the KV cache [B].
 
@@ -72,6 +74,10 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
             If requests come faster than they are served (`outpaced`): of the second half of
             the arrivals, how many came, and how many were admitted, in a second, and how much longer who comes a second
             later waits [s]; else None.
+        ``unanswered``
+            Requests of the file that add no token, and are left out.
+        ``block_tokens``, ``most_shared_tokens``
+            Tokens of a block; and the most of any prompt that others may have left. Found are whole blocks of these.
     """
     left = [one for one in story.served if one.end_ns is not None]
     ran = [one for one in story.ran if one.about["held_blocks"]]
@@ -79,7 +85,9 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
     stall = drain + sum(one.replayed.stall_ns for one in ran)
     span = story.served[-1].request.arrival_ns
     waits = {cause: sum(one.replayed.waits_ns.get(cause, 0) for one in ran) for cause in CAUSES}
-    moved = {link: sum(one.replayed.moved_bytes.get(link, 0) for one in story.ran) for link in links}
+    moved = {
+        link: sum(one.replayed.moved_bytes.get(link, 0) for one in story.ran) for link in loaded.hardware.link_names
+    }
     return {
         "policy": story.policy,
         "status": story.status,
@@ -103,28 +111,8 @@ def summary(story: Story, links: Iterable[str], token_bytes: int) -> dict[str, A
         "offered_per_s": _ratio((len(story.served) - 1) * 10**9, span),
         "served_per_s": _ratio(len(left) * 10**9, busy),
         **{f"outpaced_{name}": value for name, value in zip(Pace._fields, outpaced(story) or _NOT, strict=True)},
-    }
-
-
-def of_all(asked: Requests, come: Arriving) -> dict[str, Any]:
-    """Count what does not depend on the policy.
-
-    Parameters
-    ----------
-    asked, come
-        What the workload says of requests, and who comes.
-
-    Returns
-    -------
-    dict
-        ``unanswered``
-            Requests of the file that add no token, and are left out.
-        ``block_tokens``, ``most_shared_tokens``
-            Tokens of a block; and the most of any prompt that others may have left. Found are whole blocks of these.
-    """
-    return {
         "unanswered": come.unanswered,
-        "block_tokens": asked.block,
+        "block_tokens": asked_of(loaded).block,
         "most_shared_tokens": max(one.shared for one in come.requests),
     }
 

@@ -150,14 +150,12 @@ class Tiers:
             if self._held[block]:
                 continue
             del self._held[block]
-            if number < full and (block.is_shared or number >= doubles):
-                self._keep(block)
-
-    def _keep(self, block: Block) -> None:
-        if self._keeps:
-            self._cached[0][block] = None
-        else:
-            self._push(block, 0)
+            if number >= full or (number < doubles and not block.is_shared):
+                continue
+            if self._keeps:
+                self._cached[0][block] = None
+            else:
+                self._push(block, 0)
 
     def _make_room(self, tier: int, number: int) -> None:
         while self._cached[tier] and self.used(tier) + number > self.rooms[tier]:
