@@ -80,8 +80,9 @@ def commands() -> str:
         "complete, and named, or absent."
     )
     parts = [f"# Commands\n\n{_MADE}\n\n{exits}\n"]
+    root = command.make_context("hosim", ["list"], terminal_width=_WIDTH, max_content_width=_WIDTH)
     for name, one in sorted(command.commands.items()):
-        context = click.Context(one, info_name=f"hosim {name}", terminal_width=_WIDTH, max_content_width=_WIDTH)
+        context = click.Context(one, info_name=name, parent=root)
         parts.append(f"## hosim {name}\n\n```text\n{one.get_help(context)}\n```\n")
     return "\n".join(parts)
 
