@@ -30,7 +30,7 @@ digests:  ## renew what happens in all shipped scenarios and 10,000 cases (minut
 
 docs:  ## the reference pages and the site, in site/ (needs the extra `docs`)
 	$(PYTHON) docs/build.py
-	$(PYTHON) -m mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet --site-dir site
 
 format:  ## put the code in shape
 	$(PYTHON) -m ruff format .
