@@ -59,7 +59,7 @@ def test_every_command_is_one_that_hosim_knows(page, line):
         return
     command = hosim.commands[words[0]]
     with contextlib.suppress(click.exceptions.Exit):
-        command.make_context(words[0], words[1:], resilient_parsing=False)
+        command.make_context(words[0], words[1:], parent=hosim.make_context("hosim", ["list"]))
 
 
 PYTHON = [
