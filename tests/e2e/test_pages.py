@@ -63,8 +63,12 @@ def test_every_command_is_one_that_hosim_knows(page, line):
 
 
 PYTHON = [
-    path for path in FILES if blocks(path.read_text(encoding="utf-8"), "python") and "reference" not in path.parts
+    path
+    for path in FILES
+    if blocks(path.read_text(encoding="utf-8"), "python")
+    and not {"reference", "notebooks", "tutorials"} & {*path.parts}
 ]
+"""Notebooks and tutorials run in tests of their own."""
 
 
 @pytest.mark.slow

@@ -28,13 +28,11 @@ class Eviction:
     Parameters
     ----------
     order
-        By which rank. ``lru``: the last use longest ago. ``lfu``: used least often since the run began; of equals, as
-        ``lru``. ``fifo``: the oldest producer, then the larger (upstream's warm-up rule). ``furthest``: the next use
-        furthest away (the rule of MindSpore's sliding window). ``hot``: some stay; of the others, as ``lru``.
+        By which rank. ``lfu``: used least often since the run began; of equals, the last use longest ago. ``fifo``: the
+        oldest producer, then the larger (upstream's warm-up rule). ``furthest``: the next use
+        furthest away (the rule of MindSpore's sliding window).
     problem
         What runs.
-    stay
-        What never leaves under ``hot``.
 
     Attributes
     ----------
@@ -42,8 +40,8 @@ class Eviction:
         Number of the running op since the run began; whoever runs ops sets it.
     """
 
-    def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
-        self._order, self._problem, self._stay = order, problem, stay if order == "hot" else ()
+    def __init__(self, order: str, problem: Problem) -> None:
+        self._order, self._problem = order, problem
         self.now, self._touches, self._uses = -1, 0, Counter[int]()
         self._ranks: dict[int, Any] = {}
         self._heap: list[tuple[Any, int]] = []
@@ -64,14 +62,11 @@ class Eviction:
             born = -1 if self._problem.starts_with[tensor] else lifetimes.first_write[tensor]
             return born, -self._problem.sizes[tensor]
         self._touches += 1
-        if self._order == "lfu":
-            self._uses[tensor] += 1
+        self._uses[tensor] += 1
         return self._uses[tensor], self._touches
 
     def touch(self, tensor: int) -> None:
         """Note that a tensor has come, or that the running op uses it."""
-        if tensor in self._stay:
-            return
         rank = self._rank(tensor)
         if self._ranks.get(tensor) != rank:
             self._ranks[tensor] = rank
@@ -98,14 +93,24 @@ class Eviction:
         return NOWHERE
 
 
-class LeastRecent(Eviction):
-    """``lru``, and ``hot``: those that leave, in a dictionary by last use.
+class LeastRecent:
+    """``lru``: the last use longest ago leaves first. ``hot``: some stay; of the others, as ``lru``.
 
-    A heap would do, but the engine's benchmark of a runtime with 3,000 residents takes 1.7 times as long with it.
+    A dictionary by last use: with a heap, the benchmark of a runtime with 3,000 residents takes 1.7 times as long.
+
+    Parameters
+    ----------
+    stay
+        What never leaves.
+
+    Attributes
+    ----------
+    now
+        As of `Eviction`.
     """
 
-    def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
-        super().__init__(order, problem, stay)
+    def __init__(self, stay: Collection[int] = ()) -> None:
+        self.now, self._stay = -1, stay
         self._recent = OrderedDict[int, None]()
 
     def touch(self, tensor: int) -> None:
@@ -181,8 +186,9 @@ class RuntimeCache:
     def __init__(self, setting: Setting) -> None:
         self.problem = problem = setting.problem
         self.sizes, self.tier, self.homes = problem.sizes, problem.compute_tier, setting.homes
-        kind = LeastRecent if setting.evict in ("lru", "hot") else Eviction
-        self.eviction = kind(setting.evict, problem, setting.stay)
+        self.eviction: Eviction | LeastRecent = Eviction(setting.evict, problem)
+        if setting.evict in ("lru", "hot"):
+            self.eviction = LeastRecent(setting.stay if setting.evict == "hot" else ())
         self._synchronous, self._direct = setting.synchronous, setting.direct
         self.codes: list[Code] = []
         self.here: dict[int, None] = {}
