@@ -12,7 +12,7 @@ from stories import graph
 from simulator.errors import CapacityError
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
-from simulator.policies.runtime.runtime_cache import Eviction
+from simulator.policies.runtime.runtime_cache import Eviction, LeastRecent
 
 
 def chain(n):
@@ -39,7 +39,8 @@ def key_of(name, p, used, times):
 @pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "furthest"])
 def test_victims_follow_the_plain_rule(name):
     p = problem(chain(12))
-    victims, used, held, times = Eviction(name, p, ()), {}, [], Counter()
+    victims = LeastRecent() if name == "lru" else Eviction(name, p)
+    used, held, times = {}, [], Counter()
     key, draw, tick = key_of(name, p, used, times), random.Random(1), 0
     for now, op in enumerate(p.graph.ops):
         needed = tuple(dict.fromkeys((*op.reads, *op.writes)))
@@ -65,7 +66,7 @@ def test_victims_follow_the_plain_rule(name):
 
 
 def test_what_was_used_later_leaves_if_what_comes_first_must_stay():
-    order = Eviction("lru", problem(chain(3)), ())
+    order = LeastRecent()
     for tensor in range(3):
         order.touch(tensor)
     assert [order.first({0}), order.first({0, 1}), order.first({0, 1, 2})] == [1, 2, -1]
