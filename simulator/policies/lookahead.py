@@ -15,10 +15,10 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.lifetime import NEVER, Gap, live_bytes
 from simulator.plan import Plan
-from simulator.policies.moves import Come, Leave, Style, write
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.search import tune
+from simulator.policies.writer import Move, Writer, write
 
 Distance = Annotated[int, Field(ge=0)]
 """A number of ops."""
@@ -85,10 +85,19 @@ def _plan(problem: Problem, most: int | Literal["best"], select_distance: int, d
     back = partial(_back, problem, distance)
     number = _fewest(problem, made, visits, back) if most == "best" else min(most, len(made))
     gaps = sorted((*visits, *chain.from_iterable(made[:number])), key=lambda gap: gap.before)
-    leaves = [Leave(t, after, problem.lifetimes.first_use[t]) for t, after, _, _ in gaps if after != NEVER]
-    comes = [Come(gap.tensor, back(gap)) for gap in gaps if _comes_back(problem, gap)]
+    leaving = [gap for gap in gaps if gap.after != NEVER]
+    moves = [Move(problem.lifetimes.first_use[gap.tensor] + 1, Writer.back_up, gap.tensor) for gap in leaving]
+    moves += [Move(gap.after + 1, _leave, gap.tensor) for gap in leaving]
+    moves += [Move(back(gap), Writer.fetch, gap.tensor) for gap in gaps if _comes_back(problem, gap)]
     note = f"select_distance {select_distance}, select_num {number}, distance {distance}"
-    return write(problem, "lookahead", leaves, comes, Style(waits=True), (note,))
+    return write(problem, "lookahead", moves, (note,))
+
+
+def _leave(writer: Writer, tensor: int) -> None:
+    """Free the place when the copy out has ended."""
+    writer.back_up(tensor)
+    writer.sync(tensor)
+    writer.evict(tensor)
 
 
 def _made(problem: Problem, select_distance: int) -> list[list[Gap]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import itemgetter
 from typing import Annotated
 
 from pydantic import Field
@@ -10,9 +11,9 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.lifetime import live_bytes
 from simulator.plan import Plan
-from simulator.policies.moves import Come, Leave, Style, write
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
+from simulator.policies.writer import Move, Writer, write
 from simulator.units import counted
 
 
@@ -60,12 +61,38 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     turns, saved = _turns(problem), _saved(problem)
     tensors, last_use = problem.graph.tensors, problem.lifetimes.last_use
-    leaves = [Leave(tensor, forward) for tensor, (forward, _) in saved.items()]
-    leaves += [Leave(tensor, last_use[tensor]) for tensor in problem.visitors if tensors[tensor].persistent]
-    joins = turns if options.barrier_before_backward else ()
-    style = Style(forgets=True, synchronous=options.synchronous, joins=joins)
+    after = {tensor: forward for tensor, (forward, _) in saved.items()}
+    after |= {tensor: last_use[tensor] for tensor in problem.visitors if tensors[tensor].persistent}
+    leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, _come)
+    moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
+    for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
+        moves += [Move(turn, Writer.sync, tensor) for turn in sorted(turns) if turn > op][:1]
+    comes = _comes(problem, saved, min(turns, default=0), options)
+    moves += [Move(op, come, tensor) for tensor, op in comes]
     notes = (f"{counted(len(saved), 'tensor')} saved for backward and moved",)
-    return write(problem, "offload_saved", leaves, _comes(problem, saved, min(turns, default=0), options), style, notes)
+    return write(problem, "offload_saved", moves, notes)
+
+
+def _come(writer: Writer, tensor: int) -> None:
+    """Copy in; what has come back is not kept in the other tier, unless that is its home."""
+    writer.fetch(tensor)
+    writer.forget(tensor)
+
+
+def _come_alone(writer: Writer, tensor: int) -> None:
+    """Copy in, while the host waits before and behind."""
+    writer.drain()
+    writer.fetch(tensor)
+    writer.sync(tensor)
+    writer.forget(tensor)
+
+
+def _leave_alone(writer: Writer, tensor: int) -> None:
+    """Copy out, while the host waits before and behind."""
+    writer.drain()
+    writer.back_up(tensor)
+    writer.sync(tensor)
+    writer.evict(tensor)
 
 
 def _turns(problem: Problem) -> frozenset[int]:
@@ -93,8 +120,10 @@ def _saved(problem: Problem) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _comes(problem: Problem, saved: dict[int, tuple[int, int]], backward: int, options: Options) -> list[Come]:
-    """Copies in, in the order of use, each as soon as there is room for it until its use, and behind the one before."""
+def _comes(
+    problem: Problem, saved: dict[int, tuple[int, int]], backward: int, options: Options
+) -> list[tuple[int, int]]:
+    """Say which tensor comes before which op: in the order of use, as soon as there is room, behind the one before."""
     lifetimes, sizes, fences, ops = problem.lifetimes, problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
     live = Profile(live_bytes(problem.graph, lifetimes))
@@ -111,5 +140,5 @@ def _comes(problem: Problem, saved: dict[int, tuple[int, int]], backward: int, o
     comes, op = [], 0
     for use, tensor, earliest in sorted(queue):
         op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
-        comes.append(Come(tensor, op))
+        comes.append((tensor, op))
     return comes

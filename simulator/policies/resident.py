@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulator.document import Part
 from simulator.plan import Plan
-from simulator.policies.moves import Come, write
 from simulator.policies.problem import Problem
+from simulator.policies.writer import Move, Writer, write
 
 
 class Options(Part):
@@ -31,4 +31,6 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If what is live at once exceeds the budget: by how much, at which op, and what would help.
     """
-    return write(problem, "resident", (), (Come(t, op) for op, came in problem.arrivals.items() for t in came))
+    return write(
+        problem, "resident", [Move(op, Writer.fetch, t) for op, came in problem.arrivals.items() for t in came]
+    )

@@ -20,9 +20,9 @@ from simulator.document import Part
 from simulator.graph import Graph
 from simulator.lifetime import Gap, Lifetimes, idle_gaps
 from simulator.plan import Plan
-from simulator.policies.moves import Come, Leave, write
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
+from simulator.policies.writer import Move, Writer, write
 from simulator.units import Bytes, human
 
 
@@ -79,15 +79,17 @@ def plan(problem: Problem, options: Options) -> Plan:
     limit = _default_limit(problem) if options.limit is None else options.limit
     chosen = choose(problem, limit)
     lifetimes, fences = problem.lifetimes, problem.fences
-    leaves = [Leave(gap.tensor, gap.after, _last_write(lifetimes, gap)) for gap in chosen.gaps]
-    back = ((gap, max(gap.before - options.lead, gap.after + 1, fences[gap.before])) for gap in chosen.gaps)
-    comes = [Come(gap.tensor, before) for gap, before in back]
+    moves = [Move(_last_write(lifetimes, gap) + 1, Writer.back_up, gap.tensor) for gap in chosen.gaps]
+    moves += [Move(gap.after + 1, Writer.store, gap.tensor) for gap in chosen.gaps]
+    for gap in chosen.gaps:
+        back = max(gap.before - options.lead, gap.after + 1, fences[gap.before])
+        moves.append(Move(back, Writer.fetch, gap.tensor))
     visitors = {t for t in problem.visitors if problem.comes_in(t)}
-    comes += [Come(t, lifetimes.first_use[t]) for t in _by_first_use(problem.graph) if t in visitors]
+    moves += [Move(lifetimes.first_use[t], Writer.fetch, t) for t in _by_first_use(problem.graph) if t in visitors]
     notes = [f"the planner expects to hold at most {human(chosen.peak_bytes, 'B')} of what ops make"]
     if chosen.peak_bytes > limit:
         notes.append(f"that is above its limit of {human(limit, 'B')}, which it does not check")
-    return write(problem, "upstream_greedy", leaves, comes, notes=tuple(notes))
+    return write(problem, "upstream_greedy", moves, tuple(notes))
 
 
 def choose(problem: Problem, limit_bytes: int | float) -> Choice:

@@ -3,12 +3,15 @@
 A policy says *fetch this, run that, store those*; the writer keeps what every step leads to **as issued**: which
 places are valid, stale or absent, and how many bytes each tier holds. It places deaths, brings every persistent
 tensor home at the end of the step, refuses nonsense at once, and knows the peak that the plan reaches in issue order.
+A policy that decides before it writes hands over a list of moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 from simulator.errors import CapacityError, PlanError, Shortfall, full_from
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
@@ -286,3 +289,45 @@ class Writer:
             if kind == COMPUTE:
                 return f"op {self._op(a)}"
         return "the end of the step"
+
+
+class Move(NamedTuple):
+    """What is done with a tensor at a point of the step.
+
+    Attributes
+    ----------
+    point
+        The op before which it is done; the number of ops is the end of the step.
+    do
+        A method of the writer, such as ``Writer.fetch``, or a function of a writer and a tensor.
+    tensor
+        Tensor id.
+    """
+
+    point: int
+    do: Callable[[Writer, int], None]
+    tensor: int
+
+
+def write(
+    problem: Problem,
+    policy: str,
+    moves: Iterable[Move],
+    notes: tuple[str, ...] = (),
+    chosen_homes: Mapping[int, int] | None = None,
+) -> Plan:
+    """Write a plan of moves; those at the same point are done in the order in which they are given.
+
+    Raises
+    ------
+    CapacityError
+        If a tier holds more than its capacity, in issue order.
+    """
+    writer, done = Writer(problem, policy, chosen_homes), 0
+    end = Move(len(problem.graph.ops), lambda _writer, _tensor: None, NOWHERE)
+    for point, do, tensor in (*sorted(moves, key=itemgetter(0)), end):
+        for op in range(done, point):
+            writer.compute(op)
+        done = max(done, point)
+        do(writer, tensor)
+    return writer.finish(notes)
