@@ -95,8 +95,7 @@ def problem(
     hardware, homes = hardware or machine(), homes or {}
     home = tuple(homes.get(t.name, HBM if t.persistent else FREE) for t in graph.tensors)
     times = durations_ns(graph, hardware)
-    made = Problem(graph, hardware, home, budget, times, lifetimes(graph), lambda plan: replay(made, plan))
-    return made
+    return Problem(graph, hardware, home, budget, times, lifetimes(graph), replay)
 
 
 def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:

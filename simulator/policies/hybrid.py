@@ -156,7 +156,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
     _check_links(dynamic)
     cache_bytes = _cache_bytes(dynamic, options.cache)
     try:
-        planned = static.plan(backbone_of(problem, cache_bytes), static.Options())
+        planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
     except CapacityError as error:
         raise _beside(dynamic, options.cache, error) from None
     notes = [f"of all but what is read late: {note}" for note in planned.notes]
@@ -184,25 +184,6 @@ def _check_links(dynamic: DynamicReads) -> None:
             must, do = "a link leads from the home of what is read late into the compute tier", "change its home"
             found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
             raise ScopeError("policy 'hybrid'", must, found, do)
-
-
-def backbone_of(problem: Problem, cache_bytes: int | float) -> Problem:
-    """The problem of the static part: without dynamic reads, in the budget less the room of the cache.
-
-    Parameters
-    ----------
-    problem, cache_bytes
-        The whole, in which no candidate has a free home; the room of the cache [B].
-
-    Raises
-    ------
-    ScopeError
-        If the graph cannot be had without late reads.
-    """
-    if problem.backbone is None:
-        must, do = "late reads can be left out of the graph", "use reactive"
-        raise ScopeError("policy 'hybrid'", must, "no such graph", do)
-    return replace(problem.backbone(problem.budget_bytes - cache_bytes), homes=problem.homes)
 
 
 def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
@@ -245,7 +226,7 @@ def _most_beside(dynamic: DynamicReads, asked: int, short: Shortfall) -> int:
         if room <= left or short.tier != problem.tiers[problem.compute_tier]:
             break
         try:
-            static.plan(backbone_of(problem, room), static.Options())
+            static.plan(problem.static_part(problem.budget_bytes - room), static.Options())
         except CapacityError as error:
             short = error.report
         else:

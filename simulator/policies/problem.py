@@ -8,20 +8,29 @@ every tier that links join to the compute tier both ways, directly or over other
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from heapq import heappop, heappush
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
+from math import inf
 
 from simulator.bounds import Limits, Precedence, Timing, own_streams
 from simulator.cost import transfer_ns
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
-from simulator.lifetime import Lifetimes
+from simulator.lifetime import Lifetimes, lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import Trace
+
+REHEARSED = 16
+"""Most steps in which policies try their plans.
+
+All steps of a graph are alike, so that a plan is chosen by how it does when it has settled. What one step of a fixed
+plan leaves to the next is shorter than a step: persistent tensors are at home in between. A runtime also leaves a
+cache; one that holds more than this many steps choose is judged while it still fills. What is chosen so runs, and is
+checked, over all steps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a policy may know; nothing in it changes.
+    """Everything a policy may know; nothing in it changes, and all but `trial` is data.
 
     Attributes
     ----------
@@ -72,8 +81,8 @@ class Problem:
         For each op, its time alone [ns].
     lifetimes
         Of the graph's tensors.
-    replay
-        Tries a plan.
+    trial
+        Tries a plan for a problem: this one, or one that was made of it by `dataclasses.replace`.
     switches
         Readings of the machine that are a choice.
     sharers
@@ -81,20 +90,14 @@ class Problem:
     room_bytes
         What may be used of each tier where other ranks use it, too [B]; None: all that is usable. The budget goes
         before.
+    ranks
+        On how many ranks a plan is tried, which all do the same.
     turns
         Into how many groups its ranks may be divided that begin one after another; none where that cannot help.
-    lone
-        The same problem as if no other rank used what ranks share; None if nothing is shared.
     popularity
         For each op with late reads, the share of each candidate in what is chosen; what is chosen nobody knows before.
-    backbone
-        Gives the same problem without what late reads choose, in another budget [B]; None if it cannot be had.
-    rehearsal
-        The same problem over fewer steps, given in its place to the policies of `POLICIES`; None if its own are few.
     allocator
         How places of the compute tier get addresses when a plan is tried.
-    under
-        Gives the same problem under another allocator; None if it cannot be had.
     """
 
     graph: Graph
@@ -103,17 +106,35 @@ class Problem:
     budget_bytes: int | float
     durations_ns: list[int]
     lifetimes: Lifetimes
-    replay: Callable[[Plan], Replay]
+    trial: Callable[[Problem, Plan], Replay]
     switches: Switches = field(default_factory=Switches)
     sharers: Mapping[str, int] = field(default_factory=dict)
     room_bytes: tuple[int | float, ...] | None = None
+    ranks: int = 1
     turns: tuple[int, ...] = ()
-    lone: Problem | None = field(default=None, repr=False)
     popularity: Mapping[int, tuple[float, ...]] = field(default_factory=dict, repr=False)
-    backbone: Callable[[int | float], Problem] | None = field(default=None, repr=False)
-    rehearsal: Problem | None = field(default=None, repr=False)
     allocator: AllocatorKind = "ideal"
-    under: Callable[[AllocatorKind], Problem] | None = field(default=None, repr=False)
+
+    def replay(self, plan: Plan) -> Replay:
+        """Try a plan."""
+        return self.trial(self, plan)
+
+    @cached_property
+    def rehearsal(self) -> Problem:
+        """The same over at most `REHEARSED` steps: what the policies of `POLICIES` get."""
+        if self.graph.steps <= REHEARSED:
+            return self
+        return replace(self, graph=replace(self.graph, steps=REHEARSED))
+
+    @cached_property
+    def alone(self) -> Problem:
+        """The same as if no other rank used what ranks share."""
+        return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
+
+    def static_part(self, budget_bytes: int | float) -> Problem:
+        """The same without what late reads choose, in another budget [B]."""
+        graph = self.graph.certain
+        return replace(self, graph=graph, lifetimes=lifetimes(graph), budget_bytes=budget_bytes, popularity={})
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:
@@ -174,10 +195,10 @@ class Problem:
     @cached_property
     def arrivals(self) -> Mapping[int, Sequence[int]]:
         """By op, what comes in once to stay, from a home elsewhere: when the step starts, or behind a barrier."""
-        found: dict[int, list[int]] = {}
+        arrivals: dict[int, list[int]] = {}
         for tensor in filter(self.comes_in, self.visitors):
-            found.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
-        return found
+            arrivals.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
+        return arrivals
 
     @cached_property
     def starts_with(self) -> tuple[bool, ...]:
@@ -230,19 +251,17 @@ class Problem:
         return tuple(sorted(there, key=lambda tier: (ways[here, tier][0] + ways[tier, here][0], tier)))
 
     @cached_property
-    def _ways(self) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
+    def _ways(self) -> dict[tuple[int, int], tuple[float, tuple[int, ...]]]:
         """By two tiers that links join, directly or not: time of the largest tensor on the fastest way, and that."""
-        size, found = max(self.sizes, default=0), dict[tuple[int, int], tuple[int, tuple[int, ...]]]()
-        for source in range(len(self.tiers)):
-            heap: list[tuple[int, tuple[int, ...]]] = [(0, (source,))]
-            while heap:
-                cost, path = heappop(heap)
-                if (source, path[-1]) not in found:
-                    found[source, path[-1]] = cost, path
-                    behind = ((end, link) for (start, end), link in self.links.items() if start == path[-1])
-                    for end, link in behind:
-                        heappush(heap, (cost + transfer_ns(size, link), (*path, end)))
-        return found
+        largest, tiers = max(self.sizes, default=0), range(len(self.tiers))
+        ways: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in tiers}
+        for _ in tiers:
+            for (start, end), link in self.links.items():
+                takes_ns = transfer_ns(largest, link)
+                for source, (before_ns, path) in [(a, way) for (a, b), way in ways.items() if b == start]:
+                    known = ways.get((source, end), (inf, ()))
+                    ways[source, end] = min(known, (before_ns + takes_ns, (*path, end)))
+        return ways
 
     def away(self, tensor: int) -> tuple[int, ...]:
         """Tiers that the tensor may go to, the best first; none for a pinned tensor."""
@@ -299,15 +318,14 @@ class Problem:
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Time of a copy of the tensor that has all links of its path for itself [ns]."""
-        key = (self.sizes[tensor], source, target)
-        if key not in self._times:
-            hops = pairwise(self.path(source, target))
-            self._times[key] = sum(transfer_ns(key[0], self.links[hop]) for hop in hops)
-        return self._times[key]
+        return self._path_ns(self.sizes[tensor], source, target)
 
     @cached_property
-    def _times(self) -> dict[tuple[int, int, int], int]:
-        return {}
+    def _path_ns(self) -> Callable[[int, int, int], int]:
+        def path_ns(size_bytes: int, source: int, target: int) -> int:
+            return sum(transfer_ns(size_bytes, self.links[hop]) for hop in pairwise(self.path(source, target)))
+
+        return cache(path_ns)
 
     @cached_property
     def queues(self) -> dict[tuple[int, int], int]:

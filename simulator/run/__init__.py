@@ -10,8 +10,9 @@ from typing import Any
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.graph import Job
+from simulator.policies.decide import Policy
 from simulator.report.rows import by_step, is_ok
-from simulator.run.case import Case, Policies, Policy, prepare
+from simulator.run.case import Case, Policies, prepare
 from simulator.run.largest import searched
 from simulator.run.results import Result, Results
 from simulator.run.row import Progress, row_of, silent

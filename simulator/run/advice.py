@@ -10,8 +10,8 @@ from simulator import bounds, catalog
 from simulator.catalog import Axis
 from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
-from simulator.run.case import Case, Policy, execute, prepare
-from simulator.run.decide import decided
+from simulator.policies.decide import Policy, decided
+from simulator.run.case import Case, execute, prepare
 from simulator.run.placement import together
 from simulator.scenario import AllocatorKind, PolicyChoice
 

@@ -11,23 +11,22 @@ from simulator import bounds, engine, formats, metrics, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
 from simulator.cost import durations_ns
+from simulator.draws import popularity
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
+from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem, streams_of
 from simulator.report.files import folder_names
-from simulator.run.decide import REHEARSED, decided
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
-from simulator.run.task import Lots, Task, Trier, Tries, programs_of
+from simulator.run.task import RunDraws, Task, Trials, programs_of
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
 from simulator.units import FieldError, nearest
 
-Policy = Callable[[Problem], Plan]
-"""What decides: any function from a problem to a plan."""
 Policies = Sequence[str] | Mapping[str, Policy]
 
 
@@ -43,6 +42,8 @@ class Case:
         What all ranks run.
     tasks
         What every policy has to solve: one for each graph of the job.
+    trials
+        Tries plans for them.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     """
@@ -50,6 +51,7 @@ class Case:
     loaded: Loaded
     job: Job
     tasks: tuple[Task, ...]
+    trials: Trials
     is_changed: bool = False
 
     @property
@@ -179,7 +181,7 @@ class Case:
             raise ConfigError(where("policy"), "a policy is one that hosim has", repr(choice.policy), do)
         entry = POLICIES[choice.policy]
         options = entry.read_options(choice.options, partial(where, "options"))
-        return partial(decided, choice, lambda problem: entry.plan(problem, options))
+        return partial(decided, choice, lambda problem: entry.function(problem, options))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph, known by its file; ``*`` is the graph's name."""
@@ -258,17 +260,31 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False)
     homes = home_ids(loaded, job.graphs)
     job = replace(job, graphs=tuple(with_lasting_outputs(loaded, *one) for one in zip(job.graphs, homes, strict=True)))
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
-    lots = Lots.of(loaded, job)
-    times = _times(loaded, job)
-    team = _team(loaded, job, times, lots)
+    draws = RunDraws.of(loaded, job)
+    trials, times = Trials(draws), _times(loaded, job)
+    team = _team(loaded, job, times, draws)
+    shared = sharers(job.ranks, loaded.hardware)
+    groups = turns(job, loaded.hardware, shared)
+    usable, scenario = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, loaded.scenario
     tasks = []
     for number, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
-        trier = Trier(lots, Tries(), keeps=loaded.scenario.trace == "kept")
-        problem = _problem(loaded, graph, home, times[number], trier)
-        if job.ranks > 1:
-            problem = _among(problem, job, room[number], trier)
-        tasks.append(Task(problem, number, team, trier))
-    return Case(loaded, job, tuple(tasks), is_changed)
+        problem = Problem(
+            graph,
+            loaded.hardware,
+            home,
+            usable if scenario.budget_bytes is None else scenario.budget_bytes,
+            list(times[number]),
+            lifetimes(graph),
+            trials,
+            switches=scenario.switches,
+            sharers=shared,
+            room_bytes=room[number],
+            ranks=job.ranks if shared else 1,
+            turns=groups,
+            popularity=popularity(graph, draws.origin, scenario.seed) if graph.has_late else {},
+        )
+        tasks.append(Task(problem, number, team, draws))
+    return Case(loaded, job, tuple(tasks), trials, is_changed)
 
 
 def _times(loaded: Loaded, job: Job) -> list[list[int]]:
@@ -277,33 +293,13 @@ def _times(loaded: Loaded, job: Job) -> list[list[int]]:
     return [durations_ns(graph, loaded.hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
 
 
-def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], lots: Lots) -> bounds.Team:
+def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], draws: RunDraws) -> bounds.Team:
     """All ranks with the times of their ops, and the streams on which they run, without what late reads choose."""
     streams = tuple(streams_of(graph, loaded.scenario.switches) for graph in job.graphs)
     every = enumerate(zip(job.graphs, times, strict=True))
-    measured = tuple(lots.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)
+    measured = tuple(draws.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)
     certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))
     return bounds.Team(certain, loaded.hardware, measured, streams)
-
-
-def _problem(loaded: Loaded, graph: Graph, homes: tuple[int, ...], times_ns: list[int], trier: Trier) -> Problem:
-    """What a policy has to solve for a graph as if no other rank used what ranks share."""
-    hardware, scenario, few = loaded.hardware, loaded.scenario, replace(graph, steps=min(graph.steps, REHEARSED))
-    usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    budget = usable if scenario.budget_bytes is None else scenario.budget_bytes
-    facts = (graph, hardware, homes, budget, list(times_ns), lifetimes(graph))
-    rehearsal = _problem(loaded, few, homes, times_ns, trier) if few.steps < graph.steps else None
-    popularity = trier.lots.popularity(graph)
-    return trier.posed(partial(Problem, *facts, switches=scenario.switches, popularity=popularity, rehearsal=rehearsal))
-
-
-def _among(lone: Problem, job: Job, room: tuple[int | float, ...] | None, trier: Trier) -> Problem:
-    """The same among other ranks."""
-    shared = sharers(job.ranks, lone.hardware)
-    groups = turns(job, lone.hardware, shared)
-    rehearsal = _among(lone.rehearsal, job, room, trier) if lone.rehearsal else None
-    changes = {"sharers": shared, "room_bytes": room, "turns": groups, "lone": lone, "rehearsal": rehearsal}
-    return trier.posed(partial(replace, lone, **changes), job.ranks if shared else 1)
 
 
 def execute(
@@ -312,13 +308,7 @@ def execute(
     progress: Callable[[int, int], None] | None = None,
     allocator: AllocatorKind = "ideal",
 ) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks; what a search has replayed already is known."""
-    if (
-        case.job.ranks == 1
-        and allocator == "ideal"
-        and (known := case.tasks[0].trier.tries.take(case.problem, plans[0])) is not None
-    ):
-        return known
+    """Replay the plans of a case, one for each graph, on all ranks."""
     found: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
         programs = programs_of(task.graph, plan, task.problem.durations_ns, allocator=allocator)

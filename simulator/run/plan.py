@@ -13,13 +13,13 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.formats import augmented_json
 from simulator.plan import Plan
 from simulator.policies import static
+from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem
 from simulator.report import decisions, files, plan_files
 from simulator.report.files import folder_names
 from simulator.report.rows import percent
 from simulator.report.sentences import crowded
-from simulator.run.case import Case, Policy, prepare
-from simulator.run.decide import decided
+from simulator.run.case import Case, prepare
 from simulator.run.results import Result
 from simulator.run.row import Progress, enough, notes, plans_of, replayed, silent, tried
 from simulator.scenario import PolicyChoice
@@ -166,7 +166,7 @@ def _planned(case: Case, label: str, decide: Policy, progress: Progress) -> Plan
         return Planned(replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label)), ())
     found = []
     for task in case.tasks:
-        with task.trier.tries.told(partial(tried, progress, label)):
+        with case.trials.told(partial(tried, progress, label)):
             found.append(_explained(case.choice(label), task.problem, options))
     result = replayed(case, label, [one.plan for one in found], partial(progress, label))
     return Planned(result, tuple(replace(one, plan=replace(one.plan, policy=label)) for one in found))

@@ -68,7 +68,7 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     )
     graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
     times = durations_ns(graph, hardware)
-    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times, rehearsal=None)
+    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
     return replace(case, tasks=(replace(task, problem=problem),))
 
 

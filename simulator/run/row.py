@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from simulator import engine, metrics, referee
 from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError, Shortfall
 from simulator.plan import Plan
+from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
 from simulator.processes import beside
 from simulator.report.rows import OF_FIXED, UNBOUNDED
 from simulator.run.advice import advised
-from simulator.run.case import Case, Policy, execute
+from simulator.run.case import Case, execute
 from simulator.run.results import Result
 from simulator.run.task import Task, programs_of
 from simulator.trace import Happened, Trace
@@ -70,7 +71,7 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
     plans, short = [], []
     for task in case.tasks:
         try:
-            with task.trier.tries.told(partial(tried, progress, label)):
+            with case.trials.told(partial(tried, progress, label)):
                 plans.append(_decided(label, decide, task.problem))
         except CapacityError as error:
             short.append(error)

@@ -192,7 +192,7 @@ def reactive_case(ops: int) -> Case:
     return Case(computes * graph.steps, computes * graph.steps, run)
 
 
-def _no_replay(plan: Plan) -> Any:
+def _no_replay(problem: Problem, plan: Plan) -> Any:
     raise NotImplementedError
 
 

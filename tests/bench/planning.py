@@ -66,18 +66,18 @@ def measure(layers: int, setting: str, **options: int) -> dict[str, float | int 
     found = case(layers, *SETTINGS[setting])
     replays = []
 
-    def timed(plan):
+    def timed(problem, plan):
         began = time.process_time()
-        done = found.problem.replay(plan)
+        done = found.problem.trial(problem, plan)
         replays.append(time.process_time() - began)
         return done
 
-    problem = replace(found.problem, replay=timed)
+    problem = replace(found.problem, trial=timed)
     began = time.process_time()
     plan = POLICIES["static"].plan(problem, options)
     seconds = time.process_time() - began
     tried = len(replays)
-    done = timed(plan)
+    done = problem.replay(plan)
     return {
         "setting": setting,
         "layers": layers,

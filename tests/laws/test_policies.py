@@ -27,16 +27,8 @@ LONGEST = ("static", {"recompute": True})
 
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
-    problem = Problem(
-        graph,
-        hardware,
-        tuple(home),
-        budget,
-        durations_ns(graph, hardware),
-        lifetimes(graph),
-        lambda plan: replay(problem, plan),
-    )
-    return problem
+    times = durations_ns(graph, hardware)
+    return Problem(graph, hardware, tuple(home), budget, times, lifetimes(graph), replay)
 
 
 @dataclass(frozen=True)

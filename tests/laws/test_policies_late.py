@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +28,6 @@ from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Code, Plan, Steps, View
 from simulator.policies import POLICIES, Problem, static
-from simulator.policies.hybrid import backbone_of
 from simulator.referee import Drawn, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
 
@@ -78,16 +76,8 @@ def problem(
         tried = plan.fixed is None and of.graph.has_late
         return replay(of, plan, drawn(of.graph, hardware, origin, 7, rehearsal=True) if tried else None)
 
-    def backbone(budget_bytes: float) -> Problem:
-        certain = graph.certain
-        of = replace(found, graph=certain, budget_bytes=budget_bytes, lifetimes=lifetimes(certain), backbone=None)
-        return replace(of, replay=partial(trial, of))
-
-    found = Problem(
-        graph, hardware, homes, budget, times, lifetimes(graph), lambda plan: trial(found, plan),
-        popularity=popularity(graph, origin, 7), backbone=backbone,
-    )  # fmt: skip
-    return found
+    shares = popularity(graph, origin, 7)
+    return Problem(graph, hardware, homes, budget, times, lifetimes(graph), trial, popularity=shares)
 
 
 def least(graph: Graph) -> int:
@@ -155,7 +145,7 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     p = problem(graph, hardware, origin, least(graph) + spare)
     room = least(graph) - FEW
     mine = POLICIES["hybrid"].plan(p, {"cache": f"{room} B", "evict": "lru"})
-    backbone = static.plan(backbone_of(p, room), static.Options())
+    backbone = static.plan(p.static_part(p.budget_bytes - room), static.Options())
     draws = drawn(graph, hardware, origin, 3)
     program = engine.Program(graph, mine, p.durations_ns, draws=draws)
     issued = engine.run([program], hardware, budget_bytes=p.budget_bytes).issued[0].whole()

@@ -82,7 +82,7 @@ def problems(draw) -> Given:
     found = lifetimes(graph)
     problem = Problem(
         graph, hardware, tuple(home), budget, times, found,
-        lambda plan: replay(replace(problem, graph=lone), plan), switches,
+        lambda of, plan: replay(replace(of, graph=lone), plan), switches,
     )  # fmt: skip
     return Given(problem)
 

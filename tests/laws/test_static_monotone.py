@@ -32,13 +32,12 @@ CLOSE = (1.0, 1.15, 1.35, 1.6)
 
 def again(p: Problem, hardware: Hardware | None = None, budget: float | None = None) -> Problem:
     """The problem on another machine, or with another budget."""
-    changed = replace(
+    return replace(
         p,
         hardware=hardware or p.hardware,
         budget_bytes=p.budget_bytes if budget is None else budget,
-        replay=lambda plan: replay(changed, plan),
+        trial=replay,
     )
-    return changed
 
 
 def faster(hardware: Hardware, factor: float) -> Hardware:

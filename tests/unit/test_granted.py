@@ -9,7 +9,7 @@ from policy_problems import problem, train
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.policies import POLICIES
-from simulator.run.decide import granted
+from simulator.policies.decide import granted
 
 WHOLE = 25_600
 PART = WHOLE // 256
@@ -29,11 +29,11 @@ def played(runs_with, fits_from=0):
         made[plan.notes] = one.budget_bytes
         return plan
 
-    def tried(plan):
+    def tried(of, plan):
         done = given.replay(replace(plan, notes=()))
         return replace(done, status="ok" if made[plan.notes[:1]] <= runs_with else "blocked")
 
-    return granted(replace(given, replay=tried), decide), asked
+    return granted(replace(given, trial=tried), decide), asked
 
 
 def test_a_plan_that_runs_is_left_alone():

@@ -218,7 +218,7 @@ def test_options_that_give_the_same_plan_are_replayed_once():
         return replace(plan, notes=(str(options),))
 
     replayed = []
-    counted = replace(p, replay=lambda plan: replayed.append(plan) or replay(p, plan))
+    counted = replace(p, trial=lambda of, plan: replayed.append(plan) or replay(of, plan))
     best = tune(counted, [(0, 1, 2, 3)], make)
     assert tried == [(0,), (1,), (2,), (3,)]
     assert len(replayed) == 2

@@ -145,7 +145,7 @@ def test_it_does_not_look_past_a_barrier(barred):
 
 def test_where_all_fits_nothing_moves_and_nothing_is_replayed():
     p = problem(train(4), budget=46)
-    object.__setattr__(p, "replay", None)
+    p = replace(p, trial=None)
     assert not any(">" in step for step in tell(p, POLICIES["reactive"].plan(p)))
 
 

@@ -33,10 +33,9 @@ def problem(graph: Graph = STEP, collectives: str = "own_stream", budget: float 
     timed = zip(graph.ops, times, strict=True)
     alone = replace(graph, ops=tuple(replace(op, collective=None, duration_ns=ns) for op, ns in timed))
     found = lifetimes(graph)
-    made = Problem(
-        graph, MACHINE, homes, budget, times, found, lambda plan: replay(replace(made, graph=alone), plan), switches
+    return Problem(
+        graph, MACHINE, homes, budget, times, found, lambda of, plan: replay(replace(of, graph=alone), plan), switches
     )
-    return made
 
 
 def test_each_group_has_a_stream_after_that_of_computes():

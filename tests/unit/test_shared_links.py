@@ -73,7 +73,7 @@ def test_oversubscribed_links_are_told(results):
 def test_the_problem_knows_who_shares(results):
     problem = results.case.problem
     assert problem.sharers == {"supply": 8}
-    assert problem.lone.sharers == {}
+    assert problem.alone.sharers == {}
     weight = next(t for t, tensor in enumerate(problem.graph.tensors) if tensor.kind == "weight")
     in_use = {(1, 0)}
-    assert Crowd(problem, in_use).copy_ns(weight, (1, 0)) == 4 * Crowd(problem.lone, in_use).copy_ns(weight, (1, 0))
+    assert Crowd(problem, in_use).copy_ns(weight, (1, 0)) == 4 * Crowd(problem.alone, in_use).copy_ns(weight, (1, 0))

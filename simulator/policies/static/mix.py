@@ -88,7 +88,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
         homes=tuple([problem.homes[t] for t in writer.tensor_of]),
         durations_ns=[problem.durations_ns[op] for op in writer.op_of],
         lifetimes=lifetimes(written),
-        replay=lambda plan: problem.replay(found.translated(plan)),
+        trial=lambda _, plan: problem.replay(found.translated(plan)),
     )
     found = Rewritten(new, tuple(writer.op_of), tuple(writer.tensor_of))
     return found
