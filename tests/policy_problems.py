@@ -34,7 +34,7 @@ OPTIONS = [
     ("reactive", {"evict": "lru", "look_ahead": 2}),
     ("reactive", {"evict": "furthest", "look_ahead": 3, "synchronous": True}),
     ("lookahead", {"select_distance": 1, "distance": 1}),
-    ("lookahead", {"select_distance": 1, "select_num": 1, "distance": 3}),
+    ("lookahead", {"select_distance": 1, "distance": 3}),
     ("offload_saved", {}),
     ("offload_saved", {"barrier_before_backward": False}),
     ("offload_saved", {"synchronous": True}),

@@ -15,17 +15,7 @@ from pydantic import ValidationError
 from simulator.document import Part
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
-from simulator.policies import (
-    hybrid,
-    lookahead,
-    offload_saved,
-    optimal,
-    reactive,
-    recompute,
-    resident,
-    static,
-    upstream_greedy,
-)
+from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay
 from simulator.units import FieldError, in_yaml
 
@@ -125,23 +115,26 @@ def _advice(name: str, known: list[str], otherwise: str = "leave it out") -> str
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-def _entry(module: Any, summary: str, may_repeat: Callable[[Any], bool] = lambda _: False) -> PolicyEntry:
-    return PolicyEntry(module.__name__.rpartition(".")[2], module.plan, module.Options, summary, may_repeat)
-
+_RESIDENT = "nothing moves but what has its home elsewhere"
+_REACTIVE = "a runtime that fetches on demand and evicts under pressure"
+_LOOKAHEAD = "copies at fixed distances, counted in ops"
+_SAVED = "what is saved for backward and has the time to move does, whether it must or not"
+_UPSTREAM = "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer"
+_RECOMPUTE = "gives up what can be made again, and runs its ops again"
+_STATIC = "a compiler that places copies by time, bandwidth and room"
+_HYBRID = "static for what is known, a cache for what is read late"
+_OPTIMAL = "the best plan over one lower tier, for a small graph"
 
 _ENTRIES = (
-    _entry(resident, "nothing moves but what has its home elsewhere"),
-    _entry(reactive, "a runtime that fetches on demand and evicts under pressure"),
-    _entry(lookahead, "copies at fixed distances, counted in ops"),
-    _entry(offload_saved, "what is saved for backward and has the time to move does, whether it must or not"),
-    _entry(
-        upstream_greedy,
-        "the open-source HyperOffload planner: the longest gaps in ops leave, copies in at their consumer",
-    ),
-    _entry(recompute, "gives up what can be made again, and runs its ops again", lambda _: True),
-    _entry(static, "a compiler that places copies by time, bandwidth and room", lambda options: options.recompute),
-    _entry(hybrid, "static for what is known, a cache for what is read late"),
-    _entry(optimal, "the best plan over one lower tier, for a small graph"),
+    PolicyEntry("resident", baselines.resident, baselines.Resident, _RESIDENT),
+    PolicyEntry("reactive", reactive.plan, reactive.Options, _REACTIVE),
+    PolicyEntry("lookahead", baselines.lookahead, baselines.Lookahead, _LOOKAHEAD),
+    PolicyEntry("offload_saved", baselines.offload_saved, baselines.OffloadSaved, _SAVED),
+    PolicyEntry("upstream_greedy", baselines.upstream_greedy, baselines.UpstreamGreedy, _UPSTREAM),
+    PolicyEntry("recompute", recompute.plan, recompute.Options, _RECOMPUTE, lambda _: True),
+    PolicyEntry("static", static.plan, static.Options, _STATIC, lambda options: options.recompute),
+    PolicyEntry("hybrid", hybrid.plan, hybrid.Options, _HYBRID),
+    PolicyEntry("optimal", optimal.plan, optimal.Options, _OPTIMAL),
 )
 POLICIES = {entry.name: entry for entry in _ENTRIES}
 """The policies by name, in the order in which they are listed."""

@@ -34,7 +34,7 @@ from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import NEVER, idle_gaps, live_bytes
 from simulator.plan import Plan
-from simulator.policies import resident
+from simulator.policies.baselines import Resident, resident
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.remake import Remaker
@@ -155,7 +155,7 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
 def _too_much(problem: Problem, times: float) -> CapacityError:
     """Say what keeping everything would need, and how much recompute not keeping it takes."""
     try:
-        resident.plan(problem, resident.Options())
+        resident(problem, Resident())
     except CapacityError as error:
         levers = (f"allow more recompute (most: {math.ceil(times)})", *error.report.levers)
         return CapacityError(replace(error.report, levers=levers))

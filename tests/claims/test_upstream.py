@@ -18,7 +18,7 @@ from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import live_bytes
 from simulator.plan import Plan
 from simulator.policies import POLICIES
-from simulator.policies.upstream_greedy import choose
+from simulator.policies.baselines import choose
 from simulator.run.case import Case, execute, prepare
 from simulator.trace import Trace
 

@@ -15,8 +15,8 @@ from simulator.errors import ConfigError, PlanError
 from simulator.formats import residency_json
 from simulator.lifetime import lifetimes
 from simulator.plan import FREE
+from simulator.policies.baselines import choose
 from simulator.policies.problem import Problem
-from simulator.policies.upstream_greedy import choose
 from simulator.referee import check_plan
 from simulator.workload import Workload
 

@@ -52,7 +52,7 @@ def test_the_clock_lets_streams_run_side_by_side_and_ascends():
 @pytest.mark.parametrize(("name", "options"), [
     ("resident", {}),
     ("reactive", {"evict": "lru", "look_ahead": 2}),
-    ("lookahead", {"select_distance": 1, "select_num": 1, "distance": 3}),
+    ("lookahead", {"select_distance": 1, "distance": 3}),
     ("offload_saved", {}),
     ("upstream_greedy", {"limit": "5 B", "lead": 2}),
     ("recompute", {"time_weight": 0.0, "most": 50.0}),

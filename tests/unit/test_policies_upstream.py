@@ -13,7 +13,7 @@ from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Gap
 from simulator.policies import POLICIES
-from simulator.policies.upstream_greedy import choose
+from simulator.policies.baselines import choose
 
 
 def words(text):

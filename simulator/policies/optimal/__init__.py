@@ -32,8 +32,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,7 +43,8 @@ from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError
 from simulator.hardware import asked_bytes_per_s
 from simulator.plan import NOWHERE, Plan
-from simulator.policies import lookahead, offload_saved, resident, static
+from simulator.policies import static
+from simulator.policies.baselines import Lookahead, OffloadSaved, Resident, lookahead, offload_saved, resident
 from simulator.policies.optimal.program import Program, write
 from simulator.policies.optimal.space import find_space, window
 from simulator.policies.problem import Problem
@@ -168,11 +170,13 @@ class Search:
 
     def _start(self) -> CapacityError | None:
         """Take the fastest of other policies' plans; those that may cross a barrier only if there is none."""
-        others = () if any(op.barrier for op in self._problem.graph.ops) else (resident, offload_saved, lookahead)
+        policies: list[tuple[Callable[[Problem, Any], Plan], Any]] = [(static.plan, static.Options())]
+        if not any(op.barrier for op in self._problem.graph.ops):
+            policies += [(resident, Resident()), (offload_saved, OffloadSaved()), (lookahead, Lookahead())]
         refused = []
-        for module in (static, *others):
+        for decide, options in policies:
             try:
-                self._offer(module.plan(self._problem, module.Options()))
+                self._offer(decide(self._problem, options))
             except CapacityError as error:
                 refused.append(error)
         return min(refused, key=lambda error: error.report.gap_bytes, default=None)

@@ -1,0 +1,357 @@
+"""The baselines: `resident`, `lookahead`, `offload_saved` and `upstream_greedy`.
+
+Each is a rule that picks idle intervals: which tensor leaves, after which op, and before which op it comes back. None
+models the links; the writer makes a valid plan of what they pick, and refuses what has no room.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from simulator.document import Part
+from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
+from simulator.plan import Plan
+from simulator.policies.problem import Problem
+from simulator.policies.profile import Profile
+from simulator.policies.search import tune
+from simulator.policies.writer import Move, Writer, write
+from simulator.units import Bytes, counted, human
+
+
+class Resident(Part):
+    """No options."""
+
+
+def resident(problem: Problem, options: Resident) -> Plan:
+    """Keep everything in the compute tier for as long as it is live.
+
+    Persistent tensors whose home is free live in the compute tier. Those whose home is another tier can only be used
+    there, so they are copied in when the step starts (unless an op makes them anew), or behind the last barrier before
+    their first use, stay, and go back when it ends.
+
+    Parameters
+    ----------
+    problem, options
+        What to plan for; none.
+
+    Raises
+    ------
+    CapacityError
+        If what is live at once exceeds the budget: by how much, at which op, and what would help.
+    """
+    moves = [Move(op, Writer.fetch, tensor) for op, tensors in problem.arrivals.items() for tensor in tensors]
+    return write(problem, "resident", moves)
+
+
+Distance = Annotated[int, Field(ge=0)] | Literal["best"]
+"""A number of ops."""
+
+SELECT_DISTANCES = (100, 200, 400)
+DISTANCES = (50, 20, 100)
+"""What ``best`` tries; MindSpore's defaults first."""
+PARTS = (4, 8, 16)
+"""It tries these parts of the graph's length as well, because distances in ops suit graphs of some lengths only."""
+
+
+class Lookahead(Part):
+    """The distances; ``best`` tries a short list by replay, option by option, and takes the fastest that fits.
+
+    Attributes
+    ----------
+    select_distance
+        A tensor leaves between two uses that are more than so many ops apart (``best``: 100, 200, 400, and a quarter,
+        an eighth and a sixteenth of the graph's ops).
+    distance
+        How many ops before its use a copy in is issued (``best``: 50, 20, 100, and the same parts of the graph's ops).
+    """
+
+    select_distance: Distance = Field("best", description="least distance between two uses [ops]")
+    distance: Distance = Field("best", description="lead of a copy in [ops]")
+
+
+def lookahead(problem: Problem, options: Lookahead) -> Plan:
+    """Copy out right after the producer, free after the last use, copy in a fixed number of ops before the next use.
+
+    This is how MindSpore's compile pass does it, which knows the order of the ops, but no durations and no bandwidth.
+    Of the tensors that ops make, as few are chosen as fit, in the order in which they are made. Persistent tensors
+    whose home is another tier are copied in by the same distance, and go back after their last use.
+
+    Parameters
+    ----------
+    problem, options
+        What to plan for; see `Lookahead`.
+
+    Raises
+    ------
+    CapacityError
+        If the result does not fit the budget.
+    """
+    parts = [len(problem.graph.ops) // part for part in PARTS]
+    asked = ((options.select_distance, SELECT_DISTANCES), (options.distance, DISTANCES))
+    values = [tuple(dict.fromkeys((*usual, *parts))) if one == "best" else (one,) for one, usual in asked]
+    return tune(problem, values, partial(_at_distances, problem))
+
+
+def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan:
+    """Plan with these two distances."""
+    lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
+    live, visitors = Profile(live_bytes(problem.graph, lifetimes)), set(problem.visitors)
+    made = [t for t in _by_first_use(problem) if not problem.starts_with[t] and not problem.pinned(t)]
+    away, moved = list[tuple[Gap, int]](), 0
+    for tensor in (*problem.visitors, *sorted(made, key=lambda t: (lifetimes.first_use[t], t))):
+        if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
+            break
+        gaps = _far_apart(problem, tensor, select_distance)
+        moved += bool(gaps) and tensor not in visitors
+        for gap in gaps:
+            comes = gap.before < ops and (gap.after != NEVER or problem.comes_in(tensor))
+            back = max(gap.after + 1, fences[gap.before], gap.before - distance) if comes else gap.before
+            live.add(gap.after + 1, back - 1, -problem.sizes[tensor])
+            away.append((gap, back if comes else ops))
+    away.sort(key=lambda one: one[0].before)
+    leaving = [gap for gap, _ in away if gap.after != NEVER]
+    moves = [Move(lifetimes.first_use[gap.tensor] + 1, Writer.back_up, gap.tensor) for gap in leaving]
+    moves += [Move(gap.after + 1, _leave, gap.tensor) for gap in leaving]
+    moves += [Move(back, Writer.fetch, gap.tensor) for gap, back in away if back < ops]
+    note = f"select_distance {select_distance}, distance {distance}: {counted(moved, 'tensor')} that ops make moved"
+    return write(problem, "lookahead", moves, (note,))
+
+
+def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Gap]:
+    """Where the uses of a tensor are further apart than a distance; a visitor is away at both ends of the step, too.
+
+    `NEVER` and the number of ops stand for the ends.
+    """
+    uses = problem.lifetimes.uses[tensor]
+    gaps = [Gap(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
+    if not problem.starts_with[tensor]:
+        return gaps
+    is_persistent = problem.graph.tensors[tensor].persistent
+    return [Gap(tensor, NEVER, uses[0]), *gaps, *[Gap(tensor, uses[-1], len(problem.graph.ops))] * is_persistent]
+
+
+def _leave(writer: Writer, tensor: int) -> None:
+    """Free the place when the copy out has ended."""
+    writer.back_up(tensor)
+    writer.sync(tensor)
+    writer.evict(tensor)
+
+
+class OffloadSaved(Part):
+    """How the copies are done.
+
+    Attributes
+    ----------
+    synchronous
+        The host issues a copy when the ops before it have ended, and waits for it: nothing is hidden.
+    barrier_before_backward
+        The first op of a backward pass is issued after all copies out before it have ended.
+    ahead
+        A copy in is issued at most so many ops before its use, as in frameworks that hold two layers; by default as
+        early as there is room.
+    """
+
+    synchronous: bool = Field(False, description="no copy overlaps an op")
+    barrier_before_backward: bool = Field(True, description="backward is issued after the last copy out ended")
+    ahead: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="copies in at most so many ops before their use"
+    )
+
+
+def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
+    """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
+
+    Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
+    (or `ahead`) allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one
+    of phase ``backward`` uses, where the time between the two is longer than the tensor's own copies out and in (which
+    leaves out what lives around the loss).
+    Persistent tensors whose home is another tier come in by the same queue and go back after their last use.
+
+    Parameters
+    ----------
+    problem, options
+        What to plan for; see `OffloadSaved`.
+
+    Raises
+    ------
+    CapacityError
+        If the rest does not fit the budget.
+    """
+    phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved(problem)
+    turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
+    after = {gap.tensor: gap.after for gap in saved}
+    persistent = (t for t in problem.visitors if problem.graph.tensors[t].persistent)
+    after |= {tensor: problem.lifetimes.last_use[tensor] for tensor in persistent}
+    leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, _come)
+    moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
+    for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
+        moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
+    moves += [Move(op, come, tensor) for tensor, op in _comes(problem, saved, min(turns, default=0), options)]
+    return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
+
+
+def _saved(problem: Problem) -> list[Gap]:
+    """From last forward to first backward use, all that is saved for backward."""
+    ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[Gap]()
+    for tensor, writes in enumerate(problem.lifetimes.writes):
+        if problem.pinned(tensor) or problem.starts_with[tensor] or not writes or ops[writes[0]].phase != "forward":
+            continue
+        uses = problem.lifetimes.uses[tensor]
+        forward = max(i for i in uses if ops[i].phase == "forward")
+        backward = min((i for i in uses if ops[i].phase == "backward"), default=NEVER)
+        away = problem.away(tensor)[0]
+        copies_ns = problem.copy_ns(tensor, here, away) + problem.copy_ns(tensor, away, here)
+        if forward < backward and clock[backward] - clock[forward + 1] > copies_ns:
+            saved.append(Gap(tensor, forward, backward))
+    return saved
+
+
+def _comes(problem: Problem, saved: list[Gap], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
+    """Say which tensor comes before which op: in the order of use, as soon as there is room, behind the one before."""
+    lifetimes, sizes, fences, ops = problem.lifetimes, problem.sizes, problem.fences, len(problem.graph.ops)
+    ahead = ops if options.ahead is None else options.ahead
+    live, queue = Profile(live_bytes(problem.graph, lifetimes)), list[tuple[int, int, int]]()
+    for tensor, after, use, _ in saved:
+        live.add(after + 1, use - 1, -sizes[tensor])
+        queue.append((use, tensor, max(backward, fences[use], after + 1, use - ahead)))
+    for tensor in problem.visitors:
+        first = lifetimes.first_use[tensor]
+        live.add(0, first - 1, -sizes[tensor])
+        if problem.comes_in(tensor):
+            queue.append((first, tensor, fences[first]))
+        if problem.graph.tensors[tensor].persistent:
+            live.add(lifetimes.last_use[tensor] + 1, ops - 1, -sizes[tensor])
+    comes, op = [], 0
+    for use, tensor, earliest in sorted(queue):
+        op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
+        comes.append((tensor, op))
+    return comes
+
+
+def _come(writer: Writer, tensor: int) -> None:
+    """Copy in; what has come back is not kept in the other tier, unless that is its home."""
+    writer.fetch(tensor)
+    writer.forget(tensor)
+
+
+def _come_alone(writer: Writer, tensor: int) -> None:
+    """Copy in, while the host waits before and behind."""
+    writer.drain()
+    writer.fetch(tensor)
+    writer.sync(tensor)
+    writer.forget(tensor)
+
+
+def _leave_alone(writer: Writer, tensor: int) -> None:
+    """Copy out, while the host waits before and behind."""
+    writer.drain()
+    _leave(writer, tensor)
+
+
+class UpstreamGreedy(Part):
+    """What the planner believes, and when copies in are issued.
+
+    Attributes
+    ----------
+    limit
+        What it may hold of all that it plans for [B]; whether the machine has more or less is not its business.
+        Default: the budget, less what persistent tensors take in the compute tier.
+    lead
+        How many ops before its use a copy in is issued, but not before its room was freed. The original's is 0, so
+        that no copy in is ever hidden if copies wait for the op before them to end.
+    """
+
+    limit: Bytes | None = Field(None, description="what it may hold of what it plans for, such as '8 GiB'")
+    lead: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="lead of a copy in [ops]")
+
+
+class Choice(NamedTuple):
+    """What the planner decides.
+
+    Attributes
+    ----------
+    gaps
+        Those in which a tensor leaves, in the order in which they were taken.
+    peak_bytes
+        The most that it expects to hold [B]; above the limit if no gap was left that would have helped.
+    """
+
+    gaps: tuple[Gap, ...]
+    peak_bytes: int
+
+
+def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
+    """Copy out right after the last write before the gap, free at the gap's start, copy in before its end.
+
+    This is the decision rule of the open-source HyperOffload planner, from its description. It knows the order of the
+    ops and the sizes of what they make; it knows no durations, no bandwidth, no other traffic. Persistent tensors and
+    workspaces are not among what it plans for, and what a step puts out counts only up to its last use, although it
+    stays. A valid copy in the other tier is not written again, and is kept until the tensor dies. Persistent tensors
+    whose home is another tier come in when they are needed and stay until the end of the step.
+
+    Parameters
+    ----------
+    problem, options
+        What to plan for; see `UpstreamGreedy`.
+
+    Raises
+    ------
+    CapacityError
+        If the machine has no room for the plan, whatever the planner expected.
+    """
+    lifetimes, homes = problem.lifetimes, zip(problem.graph.tensors, problem.resolved_homes(), strict=True)
+    stays = sum(t.size_bytes for t, home in homes if t.persistent and home == problem.compute_tier)
+    limit = problem.budget_bytes - stays if options.limit is None else options.limit
+    gaps, peak = choose(problem, limit)
+    moves, leaves = list[Move](), [Move(gap.after + 1, Writer.store, gap.tensor) for gap in gaps]
+    for tensor, after, before, _ in gaps:
+        writes = lifetimes.writes[tensor]
+        moves.append(Move(writes[bisect_right(writes, after) - 1] + 1, Writer.back_up, tensor))
+        leaves.append(Move(max(before - options.lead, after + 1, problem.fences[before]), Writer.fetch, tensor))
+    visitors = {t for t in problem.visitors if problem.comes_in(t)}
+    comes = [Move(lifetimes.first_use[t], Writer.fetch, t) for t in _by_first_use(problem) if t in visitors]
+    notes = [f"the planner expects to hold at most {human(peak, 'B')} of what ops make"]
+    if peak > limit:
+        notes.append(f"that is above its limit of {human(limit, 'B')}, which it does not check")
+    return write(problem, "upstream_greedy", [*moves, *leaves, *comes], tuple(notes))
+
+
+def choose(problem: Problem, limit_bytes: int | float) -> Choice:
+    """Take gaps, the longest in ops first, until the peak is within the limit or none is left.
+
+    Of equally long gaps the largest tensor comes first, then the earlier gap, then the tensor that was used first. A
+    gap in which the limit is kept at every op is passed over. What was taken is never given back. The original looks at
+    every op for every gap; a `Profile` answers the same questions in near-linear time.
+
+    Parameters
+    ----------
+    problem
+        With the graph and the tensors that may move.
+    limit_bytes
+        What may be held [B].
+    """
+    last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
+    held, order = Profile([0] * (last + 1)), dict[int, int]()
+    for number, tensor in enumerate(t for t in _by_first_use(problem) if not problem.starts_with[t]):
+        held.add(uses[tensor][0], uses[tensor][-1], sizes[tensor])
+        if not problem.pinned(tensor):
+            order[tensor] = number
+    gaps = [g for g in idle_gaps(problem.graph, problem.lifetimes) if g.tensor in order and not g.wraps]
+    taken = []
+    for gap in sorted(gaps, key=lambda g: (g.after - g.before, -sizes[g.tensor], g.after, order[g.tensor])):
+        if not held.exceeds(0, last, limit_bytes):
+            break
+        if held.exceeds(gap.after + 1, gap.before - 1, limit_bytes):
+            held.add(gap.after + 1, gap.before - 1, -sizes[gap.tensor])
+            taken.append(gap)
+    return Choice(tuple(taken), held.peak(0, last))
+
+
+def _by_first_use(problem: Problem) -> dict[int, None]:
+    return dict.fromkeys(t for op in problem.graph.ops for t in (*op.reads, *op.writes))
