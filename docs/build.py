@@ -109,7 +109,9 @@ def policies() -> str:
     for name, entry in POLICIES.items():
         schema = entry.options.model_json_schema(by_alias=True)
         parts.append(f"## {name}\n\n{entry.summary}\n")
-        about = inspect.cleandoc(inspect.getmodule(entry.function).__doc__ or "")  # type: ignore[union-attr]
+        module = inspect.getmodule(entry.function)
+        is_alone = getattr(module, "plan", None) is entry.function
+        about = (inspect.getdoc(module if is_alone else entry.function) or "").partition("\n\nParameters\n")[0]
         parts.append(f"{_markdown(about)}\n")
         if schema.get("properties"):
             parts.append(_keys(schema, schema.get("$defs", {})))
