@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,12 +14,13 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
-from simulator.units import FieldError, closest
+from simulator.units import FieldError, closest, in_yaml, nearest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
@@ -89,6 +90,15 @@ class Part(BaseModel):
     def _check(self) -> None:
         """Refuse what breaks a rule of the whole piece, beyond the types of its fields, by a `FieldError`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, data: object) -> object:
+        keys = tuple(field.alias or name for name, field in cls.model_fields.items())
+        for key in data if isinstance(data, dict) else ():
+            if key not in keys and key not in cls.model_fields:
+                raise FieldError("only known keys stand here", repr(key), nearest(str(key), keys), (str(key),))
+        return data
+
     @model_validator(mode="after")
     def _keeps_its_rules(self) -> Self:
         self._check()
@@ -116,6 +126,55 @@ def _told_of_fields(part: type) -> dict[str, str]:
         said = " ".join(text.split()).replace("``", "`")
         found.update(dict.fromkeys(names.split(", "), said))
     return found
+
+
+def faults(error: ValidationError, data: object) -> list[FieldError]:
+    """Say in hosim's words what pydantic has to say.
+
+    Parameters
+    ----------
+    error
+        What it raised.
+    data
+        What it was given.
+
+    Returns
+    -------
+    list
+        One fault for each field, with the path that leads to it.
+    """
+    found: dict[tuple[str, ...], FieldError] = {}
+    for item in error.errors(include_url=False):
+        if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue  # entries of it are wrong, which is told already
+        fault = _fault(item, data)
+        known = found.setdefault(fault.at, fault)
+        if known.must != fault.must:  # the branches of a union
+            found[fault.at] = FieldError(f"{known.must}, or {fault.must}", known.found, known.do, known.at)
+    return list(found.values())
+
+
+def _fault(item: ErrorDetails, data: Any) -> FieldError:
+    context, path = item.get("ctx", {}), []
+    for part in item["loc"]:  # without the tags of unions
+        if part in (range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()):
+            data = data[part]
+            path.append(str(part))
+    error, key = context.get("error"), str(context.get("discriminator") or ("", *item["loc"])[-1])
+    if isinstance(error, FieldError):
+        return FieldError(error.must, error.found, error.do, (*path, *error.at))
+    key = key.strip("_()'")
+    if item["type"] == "missing" or (item["type"] == "union_tag_not_found" and isinstance(item["input"], dict)):
+        return FieldError(f"the key {key!r} is needed here", "none", "add it", (*path, key))
+    if item["type"] == "extra_forbidden":
+        return FieldError("only known keys stand here", repr(key), "correct or remove it", tuple(path))
+    shown, must = item["input"], item["msg"][:1].lower() + item["msg"][1:].partition(" or instance of")[0]
+    if item["type"] == "union_tag_invalid":
+        shown, must = context["tag"], f"{key} should be one of {context['expected_tags']}"
+        path.append(key)
+    choices = re.findall("'([^']*)'", str(context.get("expected", context.get("expected_tags", ""))))
+    do = nearest(str(shown), tuple(choices)) if choices else "correct it"
+    return FieldError(must, in_yaml(shown), do, tuple(path))
 
 
 class Citation(Part):
@@ -253,7 +312,8 @@ def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-_ABOUT_ITSELF = ("schema_", "name", "title", "sources", "assumed", "fitted")
+ABOUT_ITSELF = ("schema", "schema_", "name", "title", "sources", "assumed", "fitted")
+"""Keys of a document that tell of itself."""
 
 
 def _leaves(value: object, *path: str) -> Iterator[tuple[str, object]]:
@@ -261,7 +321,7 @@ def _leaves(value: object, *path: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Part):
         fields = type(value).model_fields
         for name in fields:
-            if name in value.model_fields_set and not (isinstance(value, Document) and name in _ABOUT_ITSELF):
+            if name in value.model_fields_set and not (isinstance(value, Document) and name in ABOUT_ITSELF):
                 yield from _leaves(getattr(value, name), *path, fields[name].alias or name)
     elif isinstance(value, Mapping | list | tuple):
         for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):

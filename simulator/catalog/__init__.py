@@ -1,9 +1,8 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
-from simulator.catalog.axes import Axis, at, axis, question, taken, unstated
-from simulator.catalog.loaded import Loaded
-from simulator.catalog.resolved import resolve
-from simulator.catalog.settings import factor, multiplied, setting
+from simulator.catalog.loaded import Axis, Loaded, at
+from simulator.catalog.resolved import axis, question, resolve, taken, unstated
+from simulator.catalog.settings import factor, setting
 from simulator.catalog.shelf import (
     KINDS,
     dump,
@@ -25,7 +24,6 @@ __all__ = [
     "dump",
     "factor",
     "load",
-    "multiplied",
     "names",
     "path_of",
     "question",

@@ -1,4 +1,8 @@
-"""A scenario with all that it names, and what its documents must hold beside one another."""
+"""A scenario with its machine and its workload, and the same at a point of a sweep.
+
+What varies in a sweep are fields of the machine, the workload or the scenario. What a claim leaves open is such an
+axis, and so is the field whose largest value is searched.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.catalog.settings import Change, apply, multiplied
-from simulator.catalog.shelf import Entry, dump
+from simulator.catalog.shelf import Entry, dump, told_at
 from simulator.catalog.text import scalar
-from simulator.document import Document, Fit
+from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
-from simulator.units import human, nearest
+from simulator.units import exact, human
 from simulator.workload import Workload
-
-
-def place(scenario: Scenario, entry: Entry[Scenario] | None, *keys: str) -> str:
-    """Say where a field of a scenario stands; its name and the path if it was read from no file."""
-    return entry.place(*keys) if entry else f"scenario {scenario.name!r}, {'.'.join(keys)}"
-
-
-def check_tiers(loaded: Loaded) -> None:
-    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
-    scenario, tiers = loaded.scenario, tuple(loaded.hardware.tiers)
-    named = [("homes", pattern, tier, (*tiers, "free")) for pattern, tier in scenario.homes.items()]
-    for table, key, tier, known in [*named, *(("kv_tiers", tier, tier, tiers) for tier in scenario.kv_tiers)]:
-        if tier not in known:
-            must = "a home is a tier, or free" if table == "homes" else "a tier of the machine keeps KV blocks"
-            raise ConfigError(loaded.place(table, key), must, repr(tier), nearest(tier, known))
-
-
-def check_budget(scenario: Scenario, hardware: Hardware, where: str) -> None:
-    """Refuse a budget above what the compute tier has; `where` is what an error points at."""
-    usable = hardware.tiers[hardware.compute_tier].usable_bytes
-    if scenario.budget_bytes is not None and scenario.budget_bytes > usable:
-        must = f"a budget is at most what {hardware.compute_tier} has ({human(usable, 'B')})"
-        do = f"lower it, or set tiers.{hardware.compute_tier}.capacity"
-        raise ConfigError(where, must, human(scenario.budget_bytes, "B"), do)
-
-
-def check_figures(loaded: Loaded) -> None:
-    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
-    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
-    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
-    for number, one in enumerate(loaded.scenario.expect):
-        where = loaded.place("expect", str(number), "figure")
-        if one.kind == "predicted" and one.figure in fits:
-            path, document = fits[one.figure]
-            must = "no scenario predicts a printed figure that something in it was fitted to"
-            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
-            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
-        if one.kind == "fitted" and one.figure not in fits:
-            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
-            raise ConfigError(where, must, repr(one.figure), do)
-
 
 OUTSIDE = "changed for this run"
 
@@ -106,7 +68,8 @@ class Loaded:
         keys
             What leads to the field.
         """
-        return place(self.scenario, self.entries.get("scenario"), *keys)
+        entry = self.entries.get("scenario")
+        return entry.place(*keys) if entry else f"scenario {self.scenario.name!r}, {'.'.join(keys)}"
 
     def for_row(self, choice: PolicyChoice) -> Loaded:
         """The same on the machine that a row of the scenario sets for itself.
@@ -124,15 +87,12 @@ class Loaded:
         if not choice.set_:
             return self
         row = str(self.scenario.policies.index(choice))
-        own = {
-            key: own_change(self.scenario, key, value, self.place("policies", row, "set", key))
-            for key, value in choice.set_.items()
-        }
+        own = {key: own_change(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
         unscaled = apply(self.unscaled or self.hardware, own)
         machine = apply(unscaled, outside(multiplied(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
         found = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
-        check_budget(scenario, machine, self.place("budget"))
+        check_budget(found, self.place("budget"))
         return found
 
     def asking_nothing(self) -> Loaded:
@@ -141,27 +101,31 @@ class Loaded:
 
     def documents(self) -> dict[str, str]:
         """File name -> YAML of the three documents as they were run; in one folder they read back equal."""
+        named = {role: str(path.absolute()) for role, path in self.paths.items()}
         policies = tuple(
-            choice.model_copy(update={"policy": str(self.paths[f"plan {choice.row}"].absolute())})
-            if choice.is_file
-            else choice
+            choice.model_copy(update={"policy": named[f"plan {choice.row}"]}) if choice.is_file else choice
             for choice in self.scenario.policies
         )
         refs: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml", "policies": policies}
-        if "draws" in self.paths:
-            refs["draws"] = DrawsOrigin(file=str(self.paths["draws"].absolute()))
-        workload = self.workload
-        if "graph" in self.paths:
-            workload = workload.model_copy(update={"graph": str(self.paths["graph"].absolute())})
-        if "requests" in self.paths:
-            file = {"file": str(self.paths["requests"].absolute())}
-            requests = workload.requests and workload.requests.model_copy(update=file)
-            workload = workload.model_copy(update={"requests": requests})
+        if "draws" in named:
+            refs["draws"] = DrawsOrigin(file=named["draws"])
+        work: dict[str, Any] = {"graph": named["graph"]} if "graph" in named else {}
+        if "requests" in named and self.workload.requests:
+            work["requests"] = self.workload.requests.model_copy(update={"file": named["requests"]})
         return {
             "scenario.yaml": dump(self.scenario.model_copy(update=refs)),
             "hardware.yaml": dump(self.hardware),
-            "workload.yaml": dump(workload),
+            "workload.yaml": dump(self.workload.model_copy(update=work)),
         }
+
+
+def check_budget(loaded: Loaded, where: str) -> None:
+    """Refuse a budget above what the compute tier has; `where` is what an error points at."""
+    tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
+    usable = loaded.hardware.tiers[tier].usable_bytes
+    if budget_bytes is not None and budget_bytes > usable:
+        must = f"a budget is at most what {tier} has ({human(usable, 'B')})"
+        raise ConfigError(where, must, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
 def outside(changes: Mapping[str, Any]) -> dict[str, Change]:
@@ -185,9 +149,107 @@ def recorded(scenario: Scenario, changes: Mapping[str, Change]) -> Scenario:
     return scenario.model_copy(update=tables)
 
 
-def own_change(scenario: Scenario, key: str, value: Any, where: str) -> Change:
+def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> Change:
     """A change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
-    table, origin = scenario.entry_of(key) or ("assumed", "set by the scenario")
-    if isinstance(origin, tuple):
-        return Change(value, where, table, [c.model_dump(exclude_unset=True) for c in origin])
-    return Change(value, where, table, origin.model_dump() if isinstance(origin, Fit) else origin)
+    table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
+    origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
+    if isinstance(entry, tuple):
+        origin = [citation.model_dump(exclude_unset=True) for citation in entry]
+    return Change(value, loaded.place(*place), table, origin)
+
+
+_DOCUMENTS = ("hardware", "workload", "scenario")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Fields that have one value at each point of a sweep.
+
+    Attributes
+    ----------
+    name
+        What it is called, for people and as a column.
+    fields
+        Paths, of which each part may be a pattern: of the machine (``links.*.bandwidth``), of the workload
+        (``workload.sequence``) or of the scenario (``scenario.budget``).
+    where
+        Where it is asked for.
+    unit
+        Unit of values that are whole numbers of it, such as ``B/s``; ``x``: figures of the machine are multiplied by
+        the values, also those that rows set for themselves; None: values are as a document states them.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    where: str
+    unit: str | None = None
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether figures are multiplied, and not replaced."""
+        return self.unit == "x"
+
+    @property
+    def keys(self) -> dict[str, list[str]]:
+        """Document -> the paths in it."""
+        keys: dict[str, list[str]] = {document: [] for document in _DOCUMENTS}
+        for path in self.fields:
+            document, _, key = path.partition(".")
+            keys[document if document in keys else "hardware"].append(key if document in keys else path)
+        return keys
+
+    def written(self, value: Any) -> Any:
+        """Write a value as a document states it."""
+        return value if self.unit in (None, "x") else exact(int(value), self.unit)
+
+    def place(self, value: Any) -> str:
+        """Where a value is asked for."""
+        shown = f"{value:g}x" if self.is_factor else f"{value:,}" if type(value) is int else value
+        return f"{self.where} ({self.name}: {shown if self.unit in (None, 'x') else self.written(value)})"
+
+
+def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
+    """Set the documents to a point of a sweep.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    point
+        The value on each axis.
+
+    Raises
+    ------
+    ConfigError
+        If a path names no field, or a document is not valid with a value.
+    """
+    changes: dict[str, dict[str, Change]] = {document: {} for document in _DOCUMENTS}
+    for axis, value in point.items():
+        if not axis.is_factor:
+            change = Change(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
+            for document, keys in axis.keys.items():
+                changes[document] |= dict.fromkeys(keys, change)
+    machine = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
+    scale, figures = dict(loaded.scale), outside(multiplied(machine, loaded.scale))
+    for axis, value in point.items():
+        if axis.is_factor:
+            scale |= dict.fromkeys(axis.fields, value)
+            figures |= _factors(machine, axis, value)
+    scenario = recorded(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
+    found = replace(
+        loaded,
+        scenario=scenario,
+        hardware=apply(machine, figures),
+        workload=apply(loaded.workload, changes["workload"]),
+        scale=scale,
+        unscaled=machine,
+    )
+    check_budget(found, next((axis.place(value) for axis, value in point.items()), ""))
+    return found
+
+
+def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, Change]:
+    """The figures that an axis names, times a value."""
+    with told_at(axis.place(value)):
+        figures = outside(multiplied(machine, dict.fromkeys(axis.fields, value)))
+    return {path: replace(change, where=axis.place(value)) for path, change in figures.items()}

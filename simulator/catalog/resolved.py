@@ -1,29 +1,26 @@
-"""Reads a scenario and what it names, and applies what it sets."""
+"""Reads a scenario with all that it names, and holds its documents to what they must be beside one another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from glob import escape, glob
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.axes import check_open
-from simulator.catalog.loaded import (
-    Loaded,
-    check_budget,
-    check_figures,
-    check_tiers,
-    outside,
-    own_change,
-    place,
-    recorded,
-)
-from simulator.catalog.settings import apply
-from simulator.catalog.shelf import Entry, load, path_of
+from simulator.catalog.loaded import Axis, Loaded, at, check_budget, outside, own_change, recorded
+from simulator.catalog.settings import apply, fields
+from simulator.catalog.shelf import Entry, load, path_of, to_error, told_at
+from simulator.document import Document, faults
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
-from simulator.scenario import Scenario
+from simulator.scenario import Largest, Scenario, Unstated
+from simulator.scenario.claim import WORKLOAD
+from simulator.units import FieldError, nearest
 from simulator.workload import Workload
 
 
@@ -50,97 +47,179 @@ def resolve(
     ConfigError
         If a document, a change, a home or the budget is wrong.
     """
-    inputs: dict[str, Entry[Any]] = {}
-    if not isinstance(scenario, Scenario):
-        inputs["scenario"] = load(scenario, "scenario")
-        scenario = cast(Scenario, inputs["scenario"].document)
-    entry = inputs.get("scenario")
-    base = entry.path.parent if entry else Path()
-    for kind, ref, given in (("hardware", scenario.hardware, hardware), ("workload", scenario.workload, workload)):
+    if not isinstance(changes or {}, Mapping):
+        do = "write {'links.*.bandwidth': '50 GB/s'}"
+        raise ConfigError("set", "changes are fields with their values", repr(changes), do)
+    entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
+    story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
+    base = entries["scenario"].path.parent if entries else Path()
+    asked = outside(changes or {})
+    for kind, ref, given in (("hardware", story.hardware, hardware), ("workload", story.workload, workload)):
         if given is None:
-            inputs[kind] = _named(kind, ref, base, entry)
-    changes = changes or {}
-    scenario, machine = _changed(scenario, hardware or inputs["hardware"].document, changes, entry)
-    subject = workload or inputs["workload"].document
-    workload_dir = inputs["workload"].path.parent if "workload" in inputs else base
-    paths = {role: found.path for role, found in inputs.items()}
-    digests = {role: found.sha256 for role, found in inputs.items()}
-    loaded = Loaded(scenario, machine, subject, base, workload_dir, paths, digests, entries=inputs)
-    check_tiers(loaded)
-    check_budget(scenario, machine, loaded.place("budget"))
+            with told_at(
+                entries["scenario"].place(kind) if "scenario" in entries else f"scenario {story.name!r}, {kind}"
+            ):
+                path = path_of(ref, kind, base)
+            entries[kind] = load(path, kind)
+    subject = workload or entries["workload"].document
+    workload_dir = entries["workload"].path.parent if "workload" in entries else base
+    paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
+    machine = hardware or entries["hardware"].document
+    loaded = Loaded(story, machine, subject, base, workload_dir, paths, digests, entries=entries)
+    own = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
+    loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**own, **asked}))
+    _check_tiers(loaded)
+    check_budget(loaded, loaded.place("budget"))
     if not changes:  # what was changed is no longer fitted, and nothing is expected of it
-        check_figures(loaded)
-    _add_files(loaded, inputs)
+        _check_figures(loaded)
+    _add_files(loaded)
     if not changes and hardware is None and workload is None:
-        check_open(loaded)
+        _check_open(loaded)
     return loaded
 
 
-def _named(kind: str, ref: str, base: Path, entry: Entry[Scenario] | None) -> Entry[Any]:
-    """Read what the scenario names; if it isn't there, the error points at the line that names it."""
-    try:
-        path_of(ref, kind, base)
-    except ConfigError as error:
-        if entry is None:
-            raise
-        found = error.found if repr(ref) == error.found else f"{error.found}: {ref!r}"
-        raise ConfigError(entry.place(kind), error.must, found, error.do) from None
-    return load(ref, kind, base)
-
-
-def _changed(
-    scenario: Scenario, hardware: Hardware, changes: Mapping[str, Any], entry: Entry[Scenario] | None
-) -> tuple[Scenario, Hardware]:
-    """Apply what the scenario sets, then what is set from outside; record the latter in the scenario."""
-    if not isinstance(changes, Mapping):
-        do = "write {'links.*.bandwidth': '50 GB/s'}"
-        raise ConfigError("set", "changes are fields with their values", repr(changes), do)
-    asked = outside(changes)
-    own = {
-        key: own_change(scenario, key, value, place(scenario, entry, "set", key))
-        for key, value in scenario.set_.items()
-        if key not in asked
-    }
-    return recorded(scenario, asked), apply(hardware, {**own, **asked})
-
-
-def _add_files(loaded: Loaded, inputs: Mapping[str, Entry[Any]]) -> None:
-    """Note the plans and the graph that the documents name."""
-    for index, choice in enumerate(loaded.scenario.policies):
+def _add_files(loaded: Loaded) -> None:
+    """Note the plans, the graph and the tables that the documents name."""
+    story, work = loaded.scenario, loaded.workload
+    files = [
+        ("draws", loaded.scenario_dir, story.draws.file, "scenario", ("draws", "file")),
+        ("graph", loaded.workload_dir, work.graph, "workload", ("graph",)),
+        (
+            "requests",
+            loaded.workload_dir,
+            work.requests.file if work.requests else None,
+            "workload",
+            ("requests", "file"),
+        ),
+    ]
+    for index, choice in enumerate(story.policies):
         if choice.is_file:
-            path, keys = loaded.scenario_dir / choice.policy, ("policies", str(index))
-            for one in _matching(path):
-                more = f" {one.relative_to(_above(path))}" if one != path else ""
-                _add_file(loaded, f"plan {choice.row}{more}", one, inputs.get("scenario"), keys)
-            loaded.paths[f"plan {choice.row}"] = path
-    work, of_work = loaded.workload, inputs.get("workload")
-    files: tuple[tuple[str | None, Path, Entry[Any] | None, tuple[str, ...]], ...] = (
-        (loaded.scenario.draws.file, loaded.scenario_dir, inputs.get("scenario"), ("draws", "file")),
-        (work.graph, loaded.workload_dir, of_work, ("graph",)),
-        (work.requests.file if work.requests else None, loaded.workload_dir, of_work, ("requests", "file")),
-    )
-    for file, folder, entry, field in files:
-        if file is not None:
-            _add_file(loaded, field[0], folder / file, entry, field)
+            files.append(
+                (f"plan {choice.row}", loaded.scenario_dir, choice.policy, "scenario", ("policies", str(index)))
+            )
+    for role, folder, name, document, keys in files:
+        if name is None:
+            continue
+        path, entry = folder / name, loaded.entries.get(document)
+        above = next(parent for parent in path.parents if "*" not in str(parent))
+        pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
+        for file in sorted(above.glob(pattern)) or [path]:
+            label = role if file == path else f"{role} {file.relative_to(above)}"
+            with told_at(entry.place(*keys) if entry else f"{document}, {'.'.join(keys)}"):
+                loaded.sha256[label] = inputs.digest(file)
+            loaded.paths[label] = file
+        loaded.paths[role] = path
 
 
-def _matching(path: Path) -> list[Path]:
-    """Files of a name in which ``*`` stands for any; the name itself if there is none, so that it is missed."""
-    found = glob("*".join(map(escape, str(path).split("*")))) if "*" in str(path) else []
-    return [Path(one) for one in sorted(found)] or [path]
+def _check_tiers(loaded: Loaded) -> None:
+    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
+    tiers = tuple(loaded.hardware.tiers)
+    homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
+    for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
+        known = (*tiers, "free") if keys in homes else tiers
+        if tier not in known:
+            must = f"what {keys[0]} names is a tier of the machine"
+            raise ConfigError(loaded.place(*keys), must, repr(tier), nearest(tier, known))
 
 
-def _above(path: Path) -> Path:
-    """The folder below which the names of files differ."""
-    return next(folder for folder in path.parents if "*" not in str(folder))
+def _check_figures(loaded: Loaded) -> None:
+    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
+    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
+    for number, one in enumerate(loaded.scenario.expect):
+        where = loaded.place("expect", str(number), "figure")
+        if one.kind == "predicted" and one.figure in fits:
+            path, document = fits[one.figure]
+            must = "no scenario predicts a printed figure that something in it was fitted to"
+            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
+            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
+        if one.kind == "fitted" and one.figure not in fits:
+            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+            raise ConfigError(where, must, repr(one.figure), do)
 
 
-def _add_file(loaded: Loaded, role: str, path: Path, entry: Entry[Any] | None, keys: tuple[str, ...]) -> None:
+def taken(loaded: Loaded, number: int) -> float:
+    """Read what a scenario takes for a parameter that its claim leaves open, as a number of the parameter's unit.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    number
+        Which parameter, in the order of the claim.
+
+    Raises
+    ------
+    ConfigError
+        If a path names no field, the fields have several values, or one outside of the range; or if a row sets one.
+    """
+    one = unstated(loaded)[number]
+    where = loaded.place("claim", "unstated", str(number))
+    found: dict[float, str] = {}
+    with told_at(where):
+        for field in one.fields:
+            in_workload = field.startswith(WORKLOAD)
+            document = loaded.workload if in_workload else loaded.hardware
+            for path, value in fields(document, field.removeprefix(WORKLOAD)):
+                found[1.0 if one.is_factor else one.number(value)] = ".".join(path)
+                own = (
+                    []
+                    if in_workload or one.is_factor
+                    else [key for row in loaded.scenario.policies for key in row.set_]
+                )
+                if any(fnmatchcase(".".join(path), key) for key in own):  # another value would not reach the row
+                    must = "what a row sets is stated, and no parameter that is left open"
+                    do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
+                    raise FieldError(must, ".".join(path), do)
+    if len(found) > 1:
+        values = " and ".join(f"{one.written(value)} ({path})" for value, path in found.items())
+        must, do = "the fields of a parameter have one value", "make parameters of their own of them"
+        raise ConfigError(where, must, values, do)
+    (value,) = found
+    if not one.number(one.low) <= value <= one.number(one.high):
+        must = "what the scenario takes lies in the range"
+        raise ConfigError(where, must, f"{one.written(value)} outside {one.low} to {one.high}", "widen the range")
+    return value
+
+
+def axis(loaded: Loaded, number: int) -> Axis:
+    """Return the axis of a parameter that the claim leaves open, by its place in the claim."""
+    one = unstated(loaded)[number]
+    return Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit)
+
+
+def _check_open(loaded: Loaded) -> None:
+    """Refuse a parameter that is left open but cannot be varied, before anything runs."""
+    for number, one in enumerate(unstated(loaded)):
+        taken(loaded, number)
+        for end in (one.values[0], one.values[-1]):
+            at(loaded, {axis(loaded, number): end})
+
+
+def unstated(loaded: Loaded) -> tuple[Unstated, ...]:
+    """The parameters that the claim of a scenario leaves open; none if it has no claim."""
+    return loaded.scenario.claim.unstated if loaded.scenario.claim else ()
+
+
+def question(loaded: Loaded, given: Mapping[str, Any]) -> Largest:
+    """What is asked of a scenario: up to which value of a field of its workload rows fit.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, with what it asks already.
+    given
+        What is asked instead; where that is None, the scenario's word holds.
+
+    Raises
+    ------
+    ConfigError
+        If nothing says what is searched, or how far.
+    """
+    stated = loaded.scenario.largest.model_dump(exclude_unset=True) if loaded.scenario.largest else {}
+    asked = {**stated, **{key: value for key, value in given.items() if value is not None}}
     try:
-        digest = inputs.digest(path)
-    except ConfigError as error:
-        if entry is None:
-            raise
-        found = f"{error.found}: {error.where!r}"
-        raise ConfigError(entry.place(*keys), error.must, found, error.do) from None
-    loaded.paths[role], loaded.sha256[role] = path, digest
+        return Largest.model_validate(asked)
+    except ValidationError as error:
+        raise to_error(faults(error, asked), "largest", lambda keys: loaded.place("largest", *keys)) from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
@@ -12,22 +13,22 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.faults import Fault, of_fields, of_validation, to_error
 from simulator.catalog.text import Node, compose, to_yaml
-from simulator.document import Document
+from simulator.document import Document, faults
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.inputs import instead, shown
 from simulator.scenario import Scenario
-from simulator.units import closest, nearest
+from simulator.units import FieldError, closest, in_yaml, nearest
 from simulator.workload import Workload
+
+Keys = tuple[str, ...]
+"""What leads to a field."""
 
 D = TypeVar("D", bound=Document)
 
 KINDS: Mapping[str, type[Document]] = {"hardware": Hardware, "workload": Workload, "scenario": Scenario}
 """Kind of document -> its type."""
-_LISTED = {"hardware": "hardware", "workload": "workloads", "scenario": "scenarios"}
-"""Kind of document -> what `hosim list` calls it."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios"}
 _LARGEST_BYTES = 4_000_000
 
@@ -53,9 +54,9 @@ class Entry(Generic[D]):
     sha256: str
     node: Node
 
-    def place(self, *keys: str | int) -> str:
+    def place(self, *keys: str) -> str:
         """Where a field stands: file, line and path."""
-        return _place(shown(self.path), self.node, keys)
+        return _place(self.path, self.node, keys)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -86,29 +87,18 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ConfigError
         If the catalogue has no such name, or there is no such file.
     """
-    if not isinstance(ref, str | Path):
-        must = f"a {kind} is named by its name in the catalogue or its path"
-        raise ConfigError(kind, must, repr(ref), "write one of them as text")
-    if isinstance(ref, Path) or ref.endswith((".yaml", ".yml")):
-        path = (base_dir or Path()) / ref
-        if not isfile(path):
-            known = names(kind)
-            do = f"write {path.stem!r} for the one in the catalogue" if path.stem in known else "correct the path"
-            raise ConfigError(shown(path), f"a {kind} document is a file", instead(path), do)
-        return path
     shelf = _shelf(kind)
+    if isinstance(ref, Path) or str(ref).endswith((".yaml", ".yml")):
+        path = (base_dir or Path()) / ref
+        do = f"write {path.stem!r} for the one in the catalogue" if path.stem in shelf else "correct the path"
+        return _file(path, f"a {kind} document is a file", do)
     if ref not in shelf:
         must = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
-        raise ConfigError(kind, must, repr(ref), _meant(ref, kind))
+        close = closest(str(ref), shelf)
+        other = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
+        do = f"did you mean {close!r}?" if close else other
+        raise ConfigError(kind, must, repr(ref), do)
     return shelf[ref]
-
-
-def _meant(ref: str, kind: str) -> str:
-    """What a name may have meant that is none in the catalogue."""
-    if isfile(Path(ref) / f"{kind}.yaml"):
-        return f"that is a folder: write {str(Path(ref) / f'{kind}.yaml')!r}"
-    close = closest(ref, names(kind))
-    return (f"did you mean {close!r}? " if close else "") + f"`hosim list {_LISTED[kind]}` names them all"
 
 
 def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None) -> Entry[Any]:
@@ -128,10 +118,15 @@ def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None)
     ConfigError
         With all faults of the document.
     """
-    path = path_of(ref, kind, base_dir) if kind else _any_file(Path(ref), base_dir)
+    path = path_of(ref, kind, base_dir) if kind else _file((base_dir or Path()) / ref, "a document is a file")
     data = inputs.whole(path, _LARGEST_BYTES)
-    node = compose(_decoded(data, path), shown(path))
-    document = _validated(node, _kind(node, kind, path), path)
+    try:
+        node = compose(data.decode("utf-8-sig"), shown(path))
+    except UnicodeDecodeError as error:
+        where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
+        found = f"the byte 0x{data[error.start]:02x}"
+        raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
+    document = _validated(node, _model_of(node, kind, path), path)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), node)
 
 
@@ -158,9 +153,9 @@ def dump(document: Document) -> str:
     document
         A hardware profile, a workload or a scenario.
     """
-    data = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    kind = type(document).model_fields["schema_"].default
-    return to_yaml({"schema": kind, **{key: value for key, value in data.items() if key != "schema"}})
+    return to_yaml(
+        {"schema": _mark(type(document)), **document.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+    )
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -171,7 +166,9 @@ def schema(kind: str) -> dict[str, Any]:
     kind
         ``hardware``, ``workload`` or ``scenario``.
     """
-    made = _model(kind).model_json_schema(by_alias=True)
+    if kind not in KINDS:
+        raise ConfigError("schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
+    made = KINDS[kind].model_json_schema(by_alias=True)
     made["required"] = ["schema", *made.get("required", [])]
     for part in (made, *made["$defs"].values()):
         for field in part.get("properties", {}).values():
@@ -180,72 +177,77 @@ def schema(kind: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-def _model(kind: str) -> type[Document]:
-    if kind not in KINDS:
-        raise ConfigError("schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
-    return KINDS[kind]
+def _mark(model: type[Document]) -> str:
+    """The value of the key ``schema`` in a kind of document."""
+    return str(model.model_fields["schema_"].default)
 
 
 def _shelf(kind: str) -> dict[str, Path]:
     """Name -> path of what ships: in a checkout beside the package, in a wheel inside it."""
-    _model(kind)
     package = Path(__file__).parents[1]
     root = package / "_data" if (package / "_data").is_dir() else package.parent
     return {path.stem: path for path in sorted((root / _FOLDERS[kind]).rglob("*.yaml"))}
 
 
-def _any_file(path: Path, base_dir: Path | None) -> Path:
-    path = (base_dir or Path()) / path
+def _file(path: Path, must: str, do: str = "correct the path") -> Path:
     if not isfile(path):
-        raise ConfigError(shown(path), "a document is a file", instead(path), "correct the path")
+        raise ConfigError(shown(path), must, instead(path), do)
     return path
 
 
-def _decoded(data: bytes, path: Path) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
-        found = f"the byte 0x{data[error.start]:02x}"
-        raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
+def _model_of(node: Node, wanted: str | None, path: Path) -> type[Document]:
+    """The type that a document says it has."""
+    models = {_mark(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
+    found = node.value["schema"].plain() if "schema" in node.value else None
+    for mark, model in models.items():
+        if mark == found:
+            return model
+    must = f"the key schema says that this is a {wanted or 'hardware, workload or scenario'} document"
+    raise ConfigError(_place(path, node, ("schema",)), must, in_yaml(found), nearest(str(found), tuple(models)))
 
 
-def _kind(node: Node, wanted: str | None, path: Path) -> str:
-    marks = {str(model.model_fields["schema_"].default): kind for kind, model in KINDS.items()}
-    found = node.value["schema"].value if "schema" in node.value else None
-    kind = marks.get(found) if isinstance(found, str) else None
-    if kind is None or wanted not in (None, kind):
-        allowed = tuple(mark for mark, k in marks.items() if wanted in (None, k))
-        must = "a document says what it is" if wanted is None else f"a {wanted} document says what it is"
-        do = "add the line " + " or ".join(f"'schema: {mark}'" for mark in allowed)
-        if found is not None:
-            do = f"use a {wanted} document, whose first line is 'schema: {allowed[0]}'"
-            do = do if wanted and kind else nearest(str(found), allowed)
-        shown_found = f"schema {found!r}" if found is not None else "no key 'schema'"
-        raise ConfigError(f"{shown(path)}:{node.line_of(('schema',))}", must, shown_found, do)
-    return kind
-
-
-def _validated(node: Node, kind: str, path: Path) -> Document:
-    model, data = KINDS[kind], node.plain()
-
-    def place(keys: tuple[str | int, ...]) -> str:
-        return _place(shown(path), node, keys)
-
+def _validated(node: Node, model: type[Document], path: Path) -> Document:
+    data = node.plain()
     try:
         document = model.model_validate(data, by_alias=True, by_name=False)
+        wrong = list(document.field_errors())
     except ValidationError as error:
-        raise to_error(_by_line(of_validation(error, data, model), node), shown(path), place) from None
-    faults = of_fields(document.field_errors())
-    if faults:
-        raise to_error(_by_line(faults, node), shown(path), place)
+        wrong = faults(error, data)
+    if wrong:
+        wrong.sort(key=lambda fault: node.line_of(fault.at))
+        raise to_error(wrong, shown(path), lambda keys: _place(path, node, keys))
     return document
 
 
-def _by_line(faults: list[Fault], node: Node) -> list[Fault]:
-    return sorted(faults, key=lambda fault: node.line_of(fault.path))
+def _place(path: Path, node: Node, keys: Keys) -> str:
+    return f"{shown(path)}:{node.line_of(keys)}" + (f", {'.'.join(keys)}" if keys else "")
 
 
-def _place(file: str, node: Node, keys: tuple[str | int, ...]) -> str:
-    field = ".".join(str(key) for key in keys)
-    return f"{file}:{node.line_of(keys)}" + (f", {field}" if field else "")
+@contextmanager
+def told_at(where: str) -> Iterator[None]:
+    """Say of what is found to be wrong inside that it is wrong there; of a file, also which one."""
+    try:
+        yield
+    except FieldError as error:
+        raise ConfigError(where, error.must, error.found, error.do) from None
+    except ConfigError as error:
+        raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
+
+
+def to_error(faults: Iterable[FieldError], file: str, place: Callable[[Keys], str]) -> ConfigError:
+    """Make one error of all faults.
+
+    Parameters
+    ----------
+    faults
+        At least one.
+    file
+        Name of the document.
+    place
+        Says where a field stands: file, line and path.
+    """
+    errors = {str(error): error for f in faults for error in [ConfigError(place(f.at), f.must, f.found, f.do)]}
+    if len(errors) == 1:
+        return next(iter(errors.values()))
+    do = "correct each:" + "".join(f"\n  {text}" for text in errors)
+    return ConfigError(file, "a document keeps its rules", f"{len(errors)} faults", do)

@@ -55,13 +55,13 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def line_of(self, path: Sequence[str | int]) -> int:
+    def line_of(self, path: Sequence[str]) -> int:
         """Line of the key or entry at `path`; of its nearest parent if the document has no such field."""
         node, line = self, self.line
         for part in path:
             if isinstance(node.value, dict) and part in node.value:
-                line, node = node.key_lines[str(part)], node.value[part]
-            elif isinstance(node.value, list) and str(part).isdigit() and int(part) < len(node.value):
+                line, node = node.key_lines[part], node.value[part]
+            elif isinstance(node.value, list) and part.isdigit() and int(part) < len(node.value):
                 node = node.value[int(part)]
                 line = node.line
             else:
@@ -99,117 +99,104 @@ def compose(text: str, file: str) -> Node:
     ConfigError
         If it is no YAML, holds a key twice, a tag, more than one document, too much, or something else than a mapping.
     """
+    composer = _Composer(file, yaml.parse(text, Loader=_Loader))
     try:
-        root = _Tree(file).build(yaml.parse(text, Loader=_Loader))
+        root = composer.document()
     except yaml.YAMLError as error:
         raise _broken(error, text, file) from None
     if root is None:
         raise ConfigError(file, "a document holds keys and values", "an empty file", "write the document")
     if not isinstance(root.value, dict):
         found = "a list" if isinstance(root.value, list) else f"the value {root.value!r:.40}"
-        where = f"{file}:{root.line}"
-        raise ConfigError(where, "a document is a mapping of keys to values", found, "write 'key: value' lines")
+        raise composer.error(root.line, "a document is a mapping of keys to values", found, "write 'key: value' lines")
     return root
 
 
-class _Tree:
-    """The open mappings and lists while events come in."""
+class _Composer:
+    """Makes nodes of events, each with all that is in it before the next."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.open: list[Node] = []
-        self.keys: list[str | None] = []
-        self.names: list[str | None] = []
+    def __init__(self, file: str, events: Iterator[Any]) -> None:
+        self.file, self.events = file, events
         self.anchors: dict[str, Node] = {}
-        self.root: Node | None = None
 
-    def build(self, events: Iterator[Any]) -> Node | None:
-        for event in events:
-            line = event.start_mark.line + 1
-            if getattr(event, "tag", None) not in _DEFAULT_TAGS:
-                raise self.error(line, "a document has no tags", repr(event.tag), "remove the tag")
-            if isinstance(event, yaml.ScalarEvent):
-                if odd := CONTROLS.search(event.value):
-                    raise self.error(line, "a text has no control characters", repr(odd[0]), "remove it")
-                value = event.value if event.style in ("'", '"', "|", ">") else scalar(event.value)
-                self.close(Node(line, value), event.anchor, event.value)
-            elif isinstance(event, yaml.AliasEvent):
-                self.close(self.alias(str(event.anchor), line), None, None)
-            elif isinstance(event, yaml.CollectionStartEvent):
-                self.start(Node(line, {} if isinstance(event, yaml.MappingStartEvent) else []), event.anchor)
-            elif isinstance(event, yaml.CollectionEndEvent):
-                self.keys.pop()
-                self.close(self.open.pop(), self.names.pop(), None)
-            elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
-                raise self.error(line, "a file holds one document", "a second one", "move it to a file of its own")
-        return self.root
+    def document(self) -> Node | None:
+        """The only document; None if the file is empty."""
+        root = None
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    line = self.line(event)
+                    raise self.error(line, "a file holds one document", "a second one", "move it to a file of its own")
+                root = self.node(next(self.events), 0)
+        return root
 
-    def start(self, node: Node, anchor: str | None) -> None:
-        if len(self.open) == _DEEPEST:
-            raise self.error(node.line, f"a document nests at most {_DEEPEST} deep", "more", "flatten it")
-        self.open.append(node)
-        self.keys.append(None)
-        self.names.append(anchor)
-
-    def alias(self, name: str, line: int) -> Node:
-        if name not in self.anchors:
-            must, do = "an alias repeats an anchor that ended above it", f"define '&{name}' first"
-            raise self.error(line, must, f"'*{name}'", do)
-        return self.anchors[name]
-
-    def close(self, node: Node, anchor: str | None, key: str | None) -> None:
-        """Put a finished node into the mapping or list around it; a scalar may be a key."""
-        if anchor is not None:
-            self.anchors[anchor] = node
-        if not self.open:
-            self.root = node
-            return
-        parent = self.open[-1]
-        parent.size += node.size
-        if parent.size > _LARGEST:
-            found = "more, aliases included"
-            raise self.error(node.line, f"a document holds at most {_LARGEST:,} values", found, "make it smaller")
-        if isinstance(parent.value, list):
-            parent.value.append(node)
-        elif self.keys[-1] is None:
-            self.keys[-1] = self.key(parent, node, key)
+    def node(self, event: Any, depth: int) -> Node:
+        """The value that begins with an event, which `depth` mappings and lists hold."""
+        line = self.line(event)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                must, do = "an alias repeats an anchor that ended above it", f"define '&{event.anchor}' first"
+                raise self.error(line, must, f"'*{event.anchor}'", do)
+            return self.anchors[event.anchor]
+        if event.tag not in _DEFAULT_TAGS:
+            raise self.error(line, "a document has no tags", repr(event.tag), "remove the tag")
+        if isinstance(event, yaml.ScalarEvent):
+            if odd := CONTROLS.search(event.value):
+                raise self.error(line, "a text has no control characters", repr(odd[0]), "remove it")
+            node = Node(line, event.value if event.style in ("'", '"', "|", ">") else scalar(event.value))
+        elif depth == _DEEPEST:
+            raise self.error(line, f"a document nests at most {_DEEPEST} deep", "more", "flatten it")
         else:
-            parent.value[self.keys[-1]] = node
-            self.keys[-1] = None
+            node = self.collection(event, line, depth + 1)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
 
-    def key(self, parent: Node, node: Node, text: str | None) -> str:
-        if text is None:
-            raise self.error(node.line, "a key is a word", "a list, a mapping or an alias", "write a word")
-        if len(text) > LONGEST_NAME or not text.isprintable():
+    def collection(self, start: Any, line: int, depth: int) -> Node:
+        """A mapping or a list, to its end."""
+        node = Node(line, {} if isinstance(start, yaml.MappingStartEvent) else [])
+        while not isinstance(event := next(self.events), yaml.CollectionEndEvent):
+            if isinstance(node.value, list):
+                node.value.append(entry := self.node(event, depth))
+            else:
+                key = self.key(event, node)
+                entry = node.value[key] = self.node(next(self.events), depth)
+            node.size += entry.size
+            if node.size > _LARGEST:
+                found = "more, aliases included"
+                raise self.error(entry.line, f"a document holds at most {_LARGEST:,} values", found, "make it smaller")
+        return node
+
+    def key(self, event: Any, node: Node) -> str:
+        """The next key of a mapping; its line is noted."""
+        line = self.line(event)
+        if not isinstance(event, yaml.ScalarEvent):
+            raise self.error(line, "a key is a word", "a list, a mapping or an alias", "write a word")
+        key = str(self.node(event, 0) and event.value)
+        if len(key) > LONGEST_NAME or not key.isprintable():
             must = f"a key is one line of at most {LONGEST_NAME:,} characters"
-            raise self.error(node.line, must, repr(text), "shorten it")
-        if text in parent.value:
-            found = f"{text!r} again, first on line {parent.key_lines[text]}"
-            raise self.error(node.line, "each key comes once", found, "remove one of them")
-        parent.key_lines[text] = node.line
-        return text
+            raise self.error(line, must, repr(key), "shorten it")
+        if key in node.value:
+            found = f"{key!r} again, first on line {node.key_lines[key]}"
+            raise self.error(line, "each key comes once", found, "remove one of them")
+        node.key_lines[key] = line
+        return key
+
+    def line(self, event: Any) -> int:
+        """The line on which an event begins, from 1."""
+        return int(event.start_mark.line) + 1
 
     def error(self, line: int, must: str, found: str, do: str) -> ConfigError:
+        """What is wrong with a line."""
         return ConfigError(f"{self.file}:{line}", must, found, do)
 
 
 def _broken(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    if mark is not None:
-        line, found = mark.line + 1, f"what the parser refuses: {getattr(error, 'problem', None)}"
-        start = getattr(error, "context_mark", None)
-        if start is not None and start.line != mark.line:
-            found += f" {error.context} from line {start.line + 1}"  # type: ignore[attr-defined]
-    else:
-        line, found = _control(text)
+    mark: Any = getattr(error, "problem_mark", None)
+    line = mark.line + 1 if mark else text.encode(errors="replace").count(b"\n", 0, getattr(error, "position", 0)) + 1
+    found = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
     do = "correct the line: spaces for indentation, 'key: value' with a space, quotes around special characters"
     return ConfigError(f"{file}:{line}", "a document is well-formed YAML", found, do)
-
-
-def _control(text: str) -> tuple[int, str]:
-    match = re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f\ufffe\uffff]", text)
-    at = match.start() if match else 0
-    return text.count("\n", 0, at) + 1, f"the control character {match[0]!r}" if match else "an unreadable character"
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:
@@ -225,27 +212,25 @@ def to_yaml(data: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Knows one type of scalar; what is typed here is told from text by quotes alone."""
+    """Puts in quotes what :func:`scalar` would not read as text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
-
-_TEXT = "tag:yaml.org,2002:str"
-
-
-def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = '"' if not text.isprintable() else None if isinstance(scalar(text), str) else "'"
-    return dumper.represent_scalar(_TEXT, text, style=style)
-
-
-def _write_typed(dumper: yaml.SafeDumper, value: object) -> yaml.Node:
-    words = {None: "null", True: "true", False: "false"}
-    return dumper.represent_scalar(_TEXT, words[value] if value is None or isinstance(value, bool) else repr(value))
+    def analyze_scalar(self, scalar: str) -> Any:
+        """Leave no text that is not printable without escapes."""
+        analysis = super().analyze_scalar(scalar)
+        if not scalar.isprintable():
+            analysis.allow_flow_plain = analysis.allow_block_plain = analysis.allow_single_quoted = False
+        return analysis
 
 
-_Dumper.add_representer(str, _write_text)
-for _type in (bool, int, float, type(None)):
-    _Dumper.add_representer(_type, _write_typed)
+for _tag, _pattern in {
+    "null": "null|~|",
+    "bool": "true|false",
+    "int": _INTEGER.pattern,
+    "float": _FLOAT.pattern,
+}.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), None)

@@ -15,7 +15,7 @@ DOCUMENTS = {
     ),
     "a title that rings": (("scenario", "six layers", r'"\a" # '), None, ["scenario.yaml:3", r"'\x07'"]),
     "a missing scenario": (None, "llama3_8b_train", ["'llama3_8b_train'", "did you mean 'llama3_8b_train_"]),
-    "a folder": (None, "inputs", ["that is a folder: write 'inputs/scenario.yaml'"]),
+    "a folder": (None, "inputs", ["of a folder name a file, such as 'inputs/scenario.yaml'"]),
     "a missing file": (None, "nowhere.yaml", ["nowhere.yaml", "no such file"]),
     "broken YAML": (("scenario", "policies:", "policies: ["), None, ["scenario.yaml:", "well-formed YAML"]),
     "a key twice": (("scenario", "budget:", "budget: 1 MB\nbudget:"), None, ["scenario.yaml:7", "'budget' again"]),
@@ -72,9 +72,9 @@ SPARSE = (
     "feed_forward: {kind: experts, routed: 60000, top_k: 2, width: 4}}"
 )
 HUGE = {
-    "many layers": ("layers: 2", "layers: 1000000000000", "model.layers: a number of at most 10,000 is needed"),
+    "many layers": ("layers: 2", "layers: 1000000000000", "model.layers: input should be less than or equal to 10000"),
     "many steps": ("steps: 2", "steps: 100000000", RUN),
-    "more steps": ("steps: 2", "steps: 4000000000000", "steps: a number of at most 1,000,000,000 is needed"),
+    "more steps": ("steps: 2", "steps: 4000000000000", "steps: input should be less than or equal to 1000000000"),
     "too many together": ("steps: 2\n" + MODEL, "steps: 12\n" + MODEL.replace("layers: 2", "layers: 9000"), RUN),
     "many tokens": (MODEL, SPARSE.replace("60000", "6") + "\nnew_tokens: 999999999", RUN),
     "many experts": (MODEL, SPARSE, "a graph has at most 4,000,000 tensors"),
@@ -83,7 +83,7 @@ HUGE = {
         f"phase: serve\npools: {{prefill: 1000000, decode: 1, new_tokens: 1}}\n{MODEL}",
         "pools.prefill: a decode rank serves at most 1,000 prefill ranks",
     ),
-    "many copies": (MODEL, f"{MODEL}\nreplicas: 100000000", "replicas: a number of at most 1,048,576 is needed"),
+    "many copies": (MODEL, f"{MODEL}\nreplicas: 100000000", "replicas: input should be less than or equal to 1048576"),
 }
 
 
@@ -152,7 +152,7 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
 LATE = {
     "an odd point": (
         "scaling: {steps: [1, nan]}",
-        "scenario.yaml:13, scaling.steps (steps: nan): a whole number is needed",
+        "scenario.yaml:13, scaling.steps (steps: nan): input should be a valid integer",
     ),
     "no number": ("expect: [{row: static, column: gap_fraction, equals: NaN}]", "is a number, found 'NaN'"),
 }

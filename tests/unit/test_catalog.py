@@ -96,7 +96,7 @@ def test_any_kind_is_read_by_its_first_line(folder):
             "asend_910c_die",
             (
                 "hardware: a hardware document has a name in the catalogue, or a path that ends in .yaml, found "
-                "'asend_910c_die'; did you mean 'ascend_910c_die'? `hosim list hardware` names them all"
+                "'asend_910c_die'; did you mean 'ascend_910c_die'?"
             ),
         ),
         ("nope.yaml", "nope.yaml: a hardware document is a file, found no such file; correct the path"),

@@ -66,40 +66,37 @@ def refused_box(change, by=""):
                 "(did you mean 'compute_tier'?)"
             ),
         ),
-        ("name: box\n", "", "box.yaml:1: the key 'name' is needed here, found none; add it"),
+        ("name: box\n", "", "box.yaml:1, name: the key 'name' is needed here, found none; add it"),
         (
             "target: ddr,",
             "target: ddr, channels: true,",
-            (
-                "box.yaml:10, links.d2h.channels: a whole number is needed, found true; "
-                "write a whole number without a unit or quotes"
-            ),
+            ("box.yaml:10, links.d2h.channels: input should be a valid integer, found true; correct it"),
         ),
         (
             "target: ddr,",
             "target: ddr, sharing: unfair,",
             (
-                "box.yaml:10, links.d2h.sharing: one of fifo, fair, servers is needed, found 'unfair'; "
+                "box.yaml:10, links.d2h.sharing: input should be 'fifo', 'fair' or 'servers', found 'unfair'; "
                 "use one of fifo, fair, servers (did you mean 'fair'?)"
             ),
         ),
         (
             "  ddr: {capacity: inf}",
             "  d.r: {capacity: inf}",
-            "box.yaml:8, tiers.d.r: a name of letters, digits, '_' and '-' is needed, found 'd.r'; correct the name",
+            "box.yaml:8, tiers.d.r: string should match pattern '^[A-Za-z0-9][A-Za-z0-9_-]*$', found 'd.r'; correct it",
         ),
         (
             "bandwidth: 1.6 TB/s",
             "bandwidth_bytes_per_s: 1.6 TB/s",
             (
-                "box.yaml:7, tiers.hbm.bandwidth_bytes_per_s: only known keys stand here, found 'bandwidth_bytes_per_s'; use "
-                "one of scope, capacity, reserved, bandwidth (did you mean 'bandwidth'?)"
+                "box.yaml:7, tiers.hbm.bandwidth_bytes_per_s: only known keys stand here, found 'bandwidth_bytes_per_s'; "
+                "correct or remove it"
             ),
         ),
         (
             "  compute: a toy",
             "  compute: 3",
-            "box.yaml:13, assumed.compute: a text is needed, found 3; put it in quotes",
+            "box.yaml:13, assumed.compute: input should be a valid string, found 3; correct it",
         ),
         (
             "  compute: a toy\n",
@@ -135,8 +132,8 @@ def test_all_faults_are_told_at_once(folder):
 
 def test_a_document_of_another_kind(folder):
     assert refusal(catalog.load, "job.yaml", "hardware") == (
-        "job.yaml:1: a hardware document says what it is, found schema 'hosim/workload/1'; "
-        "use a hardware document, whose first line is 'schema: hosim/hardware/1'"
+        "job.yaml:1, schema: the key schema says that this is a hardware document, found 'hosim/workload/1'; "
+        "use one of hosim/hardware/1 (did you mean 'hosim/hardware/1'?)"
     )
 
 
@@ -152,7 +149,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
         ),
         (
             "lama",
-            "toy.yaml:3, model.family: one of llama, decoder, residency_acceptance is needed, found 'lama'; use one of llama, decoder, residency_acceptance (did you mean 'llama'?)",
+            "toy.yaml:3, model.family: family should be one of 'llama', 'decoder', 'residency_acceptance', found 'lama'; use one of llama, decoder, residency_acceptance (did you mean 'llama'?)",
         ),
     ],
 )
@@ -166,7 +163,7 @@ def test_a_number_is_never_suggested(folder, found):
     model = (MODEL % "llama").replace("hiden: 8", "hidden: 8, kv_heads: 2")
     Path("toy.yaml").write_text(model.replace("assumed", f"parallel: {{zero_stage: {found}}}\nassumed"))
     assert refusal(catalog.load, "toy.yaml", "workload").splitlines()[-1].strip() == (
-        f"toy.yaml:4, parallel.zero_stage: one of 0, 1, 2, 3 is needed, found {found}; use one of 0, 1, 2, 3"
+        f"toy.yaml:4, parallel.zero_stage: input should be 0, 1, 2 or 3, found {found}; correct it"
     )
 
 
@@ -176,10 +173,10 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("width: 8", "toy.yaml:11, model.feed_forward: the key 'kind' is needed here, found none; add it"),
+        ("width: 8", "toy.yaml:11, model.feed_forward.kind: the key 'kind' is needed here, found none; add it"),
         (
             "kind: densed, width: 8",
-            "toy.yaml:11, model.feed_forward.kind: one of dense, experts is needed, found 'densed'; use one of dense, experts (did you mean 'dense'?)",
+            "toy.yaml:11, model.feed_forward.kind: kind should be one of 'dense', 'experts', found 'densed'; use one of dense, experts (did you mean 'dense'?)",
         ),
         (
             "kind: dense, widht: 8",

@@ -95,7 +95,7 @@ def test_a_field_left_at_its_default_can_be_set(folder):
             "1 GB/s",
             (
                 "set, links.d2h.bandwidth.rate: a change names a field of the hardware, found 'links.d2h.bandwidth.rate'; "
-                "stop at 'links.d2h.bandwidth', which is a value"
+                "after 'links.d2h.bandwidth' nothing stands"
             ),
         ),
         (
@@ -151,7 +151,7 @@ def test_a_change_is_a_key_and_a_value(text):
             "weight: hbm",
             "weight: hmb",
             (
-                "story.yaml:7, homes.weight: a home is a tier, or free, found 'hmb'; use one of hbm, ddr, free "
+                "story.yaml:7, homes.weight: what homes names is a tier of the machine, found 'hmb'; use one of hbm, ddr, free "
                 "(did you mean 'hbm'?)"
             ),
         ),
@@ -171,12 +171,12 @@ def test_a_change_is_a_key_and_a_value(text):
         (
             "[resident]",
             "[]",
-            "story.yaml:8, policies: at least 1 entry is needed, found an empty list; add one",
+            "story.yaml:8, policies: tuple should have at least 1 item after validation, not 0, found []; correct it",
         ),
         (
             "[resident]",
             "[3]",
-            "story.yaml:8, policies.0: a mapping of keys to values is needed, found 3; write 'key: value' lines below it",
+            "story.yaml:8, policies.0: input should be a valid dictionary, found 3; correct it",
         ),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_place_in_a_scenario_without_a_file_names_the_scenario(folder):
     assert catalog.resolve("story.yaml").place("policies", "0") == "story.yaml:8, policies.0"
     wrong = story.model_copy(update={"homes": {"weight": "hmb"}})
     assert refusal(lambda: catalog.resolve(wrong, **parts)).startswith(
-        "scenario 'mine', homes.weight: a home is a tier"
+        "scenario 'mine', homes.weight: what homes names"
     )
 
 

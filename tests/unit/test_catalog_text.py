@@ -93,15 +93,16 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
         (
             "a:\n  b: [1, 2\nc: 3\n",
             (
-                "x.yaml:3: a document is well-formed YAML, found what the parser refuses: did not find expected ',' or ']' "
-                "while parsing a flow sequence from line 2; correct the line: spaces for indentation, 'key: value' with a "
+                "x.yaml:3: a document is well-formed YAML, found while parsing a flow sequence at line 2, "
+                "column 6 did not find expected ',' or ']' at line 3, column 2; correct the line: spaces for indentation, 'key: value' with a "
                 "space, quotes around special characters"
             ),
         ),
         (
             "a: 1\nb: \x07\n",
             (
-                "x.yaml:2: a document is well-formed YAML, found the control character '\\x07'; correct the line: spaces "
+                "x.yaml:2: a document is well-formed YAML, found unacceptable character #x0007: control "
+                "characters are not allowed at position 8; correct the line: spaces "
                 "for indentation, 'key: value' with a space, quotes around special characters"
             ),
         ),
@@ -118,15 +119,15 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
         (
             "name: x\n",
             (
-                "x.yaml:1: a document says what it is, found no key 'schema'; add the line 'schema: hosim/hardware/1' or "
-                "'schema: hosim/workload/1' or 'schema: hosim/scenario/1'"
+                "x.yaml:1, schema: the key schema says that this is a hardware, workload or scenario document, found null; "
+                "use one of hosim/hardware/1, hosim/workload/1, hosim/scenario/1"
             ),
         ),
         (
             "name: x\nschema: hosim/hardwear/1\n",
             (
-                "x.yaml:2: a document says what it is, found schema 'hosim/hardwear/1'; use one of hosim/hardware/1, "
-                "hosim/workload/1, hosim/scenario/1 (did you mean 'hosim/hardware/1'?)"
+                "x.yaml:2, schema: the key schema says that this is a hardware, workload or scenario document, found "
+                "'hosim/hardwear/1'; use one of hosim/hardware/1, hosim/workload/1, hosim/scenario/1 (did you mean 'hosim/hardware/1'?)"
             ),
         ),
     ],

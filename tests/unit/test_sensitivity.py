@@ -2,7 +2,8 @@
 
 import pytest
 
-from simulator.catalog import Axis, at, multiplied, read_hardware, resolve
+from simulator.catalog import Axis, at, read_hardware, resolve
+from simulator.catalog.settings import multiplied
 from simulator.claims.sensitivity import dependences, sensitivity_view
 from simulator.report.curves import curves
 from simulator.scenario import Unstated
