@@ -121,7 +121,10 @@ def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scenario": None}, "scenario: a scenario document has a name in the catalogue, or a path that ends in .yaml, found None"),
+        (
+            {"scenario": None},
+            "scenario: a scenario document has a name in the catalogue, or a path that ends in .yaml, found None",
+        ),
         ({"scenario": 7}, "found 7"),
         ({"policies": []}, r"policies: policies is a list of at least one name, or functions by name, found \[\]"),
         ({"policies": [None]}, r"policies: .* found \[None\]; name a row"),
