@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
 from simulator.policies.optimal.program import Program
-from simulator.policies.optimal.space import Space
 from simulator.policies.problem import Problem
 from simulator.trace import Trace
 
@@ -23,28 +22,32 @@ class Observed:
     starts
         When each op started [ns], from the start of the window; from the launch if there is only one step.
     outs, ins
-        Copy out -> when it started; gap -> when the copy in that ends it did [ns].
+        Tensor and the op that made its version -> when its copy out started; idle interval -> when the copy in that
+        ends it did [ns].
     away
-        Gaps whose tensors left the compute tier.
-    taken
-        Choices that were taken.
+        Idle intervals whose tensors left the compute tier.
+    homes
+        Tensors of free home that lived away.
+    spent
+        Idle interval that may be spent away or not -> whether it was.
     """
 
     starts: list[int] = field(default_factory=list)
-    outs: dict[int, int] = field(default_factory=dict)
+    outs: dict[tuple[int, int], int] = field(default_factory=dict)
     ins: dict[int, int] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
-    taken: set[int] = field(default_factory=set)
+    homes: set[int] = field(default_factory=set)
+    spent: dict[int, bool] = field(default_factory=dict)
 
 
-def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observed | str:
+def observe(problem: Problem, program: Program, plan: Plan, trace: Trace) -> Observed | str:
     """Read the last step of a run.
 
     Parameters
     ----------
     problem
         What was planned for, with all its steps.
-    space
+    program
         What there is to decide.
     plan, trace
         A plan, and what happened.
@@ -63,9 +66,9 @@ def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observe
     begun: dict[int, int] = dict(zip(spans["issue"].tolist(), spans["start_ns"].tolist(), strict=True))
     first = len(steps) * (plan.repeats - 1)
     computes = [first + i for i, kind in enumerate(steps.kind) if kind == COMPUTE]
-    leads = [computes[-1] - len(steps)] * space.lead
+    leads = [computes[-1] - len(steps)] * program.lead
     zero = begun[leads[0]] if leads else problem.hardware.host.fixed.launch_ns
-    observer = _Observer(problem, space, plan)
+    observer = _Observer(problem, program, plan)
     for issue, (kind, a, b, c) in enumerate(steps.codes(), first):
         strange = observer.see(kind, a, (b, c), begun.get(issue, zero) - zero)
         if strange:
@@ -78,14 +81,13 @@ def observe(problem: Problem, space: Space, plan: Plan, trace: Trace) -> Observe
 class _Observer:
     """Follows the steps of a plan."""
 
-    def __init__(self, problem: Problem, space: Space, plan: Plan) -> None:
+    def __init__(self, problem: Problem, program: Program, plan: Plan) -> None:
         self.found = Observed()
-        self._problem, self._space, self._plan = problem, space, plan
+        self._problem, self._program, self._plan = problem, program, plan
         self._op = -1
         self._version = [-1] * len(problem.sizes)
-        self._outs = {(out.tensor, out.written): o for o, out in enumerate(space.outs)}
         self._gaps: dict[int, list[int]] = {}
-        for g, gap in enumerate(space.gaps):
+        for g, gap in enumerate(program.idle):
             self._gaps.setdefault(gap.tensor, []).append(g)
 
     def see(self, kind: int, a: int, rest: tuple[int, int], start: int) -> str:
@@ -93,7 +95,7 @@ class _Observer:
         if kind == COMPUTE:
             self._op += 1
             for tensor in self._problem.graph.ops[a].writes:
-                self._version[tensor] = self._op + self._space.lead
+                self._version[tensor] = self._op + self._program.lead
             return "" if a == self._op else "an op runs again"
         if kind == DETACH:
             if rest[0] == self._problem.compute_tier and (gap := self._gap(a)) is not None:
@@ -105,14 +107,15 @@ class _Observer:
         here, away = self._problem.compute_tier, self._problem.away(tensor)[:1]
         name = repr(self._problem.graph.tensors[tensor].name)
         if away and ends == (here, *away):
-            is_known = self._note(self.found.outs, self._outs.get((tensor, self._version[tensor])), start)
+            version = tensor, self._version[tensor]
+            is_known = self._note(self.found.outs, version if version in self._program.outs else None, start)
             return "" if is_known else f"it copies {name} out twice, or though it is at home there"
         if away and ends == (*away, here):
             is_known = self._note(self.found.ins, self._back(tensor), start)
             return "" if is_known else f"it copies {name} in where nobody reads it next, or across a barrier"
         return f"it copies {name} over a third tier"
 
-    def _note(self, when: dict[int, int], name: int | None, start: int) -> bool:
+    def _note(self, when: dict, name, start: int) -> bool:
         if name is None or name in when:
             return False
         when[name] = start
@@ -120,40 +123,43 @@ class _Observer:
 
     def _back(self, tensor: int) -> int | None:
         """The gap that a copy in ends at the present point, unless nothing has left or a barrier is crossed."""
-        g, space = self._gap(tensor), self._space
-        if g is None or space.gaps[g].in_ns is None or not (g in self.found.away or g in space.leading):
+        g, program = self._gap(tensor), self._program
+        if g is None or program.idle[g].back is None:
             return None
-        fence = self._problem.fences[space.gaps[g].before - space.lead]
+        if g not in self.found.away and program.idle[g].after >= program.lead:
+            return None
+        fence = self._problem.fences[program.idle[g].before - program.lead]
         return g if self._op >= fence - 1 else None
 
     def _gap(self, tensor: int) -> int | None:
         """The gap of the tensor that the present point lies in."""
-        at, gaps = self._op + self._space.lead, self._space.gaps
+        at, gaps = self._op + self._program.lead, self._program.idle
         return next((g for g in self._gaps.get(tensor, ()) if gaps[g].after <= at < gaps[g].before), None)
 
     def choose(self) -> None:
-        """Say which choices the run has taken: homes, and gaps that were spent away."""
-        space, found = self._space, self.found
-        for choice, tensor in space.homes.items():
-            if self._plan.home[tensor] != self._problem.compute_tier:
-                found.taken.add(choice)
-        for g in found.away:
-            gap = space.gaps[g]
-            is_copied = gap.out is None or gap.out in found.outs or space.outs[gap.out].needless_if in found.taken
-            if gap.choice is not None and gap.choice not in space.homes and is_copied:
-                found.taken.add(gap.choice)
+        """Say what lived away; and of each interval within the step whether it was spent away, with a valid copy."""
+        found, program, tensors = self.found, self._program, self._problem.graph.tensors
+        found.homes = {tensor for tensor in program.homes if self._plan.home[tensor] != self._problem.compute_tier}
+        for g, one in enumerate(program.idle):
+            is_last = one.before == len(program.starts)
+            if one.after >= program.lead and not (is_last and tensors[one.tensor].persistent):
+                lives_away = one.version < 0 and one.tensor in found.homes
+                is_copied = one.out is None or (one.tensor, one.version) in found.outs or lives_away
+                found.spent[g] = g in found.away and is_copied
 
 
 def hold(program: Program, observed: Observed) -> None:
     """Leave no other solution than what the run decided and when it started what."""
-    add, space = program.model.add, program.space
+    add = program.model.add
     for start, observed_ns in zip(program.starts, observed.starts, strict=True):
         add(start == observed_ns)
-    for o, (start, made) in enumerate(program.outs):
-        add(made == int(o in observed.outs))
-        if o in observed.outs:
-            add(start == observed.outs[o])
+    for version, out in program.outs.items():
+        add(out.made == int(version in observed.outs))
+        if version in observed.outs:
+            add(out.start == observed.outs[version])
     for g, start_ns in observed.ins.items():
-        add(program.ins[g] == start_ns)
-    for c in range(space.choices):
-        add(program.choices[c] == int(c in observed.taken))
+        add(program.idle[g].back.start == start_ns)
+    for tensor, lives_away in program.homes.items():
+        add(lives_away == int(tensor in observed.homes))
+    for g, is_spent in observed.spent.items():
+        add(program.idle[g].away == int(is_spent))

@@ -24,7 +24,7 @@ from families import MEMBERS, member
 
 from simulator.errors import CapacityError
 from simulator.policies import POLICIES
-from simulator.policies.optimal import Search
+from simulator.policies.optimal import optimum
 
 STORE = Path(__file__).with_name("optima.json")
 AIM = {"median": 0.0, "p95": 0.03}
@@ -32,9 +32,8 @@ AIM = {"median": 0.0, "p95": 0.03}
 
 def solve(number: int, time_limit_s: float) -> dict[str, int | None]:
     """The optimum of one member."""
-    search = Search(member(number)[1], time_limit_s)
     try:
-        search.run()
+        search = optimum(member(number)[1], time_limit_s)
     except CapacityError:
         return {"member": number, "step_ns": None, "least_ns": None}
     return {"member": number, "step_ns": search.step_ns, "least_ns": search.least_ns}

@@ -22,9 +22,8 @@ from simulator.bounds import Limits, infeasible
 from simulator.errors import CapacityError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
-from simulator.policies.optimal import Search
-from simulator.policies.optimal.program import Program, write
-from simulator.policies.optimal.space import find_space, window
+from simulator.policies.optimal import optimum
+from simulator.policies.optimal.program import Program
 from simulator.referee import check_plan
 
 ENOUGH_S = 300
@@ -74,21 +73,19 @@ def most_ns(p: Problem) -> int:
 @given(problems())
 def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     others = {name: replay(p, plan) for name, plan in plans(p).items()}
-    search = Search(p, ENOUGH_S)
     try:
-        plan = search.run()
+        search = optimum(p, ENOUGH_S)
     except CapacityError:
         event("does not fit")
         assert not others
         return
     assert infeasible(p.graph, p.hardware, *facts(p)) is None
-    check_plan(p.graph, p.hardware, plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
-    found = replay(p, plan)
+    check_plan(p.graph, p.hardware, search.plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
+    found = replay(p, search.plan)
     event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
     assert found.step_ns == search.step_ns == search.least_ns
     if goes_straight(p):
         assert search.objective_ns == found.step_ns
-    assert search.objective_ns is not None or "over a third tier" in search.premise
     limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
     assert limits.step(p.budget_bytes).ns <= found.step_ns
     assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
@@ -99,34 +96,32 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
 @given(problems())
 def test_the_replay_takes_what_the_program_says(p):
     """From the program alone, with no plan to start from."""
-    program = Program(p, find_space(p), most_ns(p))
+    program = Program(p, most_ns(p))
     program.compute_first()
     verdict = program.solve(ENOUGH_S)
     assert verdict.is_over
-    assume(verdict.solution is not None)
-    found = replay(p, write(p, find_space(p), verdict.solution))
+    assume(verdict.plan is not None)
+    found = replay(p, verdict.plan)
     event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
-    assert (found.status, found.step_ns) == ("ok", verdict.solution.length_ns)
+    assert (found.status, found.step_ns) == ("ok", verdict.step_ns)
 
 
 @settings(max_examples=examples(40))
 @given(problems(steps=(1, 3)))
 def test_a_run_is_a_solution(p):
     """What any policy does, if it is of the program's kind; and the program finds no time too late."""
-    lead = int(p.graph.steps > 1)
-    seen = window(p) if lead else p
-    space, before_ns = find_space(seen, lead), -lead * p.durations_ns[-1]
+    before_ns = -p.durations_ns[-1] if p.graph.steps > 1 else 0
     for name, plan in plans(p).items():
         found = replay(p, plan)
-        observed = None if found.trace is None else observe(p, space, plan, found.trace)
+        program = Program(p, found.step_ns - before_ns)
+        observed = None if found.trace is None else observe(p, program, plan, found.trace)
         if isinstance(observed, Observed):
             event(f"{name} moves" if observed.outs or observed.ins else "nothing moves")
-            program = Program(seen, space, found.step_ns - before_ns)
             program.compute_first()
             hold(program, observed)
             verdict = program.solve(ENOUGH_S)
-            assert verdict.solution is not None
-            assert verdict.solution.length_ns + before_ns <= found.step_ns
+            assert verdict.plan is not None
+            assert verdict.step_ns + before_ns <= found.step_ns
 
 
 @settings(max_examples=examples(40))
@@ -134,25 +129,21 @@ def test_a_run_is_a_solution(p):
 def test_of_several_steps_none_is_shorter_than_the_least(p):
     """Nor is a bound above; if the best plan is proved, its objective is its step."""
     others = {name: replay(p, plan) for name, plan in plans(p).items()}
-    search = Search(p, ENOUGH_S)
     try:
-        plan = search.run()
+        search = optimum(p, ENOUGH_S)
     except CapacityError:
         event("does not fit")
         assert not others
         return
-    check_plan(p.graph, p.hardware, plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
-    found = replay(p, plan)
+    check_plan(p.graph, p.hardware, search.plan, [t for t in range(len(p.sizes)) if p.pinned(t)])
+    found = replay(p, search.plan)
     event(f"proved: {search.is_proved}; stalls: {found.step_ns > p.clock[-1]}")
     assert search.least_ns <= found.step_ns == search.step_ns
     assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
     if search.is_proved and goes_straight(p):
         assert search.objective_ns == found.step_ns
     if search.objective_ns is None:
-        event(f"no objective: {search.premise}")
-        assert search.premise.startswith(
-            "copies of the step before are late" if goes_straight(p) else ("copies", "it ")
-        )
+        event("no objective")
     limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
     assert limits.step(p.budget_bytes).ns <= found.step_ns
 

@@ -1,69 +1,135 @@
 """The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes; and the plan that a solution is.
 
-Each copy is an optional interval, the copies of a link do not overlap, and a reservoir holds what is in the compute
-tier at every moment. Every run of a plan of the space on the engine is a solution, so no plan is faster than the best
-solution. A solution may let something wait that the engine would start; the replay tells. In the plan each copy is
-issued where the solution has it, the copies of a link in its order.
+*Base* is what the compute tier holds if nothing moves: what exists from the start, and from each op what it takes at
+its start and gives up at its end. Moving only ever takes tensors out of it, gap by gap. Each copy is an optional
+interval, the copies of a link do not overlap, and a reservoir holds what is in the compute tier at every moment.
+
+Every run of a plan of this kind on the engine is a solution, so no plan is faster than the best solution. A solution
+may let something wait that the engine would start; the replay tells.
+
+*Window*: one step out of several is a problem of its own, from the start of the last op of the step before to its end.
+In a run of several steps the step time is the distance of the ends of the last op in the last two steps, and so of its
+starts. Nothing that a step brings into the compute tier starts before the last op of the step before has (it is issued
+after it), and nothing that it writes is copied out before. So a step, seen alone, begins with this op: the *lead*.
+
+While the lead runs, the compute tier holds what the lead uses, and what is at home there. What the lead uses and is at
+home elsewhere leaves once it has ended, and comes back for its next use. Copies back home need not end with the step.
+
+What this leaves out is what the step before may still hold or copy when the window opens: outputs that leave late, and
+copies out that are under way. Without it a step can only be shorter, so that *every* last step of a run is a solution.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.cost import transfer_ns
+from simulator.graph import Op
+from simulator.lifetime import lifetimes
 from simulator.plan import FREE, Plan
-from simulator.policies.optimal.space import Gap, Space
 from simulator.policies.problem import Problem
-from simulator.policies.writer import Writer
+from simulator.policies.writer import Move, Writer, write
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import BoolVarT, IntVar, LinearExprT
+    from ortools.sat.python.cp_model import BoolVarT, BoundedLinearExpression, CpSolver, IntVar, LinearExpr
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """When everything starts in the shortest step that was found.
+class Copy:
+    """A copy that may be made.
 
     Attributes
     ----------
-    length_ns
-        How long the step takes [ns].
-    starts_ns
-        Start of each op [ns].
-    taken
-        Choices that are taken.
-    outs_ns, ins_ns
-        Copy out -> when it starts; gap -> when the copy in that ends it starts; those that are made, in the order of
-        their link [ns].
+    start, takes_ns, end
+        When it starts, how long it takes, and when it ends [ns].
+    made
+        Whether it is made.
+    needless_if
+        Whether what it would copy out is there from the start; None if that cannot be.
     """
 
-    length_ns: int
-    starts_ns: tuple[int, ...]
-    taken: frozenset[int]
-    outs_ns: dict[int, int]
-    ins_ns: dict[int, int]
+    start: IntVar
+    takes_ns: int
+    end: LinearExpr
+    made: BoolVarT
+    needless_if: BoolVarT | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IdleInterval:
+    """A stretch without use that a tensor may spend away.
+
+    Attributes
+    ----------
+    tensor, size_bytes
+        Tensor id, and the room that it leaves [B].
+    after, before
+        The ops on either side; -1 is the start of the step, the number of ops its end.
+    away
+        Whether it is spent away.
+    version
+        The op that made what the tensor holds then, or -1; at most one copy out of each version is made.
+    out
+        The copy out that must have ended before the room is free; None if the value is away already.
+    left
+        When the room is free: behind its last use and the copy out [ns].
+    back
+        The copy in that ends it; None if nothing comes in.
+    """
+
+    tensor: int
+    size_bytes: int
+    after: int
+    before: int
+    away: BoolVarT
+    version: int
+    out: Copy | None
+    left: LinearExpr
+    back: Copy | None
+
+
+class Verdict(NamedTuple):
     """What the solver says.
 
     Attributes
     ----------
-    solution
-        The best that it found; None if it found none.
+    step_ns, plan
+        The shortest step that it found [ns], from the start of the window, and its plan; the horizon and None if it
+        found none.
     least_ns
         No solution is shorter [ns]; the horizon if there is none.
     is_over
         Whether the search ended by itself.
     """
 
-    solution: Solution | None
+    step_ns: int
+    plan: Plan | None
     least_ns: int
     is_over: bool
+
+
+def window(problem: Problem) -> Problem:
+    """The window of one step of a problem with several: op 0 is the lead, all others follow by one."""
+    graph = problem.graph
+    last = graph.ops[-1]
+    used = dict.fromkeys((*last.reads, *last.writes))
+    stay = tuple(t for t in used if graph.tensors[t].persistent)
+    lead = Op(
+        f"{last.name} of the step before",
+        reads=stay,
+        workspace_bytes=last.workspace_bytes + sum(problem.sizes[t] for t in used if t not in stay),
+        duration_ns=problem.durations_ns[-1],
+        barrier=True,
+    )
+    seen = replace(graph, ops=(lead, *(replace(op, late=None) for op in graph.ops)), steps=1)
+    durations_ns = [problem.durations_ns[-1], *problem.durations_ns]
+    return replace(problem, graph=seen, durations_ns=durations_ns, lifetimes=lifetimes(seen))
 
 
 class Program:
@@ -71,229 +137,223 @@ class Program:
 
     Parameters
     ----------
-    problem, space
-        What is decided; of several steps, the window of one.
+    problem
+        What is decided, with all its steps; of several, the program looks at the window of one.
     horizon_ns, least_ns
         No step is looked at that takes longer; none takes less [ns].
+
+    Attributes
+    ----------
+    model, lead
+        The model for the solver, and how many ops come before the first of the step: 1 in a window, else 0.
+    end, starts
+        The end of the step and the start of each op [ns].
+    outs, idle
+        The copy out of each version, by tensor and the op that makes it; and the idle intervals.
+    homes
+        Tensor whose home is free -> whether it lives away.
     """
 
-    def __init__(self, problem: Problem, space: Space, horizon_ns: int, least_ns: int = 0) -> None:
+    def __init__(self, problem: Problem, horizon_ns: int, least_ns: int = 0) -> None:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra, and slow to import
 
-        self._cp, self.model = cp_model, cp_model.CpModel()
-        self._problem, self.space, self._horizon_ns = problem, space, horizon_ns
-        self._durations = problem.durations_ns
+        self._cp, self.model, self._horizon_ns = cp_model, cp_model.CpModel(), horizon_ns
+        self.lead = int(problem.graph.steps > 1)
+        self._given, self._problem = problem, window(problem) if self.lead else problem
+        self._durations, self._ops = self._problem.durations_ns, len(self._problem.graph.ops)
         # Copies back home of a window may outlast it.
-        self._until_ns = horizon_ns + (sum(out.takes_ns for out in space.outs) if space.lead else 0)
-        self.is_possible = max(least_ns, problem.clock[-1]) <= horizon_ns
-        if not self.is_possible:
-            return
-        self._always = self.model.new_bool_var("always")
+        copies_ns = sum(self._copy_ns(t) * len(uses) for t, uses in enumerate(self._problem.lifetimes.uses))
+        self._until_ns = horizon_ns + copies_ns * self.lead
+        self._zero, self._always = self.model.new_constant(0), self.model.new_bool_var("")
         self.model.add(self._always == 1)
         self.end = self.model.new_int_var(least_ns, horizon_ns, "end")
-        self.starts = [self._time(f"op {k}") for k in range(len(self._durations))]
-        self.choices = [self.model.new_bool_var(f"choice {c}") for c in range(space.choices)]
-        self.outs = [(self._time(f"out {o}"), self.model.new_bool_var(f"made {o}")) for o in range(len(space.outs))]
-        self.ins = {g: self._time(f"in {g}") for g, gap in enumerate(space.gaps) if gap.in_ns is not None}
-        self.left = [self._left(gap) for gap in space.gaps]
-        self._order_copies_out()
-        self._order_copies_in()
-        self._order_ops()
+        self.starts = [self._time() for _ in self._durations]
+        self.outs: dict[tuple[int, int], Copy] = {}
+        self.idle: list[IdleInterval] = []
+        self.homes: dict[int, BoolVarT] = {}
+        self._dead: list[tuple[int, int]] = []
+        self._start_bytes = 0
+        self._taken_bytes = [op.workspace_bytes for op in self._problem.graph.ops]
+        self._freed_bytes = list(self._taken_bytes)
+        for tensor in range(len(problem.sizes)):
+            self._hold(tensor)
+            self._move(tensor)
+        self._order()
         self._fit()
         self.model.minimize(self.end)
 
+    def _copy_ns(self, tensor: int, *, back: bool = False) -> int:
+        """Time of a copy out, or back in [ns]; 0 for what may not move."""
+        p = self._problem
+        here = p.compute_tier
+        hops = [(away, here) if back else (here, away) for away in p.away(tensor)[:1]]
+        return sum(transfer_ns(p.sizes[tensor], p.links[hop]) for hop in hops)
+
+    def _time(self) -> IntVar:
+        return self.model.new_int_var(0, self._until_ns, "")
+
+    def _ended(self, op: int) -> LinearExpr:
+        """End of an op; of -1, the start of the step."""
+        return self._zero if op < 0 else self.starts[op] + self._durations[op]
+
+    def _hold(self, tensor: int) -> None:
+        """Add what a tensor takes and gives up if it stays."""
+        p, size = self._problem, self._problem.sizes[tensor]
+        uses = p.lifetimes.uses[tensor]
+        if p.starts_with[tensor]:
+            self._start_bytes += size if uses or not p.away(tensor) else 0
+        elif uses:
+            self._taken_bytes[uses[0]] += size
+        if uses and tensor in p.lifetimes.dead_after[uses[-1]]:
+            self._freed_bytes[uses[-1]] += size
+
+    def _move(self, tensor: int) -> None:
+        """Add the idle intervals of a tensor that is used and may move: over the borders of the step, and within."""
+        p, size, exists = self._problem, self._problem.sizes[tensor], self._problem.starts_with[tensor]
+        uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
+        if not uses or not p.away(tensor):
+            return
+        if exists and p.homes[tensor] == FREE:
+            self.homes[tensor] = self.model.new_bool_var("")
+        lives_away = self.homes.get(tensor, self._always)
+        begins = (-1,) if exists and uses[0] >= self.lead else ()
+        for after, before in pairwise((*begins, *uses, self._ops)):
+            ends = before == self._ops
+            if after < self.lead or (ends and about.persistent):
+                self._spend(tensor, after, before, lives_away)
+            elif not size or before == after + 1:
+                continue
+            elif tensor in p.graph.outputs if ends else p.lifetimes.is_read(tensor, before):
+                self._spend(tensor, after, before, self.model.new_bool_var(""))
+            elif not ends:
+                self._dead.append((after, tensor))
+                self._freed_bytes[after] += size
+                self._taken_bytes[before] += size
+
+    def _spend(self, tensor: int, after: int, before: int, away: BoolVarT) -> None:
+        """Add an idle interval: what frees its room, and the copy in behind that, the fence, and before its reader."""
+        p, model, left, back = self._problem, self.model, self._ended(after), None
+        writes, home = p.lifetimes.writes[tensor], self.homes.get(tensor)
+        version = (-1, *writes)[bisect_right(writes, after)]
+        is_away_already = version < 0 and (home is None or home is away)
+        out = None if is_away_already else self._copy_out(tensor, version)
+        if out is not None:
+            left = self._time()
+            needless = () if out.needless_if is None else (out.needless_if,)
+            model.add_bool_or(out.made, *needless, ~away)
+            model.add(left >= self._ended(after)).only_enforce_if(away)
+            model.add(left >= out.end).only_enforce_if(out.made, away)
+        if before < self._ops and p.lifetimes.is_read(tensor, before):
+            start, takes_ns, fence = self._time(), self._copy_ns(tensor, back=True), p.fences[before]
+            back = Copy(start, takes_ns, start + takes_ns, away)
+            model.add(start >= left).only_enforce_if(away)
+            model.add(start >= (self.starts[fence - 1] if fence else 0)).only_enforce_if(away)
+            model.add(self.starts[before] >= back.end).only_enforce_if(away)
+        self.idle.append(IdleInterval(tensor, p.sizes[tensor], after, before, away, version, out, left, back))
+
+    def _copy_out(self, tensor: int, version: int) -> Copy:
+        """The copy out of a version, behind the op that makes it; the only step of a run ends after it."""
+        if (tensor, version) not in self.outs:
+            start, takes_ns, made = self._time(), self._copy_ns(tensor), self.model.new_bool_var("")
+            out = Copy(start, takes_ns, start + takes_ns, made, self.homes.get(tensor) if version < 0 else None)
+            self.outs[tensor, version] = out
+            self.model.add(start >= self._ended(version)).only_enforce_if(made)
+            if not self.lead:
+                self.model.add(self.end >= out.end).only_enforce_if(made)
+        return self.outs[tensor, version]
+
+    def _order(self) -> None:
+        """Ops follow one another, and so do the copies of each link."""
+        for op, start in enumerate((*self.starts, self.end)):
+            self.model.add(start >= self._ended(op - 1))
+        interval = self.model.new_optional_fixed_size_interval_var
+        for copies in (self.outs.values(), [one.back for one in self.idle if one.back is not None]):
+            self.model.add_no_overlap([interval(copy.start, copy.takes_ns, copy.made, "") for copy in copies])
+
+    def _fit(self) -> None:
+        """What the compute tier holds fits at every moment."""
+        changes: list[tuple[LinearExpr, int, BoolVarT]] = [(self._zero, self._start_bytes, self._always)]
+        for op, start in enumerate(self.starts):
+            changes.append((start, self._taken_bytes[op], self._always))
+            changes.append((self._ended(op), -self._freed_bytes[op], self._always))
+        for one in self.idle:
+            changes.append((one.left, -one.size_bytes, one.away))
+            if one.before < self._ops:
+                came = self.starts[one.before] if one.back is None else one.back.start
+                changes.append((came, one.size_bytes, one.away))
+        moments, sizes, made = zip(*(change for change in changes if change[1] or change is changes[0]), strict=True)
+        budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
+        self.model.add_reservoir_constraint_with_active(moments, sizes, made, 0, budget)
+        for op in (op for op, took_ns in enumerate(self._durations) if not took_ns):
+            self._fit_instant(op, budget)
+
+    def _fit_instant(self, op: int, budget_bytes: int) -> None:
+        """What is held while an op of 0 ns runs, which a reservoir does not see."""
+        start, absent = self.starts[op], []
+        for one in (one for one in self.idle if one.after < op < one.before):
+            later = () if one.back is None else (one.back.start >= start,)
+            absent.append(one.size_bytes * self._when(one.left <= start, *later, given=one.away))
+        held = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
+        self.model.add(sum(absent, start=self._zero) >= held - budget_bytes)
+
+    def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
+        """A new variable that is true only if these facts and another variable are."""
+        found = self.model.new_bool_var("")
+        self.model.add_implication(found, given)
+        for fact in facts:
+            self.model.add(fact).only_enforce_if(found)
+        return found
+
+    def compute_first(self) -> None:
+        """From when an op is ready no copy takes room before it does: rows that slow the solver, and seldom matter."""
+        for op in (op for op, taken_bytes in enumerate(self._taken_bytes) if taken_bytes):
+            ready: list[tuple[LinearExpr, BoolVarT]] = [(self._ended(op - 1), self._always)]
+            ready += [(one.back.end, one.away) for one in self.idle if one.before == op and one.back is not None]
+            for one in self.idle:
+                if one.back is not None and one.after < op < one.before:
+                    start = one.back.start
+                    ways = [self._when(start <= moment, given=given) for moment, given in ready]
+                    self.model.add_bool_or(*ways, self._when(start >= self.starts[op], given=one.away), ~one.away)
+
     def solve(self, time_limit_s: float) -> Verdict:
         """Look for the shortest step, for so many seconds at most."""
-        if not self.is_possible:
-            return Verdict(None, self._horizon_ns, is_over=True)
         solver = self._cp.CpSolver()
         # One worker, so that a search that ends by itself finds the same on every machine.
         solver.parameters.num_workers = 1
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
         status = solver.solve(self.model)
-        if status == self._cp.INFEASIBLE:
-            return Verdict(None, self._horizon_ns, is_over=True)
-        bound_ns = solver.best_objective_bound
-        least_ns = math.ceil(bound_ns) if math.isfinite(bound_ns) else 0
-        if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Verdict(None, least_ns, is_over=False)
-        value = solver.value
-        gaps = self.space.gaps
-        made = {o: value(start) for o, (start, made) in enumerate(self.outs) if value(made)}
-        back = {g: value(start) for g, start in self.ins.items() if value(self.away(gaps[g]))}
-        return Verdict(
-            Solution(
-                value(self.end),
-                tuple(value(start) for start in self.starts),
-                frozenset(c for c, choice in enumerate(self.choices) if value(choice)),
-                dict(sorted(made.items(), key=lambda out: (out[1], self.space.outs[out[0]].takes_ns, out[0]))),
-                dict(sorted(back.items(), key=lambda gap: (gap[1], gaps[gap[0]].in_ns, gap[0]))),
-            ),
-            least_ns,
-            is_over=status == self._cp.OPTIMAL,
-        )
+        is_over = status in (self._cp.OPTIMAL, self._cp.INFEASIBLE)
+        if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+            return Verdict(solver.value(self.end), self._plan(solver), math.ceil(solver.best_objective_bound), is_over)
+        bound_ns = self._horizon_ns if is_over else solver.best_objective_bound
+        return Verdict(self._horizon_ns, None, math.ceil(bound_ns) if math.isfinite(bound_ns) else 0, is_over)
 
-    def away(self, gap: Gap) -> BoolVarT:
-        """Whether a gap is spent away."""
-        return self._always if gap.choice is None else self.choices[gap.choice]
+    def _plan(self, solver: CpSolver) -> Plan:
+        """Write the plan of a solution, which is repeated if there are several steps.
 
-    def _time(self, name: str) -> IntVar:
-        return self.model.new_int_var(0, self._until_ns, name)
-
-    def _ended(self, op: int) -> LinearExprT:
-        """End of an op; of -1, the start of the step."""
-        return 0 if op < 0 else self.starts[op] + self._durations[op]
-
-    def _order_copies_out(self) -> None:
-        """A copy out follows the op that makes its version; the only step of a run ends after it."""
-        busy = []
-        for (start, made), out in zip(self.outs, self.space.outs, strict=True):
-            self.model.add(start >= self._ended(out.written)).only_enforce_if(made)
-            if not self.space.lead:
-                self.model.add(self.end >= start + out.takes_ns).only_enforce_if(made)
-            busy.append(self.model.new_optional_fixed_size_interval_var(start, out.takes_ns, made, "out"))
-        self.model.add_no_overlap(busy)
-        for gap in self.space.gaps:
-            if gap.out is not None:
-                needless = self.space.outs[gap.out].needless_if
-                away_already = () if needless is None else (self.choices[needless],)
-                self.model.add_bool_or(self.outs[gap.out][1], *away_already, ~self.away(gap))
-
-    def _order_copies_in(self) -> None:
-        """A copy in follows what frees the room, and the fence; its reader follows it."""
-        busy = []
-        for g, start in self.ins.items():
-            gap, is_away = self.space.gaps[g], self.away(self.space.gaps[g])
-            self.model.add(start >= self.left[g]).only_enforce_if(is_away)
-            if fence := self._problem.fences[gap.before]:
-                self.model.add(start >= self.starts[fence - 1]).only_enforce_if(is_away)
-            busy.append(self.model.new_optional_fixed_size_interval_var(start, gap.in_ns or 0, is_away, "in"))
-        self.model.add_no_overlap(busy)
-
-    def _order_ops(self) -> None:
-        """An op follows the op before and its copies in."""
-        for k in range(len(self.starts) + 1):
-            self.model.add((self.end if k == len(self.starts) else self.starts[k]) >= self._ended(k - 1))
-        for g, start in self.ins.items():
-            gap = self.space.gaps[g]
-            copied = start + (gap.in_ns or 0)
-            self.model.add(self.starts[gap.before] >= copied).only_enforce_if(self.away(gap))
-
-    def compute_first(self) -> None:
-        """From when an op is ready no copy takes room before it does: rows that slow the solver, and seldom matter."""
-        for k, start in enumerate(self.starts if self.is_possible else ()):
-            if not self.space.taken_bytes[k]:
-                continue
-            ready = self._ready(k)
-            for g, copied in self.ins.items():
-                gap = self.space.gaps[g]
-                if gap.after < k < gap.before:
-                    early, is_away = self.model.new_bool_var("early"), self.away(gap)
-                    self.model.add(copied <= ready).only_enforce_if(early, is_away)
-                    self.model.add(copied >= start).only_enforce_if(~early, is_away)
-
-    def _ready(self, op: int) -> LinearExprT:
-        ends = []
-        for g, start in self.ins.items():
-            gap = self.space.gaps[g]
-            if gap.before == op:
-                end, is_away = self._time("back"), self.away(gap)
-                self.model.add(end == start + (gap.in_ns or 0)).only_enforce_if(is_away)
-                self.model.add(end == 0).only_enforce_if(~is_away)
-                ends.append(end)
-        if not ends:
-            return self._ended(op - 1)
-        ready = self._time("ready")
-        self.model.add_max_equality(ready, [self._ended(op - 1), *ends])
-        return ready
-
-    def _fit(self) -> None:
-        """What the compute tier holds fits at every moment."""
-        space, always = self.space, self._always
-        changes: list[tuple[LinearExprT, int, BoolVarT]] = [(0, space.start_bytes, always)]
-        for k, start in enumerate(self.starts):
-            changes += [(start, space.taken_bytes[k], always), (self._ended(k), -space.freed_bytes[k], always)]
-        for g, gap in enumerate(space.gaps):
-            changes.append((self.left[g], -gap.size_bytes, self.away(gap)))
-            if gap.before < len(self.starts):
-                back = self.ins[g] if g in self.ins else self.starts[gap.before]
-                changes.append((back, gap.size_bytes, self.away(gap)))
-        if changes := [change for change in changes if change[1]]:
-            budget = int(min(self._problem.budget_bytes, sum(abs(size) for _, size, _ in changes)))
-            moments, sizes, flags = zip(*changes, strict=True)
-            self.model.add_reservoir_constraint_with_active(moments, sizes, flags, 0, budget)
-        at_home = [space.gaps[g].size_bytes * self.away(space.gaps[g]) for g in space.leading]
-        self.model.add(space.at_home_bytes - sum(at_home) <= int(min(self._problem.budget_bytes, space.at_home_bytes)))
-
-        for k, took_ns in enumerate(self._durations):
-            if not took_ns:
-                self._fit_instant(k)
-
-    def _fit_instant(self, op: int) -> None:
-        """What is held while an op of 0 ns runs, which a reservoir does not see."""
-        space, start, absent = self.space, self.starts[op], []
-        for g, gap in enumerate(space.gaps):
-            if gap.after < op < gap.before:
-                is_absent = self.model.new_bool_var("absent")
-                self.model.add_implication(is_absent, self.away(gap))
-                self.model.add(self.left[g] <= start).only_enforce_if(is_absent)
-                if g in self.ins:
-                    self.model.add(self.ins[g] >= start).only_enforce_if(is_absent)
-                absent.append(gap.size_bytes * is_absent)
-        held = space.start_bytes + sum(space.taken_bytes[: op + 1]) - sum(space.freed_bytes[:op])
-        self.model.add(held - sum(absent) <= int(min(self._problem.budget_bytes, held)))
-
-    def _left(self, gap: Gap) -> LinearExprT:
-        """When the room of a gap is free: behind its last use and the copy out."""
-        if gap.out is None:
-            return self._ended(gap.after)
-        out_start, made = self.outs[gap.out]
-        left, is_away = self._time("left"), self.away(gap)
-        self.model.add(left >= self._ended(gap.after)).only_enforce_if(is_away)
-        self.model.add(left >= out_start + self.space.outs[gap.out].takes_ns).only_enforce_if(made, is_away)
-        return left
-
-
-def write(problem: Problem, space: Space, solution: Solution) -> Plan:
-    """Write the plan of one step, which is repeated if there are several.
-
-    At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
-    issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
-    """
-    taken = solution.taken
-    chosen = {tensor: problem.away(tensor)[0] for tensor in space.idle_homes}
-    chosen |= {t: problem.away(t)[0] for c, t in space.homes.items() if c in taken and problem.homes[t] == FREE}
-    writer = Writer(problem, "optimal", chosen)
-    outs, leave, ins = (defaultdict[int, list[int]](list) for _ in range(3))
-    out_at: dict[int, int] = {}
-    position = -1
-    for o in _needed(space, solution):
-        out_at[o] = position = max(position, space.outs[o].written - space.lead)
-        outs[position].append(space.outs[o].tensor)
-    for g, gap in enumerate(space.gaps):
-        if (gap.choice is None or gap.choice in taken) and g not in space.leading:
-            copied_at = -1 if gap.out is None else out_at.get(gap.out, -1)
-            leave[max(gap.after - space.lead, copied_at)].append(gap.tensor)
-    for g, start_ns in solution.ins_ns.items():
-        last_begun = bisect_right(solution.starts_ns, start_ns, hi=space.gaps[g].before) - 1
-        ins[max(last_begun - space.lead, -1)].append(space.gaps[g].tensor)
-    here = problem.compute_tier
-    for op in range(-1, len(problem.graph.ops)):
-        if op >= 0:
-            writer.compute(op)
-        for tensor in outs[op]:
-            writer.copy(tensor, here, problem.away(tensor)[0])
-        for tensor in leave[op]:
-            writer.evict(tensor)
-        for tensor in space.dead.get(op + space.lead, ()):
-            writer.detach(tensor, here)
-        for tensor in ins[op]:
-            writer.copy(tensor, problem.away(tensor)[0], here)
-    return writer.finish(())
-
-
-def _needed(space: Space, solution: Solution) -> list[int]:
-    """Copies out that the chosen gaps need, in the order of their link."""
-    chosen = [gap for gap in space.gaps if gap.choice is None or gap.choice in solution.taken]
-    needed = {gap.out for gap in chosen if gap.out is not None}
-    return [o for o in solution.outs_ns if o in needed and space.outs[o].needless_if not in solution.taken]
+        At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
+        issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
+        """
+        p, here, value = self._given, self._given.compute_tier, solver.value
+        to = {tensor: p.away(tensor)[0] for tensor in range(len(p.sizes)) if p.away(tensor)}
+        spent = [one for one in self.idle if value(one.away)]
+        point, issued, moves = 0, dict[tuple[int, int], int](), list[Move]()
+        needed = {(one.tensor, one.version): one.out for one in spent if one.out is not None}
+        starts = [(value(out.start), out.takes_ns, *key, out) for key, out in needed.items()]
+        for _, _, tensor, version, out in sorted(starts, key=itemgetter(slice(4))):
+            if out.needless_if is None or not value(out.needless_if):
+                issued[tensor, version] = point = max(point, version + 1)
+                moves.append(Move(point, partial(Writer.copy, source=here, target=to[tensor]), tensor))
+        for one in (one for one in spent if one.after >= self.lead):
+            copied = 0 if one.out is None else issued.get((one.tensor, one.version), 0)
+            moves.append(Move(max(one.after + 1, copied), Writer.evict, one.tensor))
+        moves += [Move(after + 1, partial(Writer.detach, tier=here), tensor) for after, tensor in self._dead]
+        begun_ns = [value(start) for start in self.starts]
+        back = [(value(one.back.start), one.back.takes_ns, one) for one in spent if one.back is not None]
+        for start_ns, _, one in sorted(back, key=itemgetter(0, 1)):
+            begun = bisect_right(begun_ns, start_ns, hi=one.before)
+            moves.append(Move(begun, partial(Writer.copy, source=to[one.tensor], target=here), one.tensor))
+        homes = {t: tier for t, tier in to.items() if p.starts_with[t] and not p.lifetimes.uses[t]}
+        homes |= {t: to[t] for t, lives_away in self.homes.items() if value(lives_away)}
+        moves = [move._replace(point=max(move.point - self.lead, 0)) for move in moves]
+        return write(p, "optimal", moves, chosen_homes=homes)
