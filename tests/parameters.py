@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from simulator.builders.decoder.tape import blocks
-from simulator.builders.decoder.weights import specs
+from simulator.builders.tape import blocks
+from simulator.builders.weights import specs
 from simulator.workload import DecoderModel, Experts
 
 

@@ -26,7 +26,7 @@ here consumes them, and a training loop holds them for the optimizer.
 
 from __future__ import annotations
 
-from simulator.builders.decoder.tape import FP32_BYTES, Tape, blocks
+from simulator.builders.tape import FP32_BYTES, Tape, blocks
 from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.layout import Mesh

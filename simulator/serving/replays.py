@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from simulator import metrics
 from simulator.builders import Iteration, iteration
-from simulator.builders.decoder.inference import loaded as loaded_name
-from simulator.builders.decoder.inference import stored as stored_name
+from simulator.builders.inference import loaded as loaded_name
+from simulator.builders.inference import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Graph, Job

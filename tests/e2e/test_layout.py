@@ -85,9 +85,9 @@ def test_layout_of_pools(hosim):
     [
         (
             "tensor: 3",
-            "tensor divides heads, kv_heads, ffn and vocabulary, found 3, and 8 heads; set parallel.tensor to 2",
+            "tensor divides heads, kv_heads, ffn, vocabulary, found 3, and 8 heads; set parallel.tensor to 2",
         ),
-        ("pipeline: 5", "each stage has a layer, found 5 stages for 4 layers; set pipeline to at most 4"),
+        ("pipeline: 5", "one at least, found 1, 1, 1, 1, 0; set pipeline to at most 4"),
         (
             "data: 2\n  axis_names: [data, data, tensor, pipeline]",
             "each axis is named once (pipeline, data, tensor), found data, data, tensor, pipeline; correct it",
@@ -95,11 +95,11 @@ def test_layout_of_pools(hosim):
         ("data: 1048576\n  tensor: 2", "there are at most 1,048,576 ranks, found 2,097,152; lower data"),
         (
             "tensor: 2\n  layouts: {L00/attn.q.weight: [tensor, tensor]}",
-            "parallel.layouts.L00/attn.q.weight: an axis cuts one dimension of a weight, found tensor twice;",
+            "2 dimensions of a weight tensor, at most once, or none, found tensor, tensor;",
         ),
         (
             "tensor: 2\n  layouts: {L00/norm1.weight: [none, none]}",
-            "L00/norm1.weight: its layout has 1 dimension, found 2; write one entry for each dimension",
+            "L00/norm1.weight: a layout says for each of 1 dimension of a weight tensor",
         ),
         (
             "tensor: 2\n  layouts: {head.lm: [none, none]}",

@@ -8,7 +8,7 @@ from parameters import count
 from pydantic import ValidationError
 
 from simulator.builders import build
-from simulator.builders.decoder.inference import chunks
+from simulator.builders.inference import chunks
 from simulator.catalog import load
 from simulator.graph import Graph, Late, Op, chosen_number
 from simulator.workload import Workload

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.builders.decoder.cache import Span, Store, compressed, compressed_pairs, pairs, selected_pairs
+from simulator.builders.cache import Span, Store, compressed, compressed_pairs, pairs, selected_pairs
 from simulator.workload import Compress, Select
 
 SPANS = st.builds(Span, st.integers(0, 200), st.integers(1, 60))

@@ -306,15 +306,24 @@ def test_a_layout_may_be_changed_by_pattern() -> None:
 BAD = {
     "heads": (
         {"tensor": 3},
-        "parallel.tensor: tensor divides heads, kv_heads, ffn and vocabulary, found 3, and 4 heads",
+        "parallel.tensor: tensor divides heads, kv_heads, ffn, vocabulary, found 3, and 4 heads",
     ),
     "what would do": ({"tensor": 3}, "set parallel.tensor to 2"),
     "kv heads": ({"tensor": 4}, "found 4, and 2 kv_heads; set parallel.tensor to 2"),
-    "stages": ({"pipeline": 6}, "each stage has a layer, found 6 stages for 5 layers; set pipeline to at most 5"),
-    "layers": ({"pipeline": 2, "layers": (2, 2)}, "the stages have the 5 layers of the model, found 4"),
+    "stages": ({"pipeline": 6}, "one at least, found 1, 1, 1, 1, 1, 0; set pipeline to at most 5"),
+    "layers": (
+        {"pipeline": 2, "layers": (2, 2)},
+        "the stages have the 5 layers of the model, and one at least, found 2, 2",
+    ),
     "a pattern": ({"layouts": {"L*/attn.w.weight": ("none", "none")}}, "a layout is for weights that the model has"),
-    "an axis": ({"layouts": {"*/attn.q.weight": ("data", "none")}}, "cut by tensor, expert or none"),
-    "dimensions": ({"layouts": {"*/norm1.weight": ("none", "none")}}, "its layout has 1 dimension, found 2"),
+    "an axis": (
+        {"layouts": {"*/attn.q.weight": ("data", "none")}},
+        "of 2 dimensions of a weight tensor, at most once, or none, found data, none",
+    ),
+    "dimensions": (
+        {"layouts": {"*/norm1.weight": ("none", "none")}},
+        "of 1 dimension of a weight tensor, at most once, or none, found none, none",
+    ),
 }
 
 

@@ -45,9 +45,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simulator.builders.decoder.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
-from simulator.builders.decoder.layer import projected
-from simulator.builders.decoder.tape import ID_BYTES, Tape, numbered
+from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
+from simulator.builders.layer import projected
+from simulator.builders.tape import ID_BYTES, Tape, numbered
 from simulator.graph import Late
 from simulator.workload import Gqa, Mla, Sparse
 

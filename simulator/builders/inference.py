@@ -18,21 +18,31 @@ The KV cache of a layer is one tensor in the compute tier, as paged engines rese
 What was hit below comes out of it as a tensor of its own, which is at home there (``L03/kv.from.ddr``) and is copied in
 before ``attn.prefill``, by the policy. What is stored in another tier is one that no op names (``L03/hbm.to.ddr``).
 Tensors hold the tokens of all sequences together, so that a copy moves what an iteration moves in a layer.
+
+*Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
+its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are there, layer by layer, and the first token
+of each answer at the end. A decode rank serves the prompts of prefill / decode ranks: it keeps what it received of a
+layer in one block for each sender (``L03/kv``), which is only read, and what it adds in another (``L03/kv.tail``, room
+for all new tokens), as paged caches do. Token i (from 0) of an answer attends to sequence + i + 1 tokens: 4 * h FLOP
+and 2 * kv * e bytes for each of them, so that decode reads more with each token; every token reads all weights.
+
+Head and sampling: only the last token of a prompt goes through the final norm and the logits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.decoder.attention import attended
-from simulator.builders.decoder.cache import Cache, Room, Span
-from simulator.builders.decoder.ends import answer, embed
-from simulator.builders.decoder.layer import fed, forward, projected
-from simulator.builders.decoder.tape import Tape, blocks, numbered
+from simulator.builders.attention import attended
+from simulator.builders.cache import Cache, Room, Span, Store
+from simulator.builders.layer import answer, balanced, embed, fed, forward, projected
+from simulator.builders.layer import attended as trained
+from simulator.builders.tape import ID_BYTES, Tape, blocks, numbered
 from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
-from simulator.workload import DecoderModel, Gqa, Workload
+from simulator.workload import DecoderModel, Gqa, LlamaModel, Pools, Workload
 
 
 def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str, Weight]) -> Job:
@@ -64,7 +74,7 @@ def _prefill(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: l
         x = embed(t, t.cut())
         for block in layers:
             x = _layer(t, model, block, room.read(block, span), x)
-    token = answer(t, x, tied=model.tied_embeddings, last=work.batch)
+    token = answer(t, x, is_tied=model.tied_embeddings, last=work.batch)
     return [*(name for block in layers for name in room.kept(block)), token]
 
 
@@ -79,7 +89,7 @@ def _decode(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: li
         x = embed(t, t.cut(), tokens)
         for block in layers:
             x = _layer(t, model, block, room.cache(block, Span(work.sequence + number, 1)), x)
-        tokens = [answer(t, x, tied=model.tied_embeddings)]
+        tokens = [answer(t, x, is_tied=model.tied_embeddings)]
     return [*room.come, *tokens]
 
 
@@ -176,7 +186,7 @@ def build_iteration(workload: Workload, weights: dict[str, Weight], mesh: Mesh, 
     for layer in layers:
         x = forward(t, layer.block, x, layer.attend, lambda normed: fed(t, model, normed))
     if work.answers:
-        x = answer(t, x, tied=model.tied_embeddings, last=work.answers if work.answers < tokens else 0)
+        x = answer(t, x, is_tied=model.tied_embeddings, last=work.answers if work.answers < tokens else 0)
     return t.graph.build([x], steps=1)
 
 
@@ -185,7 +195,7 @@ class _Mixed:
 
     def __init__(self, tape: Tape, part: Gqa, block: str, work: Iteration) -> None:
         self.tape, self.part, self.block, self.work = tape, part, block, work
-        self.token_bytes = part.kv_elements * tape.dtypes.kv_bytes
+        self.token_bytes = part.kv_elements * tape.workload.dtypes.kv_bytes
 
     def cache(self, room: int, stores: dict[tuple[str, str], int]) -> None:
         """Declare what is cached, what comes in, and what is stored."""
@@ -222,3 +232,80 @@ class _Mixed:
             read_bytes=taken_bytes + cached * self.token_bytes,
             write_bytes=new * (width * t.element_bytes + self.token_bytes),
         )
+
+
+def build_pools(workload: Workload, model: LlamaModel, pools: Pools, mesh: Mesh, weights: dict[str, Weight]) -> Job:
+    """Build what the ranks of both pools run.
+
+    Parameters
+    ----------
+    workload, model, pools
+        What is served, and by how many ranks.
+    mesh
+        Of one rank: each holds the whole model.
+    weights
+        The whole model.
+
+    Returns
+    -------
+    Job
+        One graph for each prefill rank of a decode rank, and one for decode.
+    """
+    share = pools.prefill // pools.decode
+    groups = numbered("kv.", share) if share > 1 else ["kv"]
+    members = {
+        group: [(decode * share + slot, pools.prefill + decode) for decode in range(pools.decode)]
+        for slot, group in enumerate(groups)
+    }
+    labels = [f"prefill for {group}" for group in groups] if share > 1 else ["prefill"]
+    graphs = []
+    for group, label in zip(groups, labels, strict=True):
+        tape = Tape(workload, mesh, weights, f"{workload.name} {label}", workload.batch * workload.sequence)
+        tape.graph.group(group, members[group])
+        graphs.append(_prefill_rank(tape, workload, model, group))
+    tape = Tape(workload, mesh, weights, f"{workload.name} decode", workload.batch * share)
+    for group in groups:
+        tape.graph.group(group, members[group])
+    graphs.append(_decode_rank(tape, workload, model, pools.new_tokens, groups))
+    graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
+    return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
+
+
+def _prefill_rank(t: Tape, workload: Workload, model: LlamaModel, group: str) -> Graph:
+    """One prefill rank."""
+    t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
+    attend, feed = partial(trained, t, model, workload.sequence), partial(balanced, t, model)
+    x = embed(t, t.cut())
+    for block in blocks(model.layers):
+        x = forward(t, block, x, attend, feed)
+        t.send([t.name("rope.k.out"), t.name("attn.v.out")], group)
+    token = answer(t, x, is_tied=model.tied_embeddings, last=workload.batch)
+    t.send([token], group, workload.batch * ID_BYTES)
+    return t.graph.build(steps=workload.steps)
+
+
+def _decode_rank(t: Tape, workload: Workload, model: LlamaModel, new_tokens: int, groups: list[str]) -> Graph:
+    """One decode rank."""
+    t.phase, part, batch = "decode", model.decoder.attention, t.own_tokens
+    token_bytes, caches = part.kv_elements * t.element_bytes, {}
+    for t.block in blocks(model.layers):
+        size_bytes = workload.batch * workload.sequence * token_bytes
+        store = caches[t.block] = Store()
+        store.add(workload.sequence, [_receive(t, group, group, size_bytes, "kv_cache") for group in groups])
+        t.graph.tensor(t.name("kv.tail"), batch * new_tokens * token_bytes, "kv_cache")
+        store.add(workload.sequence + new_tokens, [t.name("kv.tail")])
+    t.block = "head"
+    tokens = [_receive(t, group, f"token.{group}", workload.batch * ID_BYTES, "activation") for group in groups]
+    for number, step in enumerate(numbered("t", new_tokens, 2)):
+        t.micro, span = f"{step}/", Span(workload.sequence + number, 1)
+        x = embed(t, t.cut(), tokens)
+        for block, store in caches.items():
+            cache = Cache(part, store, batch, span, token_bytes, Store())
+            x = forward(t, block, x, partial(attended, t, cache), partial(balanced, t, model))
+        tokens = [answer(t, x, is_tied=model.tied_embeddings)]
+    return t.graph.build(steps=workload.steps)
+
+
+def _receive(t: Tape, group: str, name: str, size_bytes: int, kind: str) -> str:
+    t.graph.tensor(t.name(name), size_bytes, kind)
+    return t.receive(f"recv.{group}", t.name(name), group, size_bytes)

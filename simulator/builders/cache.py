@@ -32,7 +32,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from simulator.builders.decoder.tape import Tape, numbered
+from simulator.builders.tape import Tape, numbered
 from simulator.workload import Compress, Gqa, KvBlocks, Mla, Select, Workload
 
 

@@ -120,11 +120,11 @@ def _gated(name: str, h: int, f: int) -> Specs:
     return {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
 
 
-def size_bytes(weight: Weight, dtypes: Dtypes, element_bytes: int) -> int:
+def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     """Size of what a rank holds of a weight [B]; matrices of layers but for routers are kept as ``dtypes.weights``."""
     is_matrix = len(weight.shape) > 1 and not weight.name.startswith(("embed/", "head/"))
     if dtypes.weights is None or not is_matrix or weight.name.endswith("/ffn.router.weight"):
-        return weight.parameters * element_bytes
+        return weight.parameters * dtypes.element_bytes
     return dtypes.matrix_bytes(weight.shape)
 
 
@@ -150,45 +150,38 @@ def weights(model: DecoderModel, names: list[str], mesh: Mesh, parallel: Paralle
         If a layout fits no weight, names what cannot cut one, or does not divide.
     """
     found: dict[str, Weight] = {}
-    chosen = {pattern: _tensor_map(pattern, axes, where) for pattern, axes in parallel.layouts.items()}
-    used = set()
+    unused = list(parallel.layouts)
     for block, part in specs(model, names):
         for module, spec in part.items():
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
-            for pattern, cut in chosen.items():
+            for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
-                    tensor_map = cut
-                    used.add(pattern)
-            found[name] = _weight(name, spec, tensor_map, mesh, where)
-    for pattern in chosen:
-        if pattern not in used:
-            must, do = "a layout is for weights that the model has", nearest(pattern, tuple(found)[:12])
-            raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
+                    tensor_map = _tensor_map(cut, spec, f"{where}, parallel.layouts.{pattern}, {name}")
+                    unused = [other for other in unused if other != pattern]
+            layout = Layout(mesh, tensor_map)
+            replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut])
+            parameters = layout.local_elements(spec.shape, f"{where}, {name}")
+            found[name] = Weight(name, spec.shape, layout, spec.kind, parameters, replicas)
+    if unused:
+        must, do = "a layout is for weights that the model has", nearest(unused[0], tuple(found)[:12])
+        raise ConfigError(f"{where}, parallel.layouts", must, repr(unused[0]), do)
     return found
 
 
-def _tensor_map(pattern: str, axes: tuple[str, ...], where: str) -> tuple[Axes, ...]:
-    found: list[Axes] = []
-    for axis in axes:
-        if axis not in ("none", "tensor", "expert"):
-            must = "a dimension of a weight is cut by tensor, expert or none (replicas shard weights by zero_stage: 3)"
-            raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, str(axis), "write one of these")
-        if axis != "none" and (axis,) in found:
-            must, do = "an axis cuts one dimension of a weight", "write none for the other"
-            raise ConfigError(f"{where}, parallel.layouts.{pattern}", must, f"{axis} twice", do)
-        found.append(() if axis == "none" else (axis,))
-    return tuple(found)
+def _tensor_map(cut: tuple[str, ...], spec: Spec, where: str) -> tuple[Axes, ...]:
+    """What a layout of a workload says of a weight.
 
-
-def _weight(name: str, spec: Spec, tensor_map: tuple[Axes, ...], mesh: Mesh, where: str) -> Weight:
-    place = f"{where}, {name}"
-    if len(tensor_map) != len(spec.shape):
-        must, found = f"its layout has {counted(len(spec.shape), 'dimension')}", str(len(tensor_map))
-        raise ConfigError(place, must, found, "write one entry for each dimension")
-    if [axes == EXPERT for axes in tensor_map] != [axes == EXPERT for axes in spec.tensor_map]:
-        must, do = "expert cuts the number of experts", "write expert for the first dimension of an expert"
-        found = ", ".join("".join(a) or "none" for a in tensor_map)
-        raise ConfigError(place, f"{must}, and nothing else", found, f"{do}, and only there")
-    layout = Layout(mesh, tensor_map)
-    replicas = mesh.real(tuple(axis for axis in BATCH if axis not in layout.cut))
-    return Weight(name, spec.shape, layout, spec.kind, layout.local_elements(spec.shape, place), replicas)
+    Raises
+    ------
+    ConfigError
+        If it cuts another number of dimensions, or by what cannot cut them.
+    """
+    axes = [() if axis == "none" else (axis,) for axis in cut]
+    named = sorted(axis for axis in cut if axis != "none")
+    is_expert, usual = ([axis == EXPERT for axis in one] for one in (axes, spec.tensor_map))
+    if named not in ([], ["tensor"], ["expert"], ["expert", "tensor"]) or is_expert != usual:
+        dimensions = counted(len(spec.shape), "dimension")
+        must = f"a layout says for each of {dimensions} of a weight tensor, at most once, or none"
+        do = "correct it; only the number of experts is cut by expert, and replicas shard weights by zero_stage: 3"
+        raise ConfigError(where, must, ", ".join(cut), do)
+    return tuple(axes)

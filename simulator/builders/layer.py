@@ -1,0 +1,297 @@
+"""The parts of a decoder that are alike at training and at inference: layers, embedding and head.
+
+*At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
+them in place, and reads from the compute tier as many as are expected to be chosen at least once: of E experts, T
+tokens that each choose k different ones, all equally likely, leave out each one with probability (1 - k / E)^T, so that
+E * (1 - (1 - k / E)^T) are read, rounded up to whole experts. Each token takes 2 FLOP for each parameter of its k.
+
+As tensors of their own (``experts: each``), experts are read late: ``ffn.route`` reveals which ones a step needs, and
+one grouped op, ``ffn.experts``, takes each row through the gate, the up and the down matrix of its expert, behind the
+shared expert, so that what is chosen can come in beside that. Gate, up and their product are written and read once;
+they are its workspace. What is chosen adds its size to the traffic.
+
+Where the experts are spread over R ranks, one rank has E / R of them, which the tokens of all choose: it takes in as
+many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
+
+*In training.* The router is a linear on every rank. Routing is balanced: each expert gets tokens * top_k / experts
+rows. With expert ranks, experts are cut among them and rows travel to their experts and back (dispatch and combine, an
+all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the gradient of
+an expert adds up over those replicas only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, numbered
+from simulator.builders.weights import BATCH, EXPERT, TENSOR
+from simulator.errors import ConfigError
+from simulator.graph import chosen_number
+from simulator.layout import Layout
+from simulator.workload import DecoderModel, Experts, LlamaModel
+
+_REDUCED = 3
+"""Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
+
+Part = Callable[[str], str]
+"""A part of a layer, from one tensor to the next."""
+
+
+def forward(t: Tape, block: str, x: str, attend: Part, feed_forward: Part) -> str:
+    """What every layer is: attention, then a feed-forward, each behind a norm and added to what it took.
+
+    Parameters
+    ----------
+    t
+        What its ops are written on.
+    block, x
+        Name of the layer, and what it takes.
+    attend
+        From the normed input to what the output projection takes.
+    feed_forward
+        From the second norm to what is added.
+    """
+    t.block, residual = block, t.layout(x)
+    context = attend(t.norm("norm1", x))
+    r = t.add("add1", x, t.linear("attn.o", context), residual)
+    return t.add("add2", r, feed_forward(t.norm("norm2", r, sums="add1")), residual)
+
+
+# attention
+
+
+def projected(t: Tape, x: str, *, is_normed: bool = False) -> list[str]:
+    """Queries, keys and values of heads, with their rotary embeddings; queries and keys normalised if that is said."""
+    q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
+    t.as_one(3)
+    if is_normed:
+        q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
+    q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
+    t.as_one(2)
+    return [q, k, v]
+
+
+def attended(t: Tape, model: LlamaModel, sequence: int, x: str) -> str:
+    """Attend to so many tokens in groups of heads that share keys and values, each rank with its heads."""
+    qkv = projected(t, x)
+    here = t.cut(max((t.layout(x).tensor_map[1] for x in qkv), key=len))
+    taken = [t.to(x, here) for x in qkv]
+    context = t.tensor("attn.core.out", model.hidden, here)
+    statistics = [t.tensor("attn.core.lse", model.heads, here, FP32_BYTES)] if t.phase == "forward" else []
+    flops = 2 * sequence * t.elements(context)
+    t.attention("attn.core", taken, [context, *statistics], flops=flops)
+
+    def back(dy: str) -> None:
+        dy, *saved = (t.to(x, here) for x in (dy, *qkv))
+        grads = [t.like(f"{x}.grad", saved[i]) for i, x in enumerate(qkv)]
+        reads, size_bytes = [*saved, context, *statistics, dy], t.made_bytes(*statistics)
+        t.attention("attn.core", reads, grads, flops=5 * flops // 2, workspace_bytes=size_bytes)
+        t.give(qkv, [t.to(grad, t.layout(x).whole) for grad, x in zip(grads, qkv, strict=True)])
+
+    return t.record(context, back)
+
+
+# feed-forward
+
+
+def gated(t: Tape, name: str, x: str) -> str:
+    """All tokens through one gated feed-forward."""
+    gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
+    return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
+
+
+def fed(t: Tape, model: DecoderModel, x: str) -> str:
+    """The feed-forward of a layer at inference: experts, if the layer has some."""
+    part = model.feed_forward
+    if not isinstance(part, Experts) or f"{t.block}/ffn.router.weight" not in t.weights:
+        return gated(t, "ffn", x)
+    logits, rows = t.linear("ffn.router", x), (t.own_tokens * part.top_k,)
+    bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
+    sent, shares = _route(t, [x, logits, *bias], model.hidden, part.top_k, (t.cut(), rows))
+    is_each, shared = t.workload.experts == "each", list[str]()
+    made = "" if is_each else _together(t, part, sent)
+    if part.shared:
+        shared = [gated(t, "ffn.shared", x)]
+    made = made or _each(t, part, sent)
+    out = t.tensor("ffn.combine.out", model.hidden)
+    t.op("ffn.combine", [made, shares, *shared], [out])
+    return out
+
+
+def _route(t: Tape, reads: list[str], hidden: int, top_k: int, to: tuple[Layout, tuple[int, ...]]) -> tuple[str, str]:
+    """Send tokens to their experts, each with its shares; `to` are the layout and the rows of what is sent."""
+    layout, rows = to
+    sent = t.tensor("ffn.route.out", hidden, layout, rows=rows)
+    shares = t.tensor("ffn.route.shares", top_k, size=FP32_BYTES)
+    t.op("ffn.route", reads, [sent, shares])
+    return sent, shares
+
+
+def _together(t: Tape, part: Experts, x: str) -> str:
+    """Take each row through its expert, matrix by matrix, each of which holds all experts."""
+    read = -(-chosen_number(part.routed, t.own_tokens * part.ranks, part.top_k) // part.ranks)
+
+    def through(name: str, x: str) -> str:
+        weight = t.weight(name)
+        experts, _, outputs = weight.shape
+        rows = t.spread[x].rows
+        out = t.tensor(f"{name}.out", outputs, rows=rows)
+        read_bytes = t.made_bytes(x) + t.weight_bytes(weight) // experts * read
+        t.op(name, [x, weight.name], [out], flops=2 * rows[0] * weight.parameters // experts, read_bytes=read_bytes)
+        return out
+
+    gate, up = through("ffn.gate", x), through("ffn.up", x)
+    return through("ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]))
+
+
+def _each(t: Tape, part: Experts, x: str) -> str:
+    """Take each row through all of its expert in one op, which reads late those experts that are chosen."""
+    stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
+    size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
+    names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
+    rows = t.spread[x].rows
+    out = t.like(t.name("ffn.experts.out"), x)
+    within = 3 * rows[0] * part.width * t.element_bytes
+    t.op(
+        "ffn.experts",
+        [x, *names],
+        [out],
+        flops=2 * rows[0] * sum(stack.parameters // part.routed for stack in stacks),
+        read_bytes=t.made_bytes(x) + within,
+        write_bytes=t.made_bytes(out) + within,
+        workspace_bytes=within,
+        late=t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k),
+    )
+    return out
+
+
+def balanced(t: Tape, model: LlamaModel, x: str) -> str:
+    """The feed-forward in training; of experts each gets as many rows.
+
+    Raises
+    ------
+    ConfigError
+        If the tokens of a rank do not divide over the experts.
+    """
+    if not model.experts:
+        return gated(t, "ffn", x)
+    each, left = divmod(t.own_tokens * model.top_k, model.experts)
+    if left:
+        must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
+        found, do = f"{t.own_tokens} x {model.top_k} for {model.experts} experts", "make batch * sequence * top_k"
+        raise ConfigError(t.where, must, found, f"{do} a multiple of {model.experts}")
+    rows, here = (model.experts, each * t.mesh.size(BATCH)), Layout(t.mesh, ((), BATCH, ()))
+    taken = t.to(x, t.cut())
+    logits = t.linear("ffn.router", taken)
+    sent, shares = _route(t, [taken, logits], model.hidden, model.top_k, (here, rows))
+
+    def route_back(_: str) -> None:
+        d_shares, d_sent = t.to(t.grads.pop(shares), t.cut()), t.grads.pop(sent)
+        partial = t.layout(d_sent).partial
+        d_sent = t.to(d_sent, replace(here, partial=partial))
+        d_logits = t.tensor("ffn.router.out.grad", model.experts or 1)
+        dx = t.tensor("ffn.route.in.grad", model.hidden, t.cut((), BATCH, partial))
+        t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
+        t.give([x, logits], [dx, d_logits])
+
+    t.record("", route_back)
+    made = gated(t, "ffn", t.to(sent, Layout(t.mesh, (EXPERT, ("data",), ()))))
+    partial = t.layout(made).partial
+    back = t.to(made, replace(here, partial=partial))
+    out = t.tensor("ffn.combine.out", model.hidden, t.cut((), BATCH, partial))
+    t.op("ffn.combine", [back, shares], [out])
+
+    def combine_back(dy: str) -> None:
+        dy = t.to(dy, t.cut())
+        d_back = t.tensor("ffn.combine.in.grad", model.hidden, here, rows=rows)
+        d_shares = t.tensor("ffn.route.shares.grad", model.top_k, t.cut((), BATCH, partial), FP32_BYTES)
+        t.op("ffn.combine", [dy, back, shares], [d_back, d_shares])
+        t.give([made, shares], [d_back, d_shares])
+
+    return t.record(out, combine_back)
+
+
+# before the first layer and after the last
+
+
+def _ids(t: Tape) -> tuple[str, int]:
+    """Name and size of the token ids of this micro-batch, for the embedding and as labels."""
+    size_bytes = t.own_tokens * ID_BYTES
+    return t.declare(f"{t.micro}embed/ids", size_bytes, "input"), size_bytes
+
+
+def embed(t: Tape, residual: Layout, tokens: list[str] | None = None) -> str:
+    """Look the tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
+
+    Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
+    """
+    t.block = "embed"
+    names = tokens or [_ids(t)[0]]
+    table, id_bytes = t.weight("tokens"), t.own_tokens * ID_BYTES
+    entries, features = table.layout.tensor_map
+    out = t.tensor("tokens.out", table.shape[1], t.cut(features, BATCH, entries))
+    read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
+    t.op("tokens", [*names, t.held[table.name]], [out], read_bytes=read_bytes)
+
+    def back(dy: str) -> None:
+        dy = t.to(dy, t.cut(features))
+        dy_bytes = t.made_bytes(dy)
+        old, new = t.grad(table, BATCH)
+        rows_bytes = dy_bytes // t.mesh.size(entries)
+        if old:
+            read_bytes = id_bytes + dy_bytes + rows_bytes
+            t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=rows_bytes)
+        else:
+            t.op("tokens", [*names, dy], new)
+
+    return t.to(t.record(out, back), residual)
+
+
+def _logits(t: Tape, x: str, *, is_tied: bool) -> str:
+    """Final norm and logits; the output projection may be the embedding's table."""
+    return t.linear("lm", t.norm("norm", x), t.weights["embed/tokens.weight"] if is_tied else None)
+
+
+def answer(t: Tape, x: str, *, is_tied: bool, last: int = 0) -> str:
+    """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many."""
+    t.block = "head"
+    if last:
+        taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))
+        t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
+    logits, token = _logits(t, x, is_tied=is_tied), t.name("token")
+    t.graph.tensor(token, t.spread[logits].rows[0] * ID_BYTES)
+    t.op("sample", [logits], [token])
+    return token
+
+
+def loss(t: Tape, x: str, *, is_tied: bool) -> None:
+    """Final norm, logits and loss of one micro-batch."""
+    t.block = "head"
+    logits = _logits(t, x, is_tied=is_tied)
+    whole = t.layout(logits).whole
+    logits = t.to(logits, whole)
+    out, partial = t.name("loss.out"), list[str]()
+    t.graph.tensor(out, FP32_BYTES)
+    if whole.tensor_map[1]:
+        partial = [t.tensor("loss.parts", _REDUCED, t.cut((), BATCH, TENSOR), FP32_BYTES)]
+    copies = t.workload.dtypes.logits_copies_fp32
+    _loss(t, [logits], [out, *partial], copies, FP32_BYTES + t.made_bytes(*partial))
+    parts = [t.to(part, t.cut()) for part in partial]
+
+    def back(_: str) -> None:
+        grad = t.like(f"{logits}.grad", logits)
+        _loss(t, [logits, *parts], [grad], min(copies, 1), t.made_bytes(grad))
+        t.give([logits], [grad])
+
+    t.record("", back)
+
+
+def _loss(t: Tape, reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
+    """Add an op on logits and labels that works on so many copies of the logits, each written and read once."""
+    labels, label_bytes = _ids(t)
+    logits, *parts = reads
+    copies_bytes = copies * t.elements(logits) * FP32_BYTES
+    read_bytes, write_bytes = t.made_bytes(*reads) + label_bytes + copies_bytes, made_bytes + copies_bytes
+    reads = [logits, labels, *parts]
+    t.op("loss", reads, writes, workspace_bytes=copies_bytes, read_bytes=read_bytes, write_bytes=write_bytes)

@@ -1,0 +1,341 @@
+"""The training step of a decoder, operator by operator, counted from its dimensions; inference is in `inference`.
+
+Let T = batch * sequence tokens, h = hidden, kv = h * kv_heads / heads, f = ffn, V = vocabulary, and e the bytes of
+an element (2 for bf16). All matrices are dense and all kernels unfused, but for flash attention.
+
+Forward, 16 ops a layer::
+
+    norm1   attn.q attn.k attn.v   rope.q rope.k   attn.core   attn.o   add1
+    norm2   ffn.gate ffn.up   ffn.silu   ffn.mul   ffn.down   add2
+
+Backward, 26 ops a layer: each linear has an op for the gradient of its input (``.dgrad``) and one for that of its
+weight (``.wgrad``), 14 in all; one each for silu, mul, attention, both ropes and both norms (weight gradient
+included); and five additions in place where gradients of one tensor meet (``.acc``).
+
+Saved for backward per layer, in units of T * h * e bytes: the inputs of norm1 and norm2, both norms' outputs, roped
+q and the attention's output (1 each), roped k and v (kv/h each), gate, up, silu and their product (f/h each): 20.5
+for LLaMA3-8B, plus the attention's row statistics (fp32, heads * T * 4 bytes). Norm statistics are recomputed. Each
+tensor dies at its true last use.
+
+Work: a linear of i inputs and o outputs takes 2*T*i*o FLOP in forward, and as much again in each of its two backward
+ops. Causal attention takes 2*T*sequence*h (half of the square) and 2.5 times that in backward. Other ops only move
+bytes: their arithmetic is below 0.1 % of the whole, runs on other units, and is not counted (0 FLOP).
+
+The loss holds ``logits_copies_fp32`` fp32 copies of the logits as its workspace, each written and read once; its
+backward holds one of them (if there is any) while it writes the gradient of the logits.
+
+Each weight has one gradient, alive until the update of that weight at the end of the step. With ZeRO stage 1 the
+optimizer state is this device's shard (parameters / data of each weight, rounded up to whole parameters), and an
+update moves the bytes of that shard only.
+
+Over many ranks (``parallel`` with ``ranks: all``) every tensor has a layout (`simulator.layout`), and a collective
+stands wherever an op needs another layout than the one in which its input was made. Weights are cut as in Megatron: q,
+k, v, gate, up and the logits by columns, o and down by rows, tables along the vocabulary. So each layer sums up four
+times in a micro-batch, T * h * e bytes each: after attn.o and ffn.down in forward, before both norms in backward. With
+``sequence`` what lies between is cut along the tokens: reduce-scatters and all-gathers instead, and what was gathered
+in forward is gathered again in backward rather than saved. Micro-batches add up gradients in place. Not modelled:
+clipping of gradients by their norm, dropout, tied embeddings over several stages.
+
+*Replicas.* What replicas share: gradients that add up, and with ZeRO optimizer state, gradients and weights in shards.
+
+Gradients and weights of a block (a layer, the embedding, the head) travel together, as frameworks fuse them into
+buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 3 reduce every micro-batch into a shard
+that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
+again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
+block before it, so that two are there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from simulator.builders.layer import attended, balanced, embed, forward, loss
+from simulator.builders.tape import Tape, numbered
+from simulator.builders.weights import BATCH, TENSOR
+from simulator.graph import CollectiveKind, Graph
+from simulator.layout import Axes, Mesh, Weight
+from simulator.workload import LlamaModel, Workload
+
+NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
+"""Groups of pairs along the stages: activations go to the next one, gradients to the previous one."""
+
+
+def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The order in which a stage runs its micro-batches: pairs of ``forward`` or ``backward`` and a micro-batch.
+
+    Parameters
+    ----------
+    schedule
+        ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as
+        there are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
+    micro_batches, stages, stage
+        How many micro-batches and stages there are, and which stage this is.
+    """
+    if schedule == "gpipe":
+        yield from (("forward", i) for i in range(micro_batches))
+        yield from (("backward", i) for i in reversed(range(micro_batches)))
+        return
+    ahead = min(micro_batches, stages - stage - 1)
+    yield from (("forward", i) for i in range(ahead))
+    for i in range(micro_batches - ahead):
+        yield "forward", ahead + i
+        yield "backward", i
+    yield from (("backward", i) for i in range(micro_batches - ahead, micro_batches))
+
+
+class Replicas:
+    """What the replicas of one rank's part do together.
+
+    Parameters
+    ----------
+    tape
+        What the ops are written on.
+    blocks
+        The parts of the model that the rank runs, in the order of forward.
+    """
+
+    def __init__(self, tape: Tape, blocks: Sequence[str]) -> None:
+        self.tape, self.blocks = tape, list(blocks)
+        self._asked: set[tuple[str, str, str]] = set()
+        self._shards: dict[str, str] = {}  # weight -> its gradient's shard
+
+    def shard(self, weight: Weight) -> int:
+        """Parameters of a weight in a ZeRO shard; the last one is filled up."""
+        parallel = self.tape.workload.parallel
+        if not parallel.zero_stage:
+            return weight.parameters
+        shards = parallel.data if parallel.ranks == "one" else self.tape.mesh.size(weight.replicas)
+        return -(-weight.parameters // shards)
+
+    def before(self, block: str, start: str | None) -> None:
+        """Gather the weights of a block and of the one after it, if they are sharded.
+
+        Parameters
+        ----------
+        block
+            What runs now.
+        start
+            The tensor that the block starts from; the next gathering waits for it.
+        """
+        if self.tape.zero_stage < 3:
+            return
+        order = self.blocks if self.tape.phase == "forward" else self.blocks[::-1]
+        at = order.index(block)
+        for needed, waits_for in zip(order[at : at + 2], ([], [start] if start else []), strict=False):
+            self._gather(needed, waits_for)
+
+    def _gather(self, block: str, waits_for: list[str]) -> None:
+        t = self.tape
+        key = (t.micro, block, t.phase)
+        if key in self._asked or (t.phase == "backward" and block in {"embed", "head"}):
+            return
+        self._asked.add(key)
+        suffix = "gathered" if t.phase == "forward" else "gathered.bwd"
+        t.block = block
+        for axes, weights in self._sharing(block):
+            for weight in weights:
+                t.declare(weight.name, self.shard(weight) * t.element_bytes, weight.kind)
+            for weight in weights:
+                t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
+                t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
+            kept, whole_ones = [w.name for w in weights], [t.held[w.name] for w in weights]
+            self._meet("weights", CollectiveKind.ALL_GATHER, (axes, weights), [*kept, *waits_for], whole_ones)
+
+    def _sharing(self, block: str) -> list[tuple[Axes, list[Weight]]]:
+        """The weights of a block by the replicas that share them."""
+        return _grouped((weight.replicas, weight) for weight in self._of(block))
+
+    def _of(self, block: str) -> list[Weight]:
+        return [weight for weight in self.tape.weights.values() if weight.name.startswith(f"{block}/")]
+
+    def _meet(
+        self, what: str, kind: CollectiveKind, whose: tuple[Axes, list[Weight]], reads: list[str], writes: list[str]
+    ) -> None:
+        """Add a collective along some axes, of as many bytes as some weights have."""
+        axes, weights = whose
+        size_bytes = sum(weight.parameters for weight in weights) * self.tape.element_bytes
+        about = self.tape.meeting(kind, axes, size_bytes)
+        self.tape.op(f"{what}.{kind}.{'.'.join(axes)}", reads, writes, collective=about)
+
+    def after(self, block: str, *, is_last: bool) -> None:
+        """Add up the gradients of a block whose backward has run.
+
+        Parameters
+        ----------
+        block
+            What has run.
+        is_last
+            Whether it was the last micro-batch.
+        """
+        t = self.tape
+        if t.zero_stage < 2 and not is_last:
+            return
+        t.block = block
+        graded = [weight for weight in self._of(block) if weight.name in t.graded]
+        cut = ((tuple(a for a in t.summands[weight.name] if a not in BATCH), weight) for weight in graded)
+        for whose in _grouped(cut):  # ranks that saw other tokens of the same samples, with sequence parallelism
+            self._sum(CollectiveKind.ALL_REDUCE, whose)
+        for whose in self._sharing(block):
+            if t.zero_stage > 1:
+                self._into_shards(*whose)
+            else:
+                self._sum(CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, whose)
+
+    def _sum(self, kind: CollectiveKind, whose: tuple[Axes, list[Weight]]) -> None:
+        """Add up gradients in place."""
+        grads = [self.tape.graded[weight.name] for weight in whose[1]]
+        self._meet("grads", kind, whose, grads, grads)
+
+    def _into_shards(self, axes: Axes, weights: list[Weight]) -> None:
+        """Reduce into shards; from the second micro-batch on, add them to what is there."""
+        t = self.tape
+        grads = [t.graded.pop(weight.name) for weight in weights]
+        is_first, parts = weights[0].name not in self._shards, list[str]()
+        for weight in weights:
+            parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
+            t.graph.tensor(parts[-1], self.shard(weight) * t.element_bytes, "gradient")
+        self._meet("grads", CollectiveKind.REDUCE_SCATTER, (axes, weights), grads, parts)
+        shards = [self._shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
+        if not is_first:
+            t.op(f"grads.acc.{'.'.join(axes)}", [*shards, *parts], shards)
+
+    def update(self) -> None:
+        """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
+        t = self.tape
+        t.phase, t.micro = "update", ""
+        for block in self.blocks:
+            for weight in self._of(block):
+                self._update(weight)
+            for axes, weights in self._sharing(block) if t.zero_stage in {1, 2} else ():
+                names = [weight.name for weight in weights]
+                self._meet("weights", CollectiveKind.ALL_GATHER, (axes, weights), names, names)
+
+    def _update(self, weight: Weight) -> None:
+        t = self.tape
+        t.block, module = weight.name.removesuffix(".weight").split("/")
+        shard, state_bytes = self.shard(weight), t.workload.dtypes.optimizer_bytes_per_parameter
+        state = t.declare(f"{weight.name}.state", shard * state_bytes, "optimizer_state")
+        reads = [self._shards.get(weight.name) or t.graded[weight.name], state, weight.name]
+        sizes = [shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1)]
+        t.op(module, reads, reads[1:], read_bytes=sizes[0], write_bytes=sizes[1], dtype="fp32")
+
+
+def _grouped(weights: Iterable[tuple[Axes, Weight]]) -> list[tuple[Axes, list[Weight]]]:
+    """Weights by axes; those without axes are left out."""
+    by_axes: dict[Axes, list[Weight]] = {}
+    for axes, weight in weights:
+        by_axes.setdefault(axes, []).append(weight)
+    return [(axes, weights) for axes, weights in by_axes.items() if axes]
+
+
+class Stage:
+    """One stage of the pipeline.
+
+    In 1F1B a stage receives what it runs forward next before it sends a gradient back, as the stage before it sends
+    before it receives; so ranks meet in program order even if they do one thing at a time.
+
+    Parameters
+    ----------
+    workload, model
+        What runs.
+    mesh, weights
+        The ranks, and how the weights are spread over them.
+    place
+        Which stage it is, and the names of its layers.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: LlamaModel,
+        mesh: Mesh,
+        weights: dict[str, Weight],
+        place: tuple[int, list[str]],
+    ) -> None:
+        self.model, self.layers = model, place[1]
+        self.number, self.stages = place[0], mesh.size(["pipeline"])
+        name = workload.name if self.stages == 1 else f"{workload.name} stage {self.number}"
+        self.tape = Tape(workload, mesh, weights, name)
+        self.residual = self.tape.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
+        self.is_first, self.is_last = self.number == 0, self.number == self.stages - 1
+        blocks = [*(["embed"] if self.is_first else []), *self.layers, *(["head"] if self.is_last else [])]
+        self.replicas = Replicas(self.tape, blocks)
+        self.micros = numbered("mb", workload.parallel.micro_batches)
+        self.between: dict[int, list[str]] = {}  # micro-batch -> what its layers took, and what the last one put out
+        self.unsent: tuple[int, str] | None = None
+
+    def graph(self) -> Graph:
+        """Write down the step."""
+        parallel = self.tape.workload.parallel
+        order = list(turns(parallel.schedule, parallel.micro_batches, self.stages, self.number))
+        for at, (phase, micro) in enumerate(order):
+            self._turn(phase, micro)
+            if phase == "forward":
+                self._forward(micro)
+            else:
+                self._send_back()
+                self._backward(micro, is_last=at == len(order) - 1)
+        self._send_back()
+        self.replicas.update()
+        return self.tape.graph.build(steps=self.tape.workload.steps)
+
+    def _turn(self, phase: str, micro: int) -> None:
+        self.tape.phase = phase
+        self.tape.micro = f"{self.micros[micro]}/" if len(self.micros) > 1 else ""
+
+    def _send_back(self) -> None:
+        """Send the gradient that was made last, if it is still here."""
+        if self.unsent is not None:
+            t, (micro, dy) = self.tape, self.unsent
+            now, self.unsent = (t.phase, t.micro), None
+            self._turn("backward", micro)
+            t.block = self.layers[0]
+            t.send([dy], self._pairs(PREVIOUS, -1))
+            t.phase, t.micro = now
+
+    def _pairs(self, group: str, by: int) -> str:
+        return self.tape.group(group, self.tape.mesh.shifted("pipeline", by))
+
+    def _receive(self, block: str, name: str, group: str, by: int) -> str:
+        t = self.tape
+        t.block = block
+        x = t.tensor(name, self.model.hidden, self.residual)
+        return t.receive("recv", x, self._pairs(group, by), t.made_bytes(x))
+
+    def _forward(self, micro: int) -> None:
+        t = self.tape
+        if self.is_first:
+            self.replicas.before("embed", None)
+            x = embed(t, self.residual)
+        else:
+            x = self._receive(self.layers[0], "in", NEXT, 1)
+        self._send_back()
+        attend = partial(attended, t, self.model, t.workload.sequence)
+        between = self.between[micro] = [x]
+        for block in self.layers:
+            self.replicas.before(block, x)
+            x = forward(t, block, x, attend, partial(balanced, t, self.model))
+            between.append(x)
+        if self.is_last:
+            self.replicas.before("head", x)
+            loss(t, x, is_tied=self.model.tied_embeddings)
+        else:
+            t.send([x], self._pairs(NEXT, 1))
+
+    def _backward(self, micro: int, *, is_last: bool) -> None:
+        t, (*taken, made) = self.tape, self.between.pop(micro)
+        if self.is_last:
+            t.go_back("head")
+            self.replicas.after("head", is_last=is_last)
+        else:
+            t.give([made], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
+        for block, out in zip(self.layers[::-1], [made, *taken[:0:-1]], strict=True):
+            self.replicas.before(block, t.grads[out])
+            t.go_back(block)
+            self.replicas.after(block, is_last=is_last)
+        if self.is_first:
+            t.go_back("embed")
+            self.replicas.after("embed", is_last=is_last)
+        else:
+            self.unsent = (micro, t.grads.pop(taken[0]))

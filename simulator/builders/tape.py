@@ -1,0 +1,383 @@
+"""Writes down what one rank runs: ops with the tensors that they make, collectives that layouts ask for, and gradients.
+
+*Gradients.* An op of the phase ``forward`` also says how its gradients are made; `Tape.go_back` runs through a block
+the other way. Where gradients of one tensor meet, they add up in place (``.acc``). A gradient that an addition passes
+on to both of its inputs is nobody's own, and is added to the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple, Unpack
+
+from simulator.builders.weights import BATCH, size_bytes
+from simulator.graph import Collective, CollectiveKind, Late
+from simulator.graph_builder import GraphBuilder, OpFields
+from simulator.layout import Axes, Change, Layout, Mesh, Weight
+from simulator.workload import Workload
+
+FP32_BYTES = 4
+ID_BYTES = 4
+
+_MADE = {
+    None: "slice",
+    CollectiveKind.ALL_GATHER: "gathered",
+    CollectiveKind.REDUCE_SCATTER: "scattered",
+    CollectiveKind.ALL_TO_ALL: "exchanged",
+}
+"""What a change of layout calls the tensor that it makes."""
+
+
+def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+    """Names with numbers of equal width, of so many digits at least, so that they sort."""
+    width = max(digits, len(str(count - 1)))
+    return [f"{prefix}{i:0{width}d}" for i in range(count)]
+
+
+def blocks(layers: int) -> list[str]:
+    """Names of the layers: ``L00``, ``L01`` ..."""
+    return numbered("L", layers, 2)
+
+
+class Spread(NamedTuple):
+    """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features."""
+
+    rows: tuple[int, ...]
+    width: int
+    layout: Layout
+    element_bytes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return (*self.rows, self.width)
+
+
+Back = Callable[[str], None]
+"""Makes the gradients of what an op took from that of what it made."""
+
+
+class Tape:
+    """Writes down the step of one rank: ops of the current micro-batch, block and phase.
+
+    Names of ops and tensors are relative to `micro` and `block` (``mb0/L03``); what methods return, and take as
+    tensors, are full names. Widths are elements per row of the whole model; what a rank holds follows from layouts.
+
+    Parameters
+    ----------
+    workload
+        What runs.
+    mesh
+        The ranks.
+    weights
+        All weights of the model, by name.
+    name
+        Of the graph.
+    rows
+        Tokens that run together, on all replicas; default: those of a micro-batch.
+    """
+
+    def __init__(
+        self, workload: Workload, mesh: Mesh, weights: dict[str, Weight], name: str = "", rows: int = 0
+    ) -> None:
+        self.where = f"workload {workload.name}"
+        self.workload, self.graph = workload, GraphBuilder(name or workload.name, self.where)
+        self.mesh, self.weights = mesh, weights
+        self.rows = (rows or workload.batch * workload.sequence * mesh.size(BATCH),)
+        self.element_bytes = workload.dtypes.element_bytes
+        self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
+        self.micro, self.block, self.phase = "", "", "forward"
+        self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
+        self.spread: dict[str, Spread] = {}
+        self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
+        self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
+        self.summands: dict[str, Axes] = {}  # weight -> axes along which replicas hold a summand of its gradient
+        self.grads: dict[str, str] = {}  # tensor -> its gradient so far
+        self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
+        self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
+        self._origins: dict[str, str] = {}  # tensor in another layout -> the tensor
+        self._changed: dict[tuple[str, Layout, str], str] = {}
+        self._groups: set[str] = set()
+
+    # names and tensors
+
+    def name(self, tensor: str) -> str:
+        """Full name of a tensor of the current block."""
+        return f"{self.micro}{self.block}/{tensor}"
+
+    def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
+        """The layout of rows cut along `tokens`, and of features cut along `features`."""
+        return Layout(self.mesh, (tokens, features), partial)
+
+    def tensor(
+        self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: tuple[int, ...] = ()
+    ) -> str:
+        """Add an activation; return its name.
+
+        Parameters
+        ----------
+        name
+            In the current block.
+        width
+            Elements of a row.
+        layout
+            Default: rows are cut along the batch.
+        size
+            Of an element [B]; default: that of the model's data type.
+        rows
+            Default: all tokens.
+        """
+        layout = self.cut() if layout is None else layout
+        return self._add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
+
+    def like(self, name: str, x: str) -> str:
+        """Add a tensor with this full name that is spread as another one."""
+        return self._add(name, self.spread[x])
+
+    def _add(self, name: str, spread: Spread) -> str:
+        self.spread[name] = spread
+        kind = self.kinds.get(name.rpartition("/")[2], "activation")
+        self.graph.tensor(name, self.made_bytes(name), kind)
+        return name
+
+    def elements(self, name: str) -> int:
+        """How many elements of a tensor this rank holds."""
+        return self.layout(name).local_elements(self.spread[name].shape, f"{self.where}, {name}")
+
+    def made_bytes(self, *names: str) -> int:
+        """Size of what this rank holds of activations [B]."""
+        return sum(self.elements(name) * self.spread[name].element_bytes for name in names)
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens the samples of this rank have."""
+        return prod(self.rows) // self.mesh.size(BATCH)
+
+    def layout(self, name: str) -> Layout:
+        """How a tensor is spread now."""
+        return self.spread[name].layout
+
+    def weight(self, name: str) -> Weight:
+        """A weight of the current block; its tensor is declared when it is first named."""
+        weight = self.weights[f"{self.block}/{name}.weight"]
+        self.declare(weight.name, self.weight_bytes(weight), weight.kind)
+        return weight
+
+    def declare(self, name: str, size_bytes: int, kind: str) -> str:
+        """Add a persistent tensor [B] unless it is there."""
+        if name not in self.held:
+            self.graph.tensor(name, size_bytes, kind, persistent=True)
+            self.held[name] = name
+        return name
+
+    def weight_bytes(self, weight: Weight) -> int:
+        """What this rank holds of a weight [B]."""
+        return size_bytes(weight, self.workload.dtypes)
+
+    # ops
+
+    def op_name(self, name: str) -> str:
+        """Full name of an op of the current block and phase."""
+        short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
+        return f"{self.micro}{self.block}/{short}/{name}"
+
+    def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
+        """Add an op of the current block and phase; with work it is a matrix product unless it says otherwise."""
+        more["phase"] = self.phase
+        more.setdefault("dtype", self.workload.dtypes.compute)
+        if more.get("flops"):
+            more.setdefault("op_class", "matmul")
+        kind = "collective" if more.get("collective") else "compute"
+        self.graph.op(self.op_name(name), reads, writes, kind, **more)
+
+    def attention(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
+        """Add an op that scores pairs of tokens."""
+        more["op_class"] = "attention"
+        self.op(name, reads, writes, **more)
+
+    def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
+        """Late reads of the op of the current block that is added next."""
+        return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
+
+    def group(self, name: str, members: Iterable[Iterable[int]]) -> str:
+        """Declare a group unless it is there."""
+        if name not in self._groups:
+            self._groups.add(name)
+            self.graph.group(name, members)
+        return name
+
+    def meeting(self, kind: CollectiveKind, axes: Axes, size_bytes: int) -> Collective:
+        """A collective of the ranks that differ along some axes only, of so many bytes."""
+        return Collective(kind, self.group(".".join(axes), self.mesh.members(axes)), size_bytes)
+
+    def send(self, tensors: list[str], group: str, size_bytes: int = 0) -> None:
+        """Send tensors along a group, of so many bytes or as they are."""
+        about = Collective(CollectiveKind.SEND, group, size_bytes or self.made_bytes(*tensors))
+        self.op("send", tensors, [], collective=about)
+
+    def receive(self, name: str, tensor: str, group: str, size_bytes: int) -> str:
+        """Receive a tensor of so many bytes along a group, in an op of a name."""
+        self.op(name, [], [tensor], collective=Collective(CollectiveKind.RECV, group, size_bytes))
+        return tensor
+
+    def to(self, x: str, layout: Layout) -> str:
+        """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
+        if self.layout(x) == layout:
+            return x
+        key = (x, layout, self.phase)
+        if key not in self._changed:
+            made = x
+            for change in self.layout(x).changes(layout):
+                made = self._change(made, change)
+            self._changed[key], self._origins[made] = made, self._origins.get(x, x)
+        return self._changed[key]
+
+    def _change(self, x: str, change: Change) -> str:
+        spread, module = self.spread[x]._replace(layout=change.layout), x.rpartition("/")[2]
+        if change.kind is CollectiveKind.ALL_REDUCE:
+            made, self.spread[x] = x, spread
+        else:
+            again = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else ""
+            made = self._add(f"{x}.{_MADE[change.kind]}{again}", spread)
+        if change.kind is None:
+            self.op(f"{module}.slice", [x], [made], read_bytes=self.made_bytes(made))
+        else:
+            about = self.meeting(change.kind, change.axes, max(self.made_bytes(x), self.made_bytes(made)))
+            self.op(f"{module}.{change.kind}", [x], [made], collective=about)
+        return made
+
+    # ops with gradients
+
+    def vector(self, name: str, reads: list[str], layout: Layout | None = None, *, saves: bool = True) -> str:
+        """Add an op of equal shapes: in the given layout, or else in the one of its inputs that is cut most.
+
+        Parameters
+        ----------
+        name, reads, layout
+            The op.
+        saves
+            Whether its gradients depend on what it took.
+        """
+        out = self._vector(name, reads, layout)
+
+        def back(dy: str) -> None:
+            dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
+            grads = [self.like(f"{x}.grad", dy) for x in reads]
+            self.op(name, [dy, *saved], grads)
+            self.give(reads, [self.to(grad, self.layout(x).whole) for x, grad in zip(reads, grads, strict=True)])
+
+        return self.record(out, back)
+
+    def add(self, name: str, x: str, y: str, layout: Layout) -> str:
+        """Add two tensors; the gradient of both is that of the sum."""
+        return self.record(self._vector(name, [x, y], layout), lambda dy: self._pass_on(dy, x, y))
+
+    def _pass_on(self, dy: str, x: str, y: str) -> None:
+        self._shared.add(dy)
+        self.give([x, y], [dy, dy])
+
+    def _vector(self, name: str, reads: list[str], layout: Layout | None) -> str:
+        target = layout or self._most_cut(reads)
+        reads = [self.to(x, target) for x in reads]
+        out = self.tensor(f"{name}.out", self.spread[reads[0]].width, target, rows=self.spread[reads[0]].rows)
+        self.op(name, reads, [out])
+        return out
+
+    def _most_cut(self, names: list[str]) -> Layout:
+        return max((self.layout(x).whole for x in names), key=lambda layout: layout.parts)
+
+    def norm(self, name: str, x: str, sums: str = "") -> str:
+        """Normalise rows; the layout stays. Gradients of what it took add up in an op that is named after `sums`."""
+        weight, layout = self.weight(name), self.layout(x)
+        out = self.tensor(f"{name}.out", self.spread[x].width, layout, rows=self.spread[x].rows)
+        self.op(name, [x, self.held[weight.name]], [out])
+
+        def back(dy: str) -> None:
+            dy = self.to(dy, layout)
+            dx = self.tensor(f"{name}.in.grad", self.spread[x].width, layout)
+            old, new = self.grad(weight, layout.tensor_map[0])
+            self.op(name, [x, dy, self.held[weight.name], *old], [dx, *new])
+            self.give([x], [dx], sums or name)
+
+        return self.record(out, back)
+
+    def linear(self, name: str, x: str, weight: Weight | None = None) -> str:
+        """Multiply rows by a weight; what comes out is cut, or a summand, as the weight is.
+
+        So is the gradient of what it took.
+        """
+        weight = weight or self.weight(name)
+        *experts, inner, outer = weight.layout.tensor_map
+        *_, inputs, outputs = weight.shape
+        if weight.name.startswith("embed/"):  # a tied table is used transposed
+            inner, outer, inputs, outputs = outer, inner, outputs, inputs
+        tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
+        taken, made = (Layout(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
+        inside = self.to(x, taken)
+        rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
+        out = self.tensor(f"{name}.out", outputs, replace(made, partial=inner), rows=rows)
+        self.op(name, [inside, self.held[weight.name]], [out], flops=flops)
+
+        def back(dy: str) -> None:
+            dy = self.to(dy, made)
+            dx = self.tensor(f"{name}.in.grad", inputs, replace(taken, partial=outer), rows=rows)
+            self.op(f"{name}.dgrad", [dy, self.held[weight.name]], [dx], flops=flops)
+            saved = self.to(x, taken)
+            old, new = self.grad(weight, tokens)
+            self.op(f"{name}.wgrad", [dy, saved, *old], new, flops=flops)
+            self.give([x], [dx], name)
+
+        return self.record(out, back)
+
+    def record(self, out: str, back: Back) -> str:
+        """Keep how the gradients of what the last op took are made, if it is of a forward; return what it made."""
+        if self.phase == "forward":
+            self._backs.setdefault(self.name(""), []).append((out, back))
+        return out
+
+    def as_one(self, ops: int) -> None:
+        """Let the last so many ops go back in the order of forward."""
+        if self.phase == "forward":
+            backs = self._backs[self.name("")]
+            backs[-ops:] = backs[: -ops - 1 : -1]
+
+    def go_back(self, block: str) -> None:
+        """Make all gradients of a block, the last op first."""
+        self.block = block
+        for out, back in reversed(self._backs.pop(self.name(""))):
+            back(self.grads.pop(out, ""))
+
+    def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
+        """Note gradients of tensors, or add each to what is known of it, in an op that is named after `sums`."""
+        for x, grad in zip(tensors, grads, strict=True):
+            origin = self._origins.get(x, x)
+            known = self.grads.get(origin)
+            if known is None:
+                self.grads[origin] = grad
+                continue
+            total, part = (grad, known) if known in self._shared else (known, grad)
+            if self.layout(total) != self.layout(part):
+                total, part = (self.to(one, self.layout(origin).whole) for one in (total, part))
+            self.op(f"{sums}.acc", [total, part], [total])
+            self.grads[origin] = total
+
+    def grad(self, weight: Weight, tokens: Axes) -> tuple[list[str], list[str]]:
+        """What an op reads and writes that adds to the gradient of a weight; the first one only writes.
+
+        Parameters
+        ----------
+        weight
+            The weight.
+        tokens
+            Axes that cut the rows over which the op sums.
+        """
+        known = self.graded.get(weight.name)
+        if known is not None:
+            return [known], [known]
+        micro = self.micro if self.zero_stage > 1 and weight.replicas else ""
+        known = self.graded[weight.name] = f"{micro}{weight.name}.grad"
+        self.graph.tensor(known, weight.parameters * self.element_bytes, "gradient")
+        self.summands[weight.name] = self.mesh.real(tokens)
+        return [], [known]
