@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.referee import Drawn, Findings, Watch
@@ -43,10 +43,10 @@ def check_in_parts(
 ) -> Findings:
     """What the referee finds if it is told bit by bit; at every moment, unless some are said."""
     drawn = drawn if isinstance(drawn, Drawn) else Drawn(drawn, None)
-    watch = Watch(graph, hardware, drawn, budget_bytes, switches, least_steps=least_steps)
+    watch = Watch(Job.of(graph, 1), hardware, [drawn], budget_bytes, switches)
     if moments_ns is None:
         ends = (trace.residencies.whole()["time_ns"], trace.spans.whole()["end_ns"])
         moments_ns = np.unique(np.concatenate(ends)).tolist()
     for happened in bits(trace, moments_ns):
-        watch.take(happened)
+        watch.take(happened, least_steps=least_steps)
     return watch.finish(trace)

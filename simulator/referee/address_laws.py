@@ -61,8 +61,8 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
             if at == len(live) or live.pop(at) != (offset, offset - delta, item):
                 raise facts.broken("a range is freed where, and as large as, it was taken", where, found)
     wanted = sum(1 for _, _, item in live if item >= 0)
-    persistent = [t for t, tensor in enumerate(facts.graph.tensors) if tensor.persistent and tensor.size_bytes]
-    at_home = sum(1 for t in persistent if facts.plan.home[t] == facts.compute_tier)
+    persistent = [t for t, tensor in enumerate(facts.program.graph.tensors) if tensor.persistent and tensor.size_bytes]
+    at_home = sum(1 for t in persistent if facts.program.plan.home[t] == facts.program.compute_tier)
     if facts.complete and (wanted != at_home or len(live) != wanted):
         raise facts.broken("a run ends with the places with which it began", "addresses", f"{len(live)} places")
 
@@ -71,7 +71,7 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
     """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
     took = _counted(rows)
-    must = _counted(pick(facts.residencies, facts.residencies["tier"] == facts.compute_tier))
+    must = _counted(pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier))
     for key in took.keys() | must.keys():
         (time, item), (up, down, size), (least_up, least_down, least) = key, took.get(key, _NONE), must.get(key, _NONE)
         moved = up - least_up
@@ -100,7 +100,7 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
         raise facts.broken("offsets chosen before the run need no compaction", "compactions", f"{len(asked)} of them")
     if (np.diff(asked) < 0).any() or (asked[1:] < end[:-1]).any() or (start < asked).any():
         raise facts.broken("compactions come one after another", "compactions", "two at once")
-    price, page_bytes = facts.hardware.allocator.compaction, facts.hardware.allocator.page_bytes
+    price, page_bytes = facts.program.hardware.allocator.compaction, facts.program.hardware.allocator.page_bytes
     for number, is_remap in enumerate(events["is_remap"].tolist()):
         due = price.cost_ns(int(pages[number])) if is_remap and price is not None else 0
         if int(end[number] - start[number]) != due:
@@ -141,7 +141,7 @@ def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: 
 
 def _touches(facts: Facts, spans: Block) -> Ints:
     """Whether each span is a copy from or to the compute tier."""
-    here = np.append((facts.program.links[:, :2] == facts.compute_tier).any(axis=1), False)
+    here = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
     return np.asarray(here[np.where(spans["kind"] == COPY, spans["track"], -1)])
 
 

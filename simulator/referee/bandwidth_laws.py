@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,24 +13,25 @@ from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.breach import broken
-from simulator.referee.earlier import Moved
 from simulator.referee.facts import Facts
 from simulator.referee.meeting_laws import Meetings
 from simulator.scenario import Switches
 from simulator.trace import instances
 
+_KERNELS = ""
+"""In place of the name of a link or port: what kernels read and write for certain."""
 
-def check_bandwidth(ranks: Sequence[Facts], met: Meetings | None, stands_in: Sequence[int], switches: Switches) -> None:
-    """Check each link, each port, and each instance of a bus, in each stretch in which it is busy without a pause.
 
-    So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth.
+class Bandwidth:
+    """Checks each link, port, and instance of a bus, in each stretch in which it is busy without a pause.
+
+    So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth. What is chosen of late
+    reads is left out there, and kernels whose duration was measured have no traffic.
 
     Parameters
     ----------
-    ranks
-        The rows of those that were simulated.
-    met
-        The meetings of the trace, if there are any.
+    hardware
+        The machine.
     stands_in
         For each rank the one that was simulated in its place.
     switches
@@ -42,115 +43,99 @@ def check_bandwidth(ranks: Sequence[Facts], met: Meetings | None, stands_in: Seq
     without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
     spans.
     """
-    hardware = ranks[0].hardware
-    moved = {**_copied(hardware, ranks), **(_sent(hardware, met) if met is not None else {})}
-    for name in dict.fromkeys((*moved, *hardware.links)):
-        rate: int | float
-        if name in hardware.links:
-            what, rate = f"link {name!r} of rank", hardware.links[name].bandwidth_bytes_per_s
-        else:
-            fabric = hardware.fabrics[name.rsplit(".", 1)[0]]
-            what, rate = f"port {name!r} of rank", fabric.planes * fabric.bandwidth_bytes_per_s
-        _check_instances(ranks, stands_in, what, ("device", rate), _passing(hardware, (name,), moved))
-    for name, bus in hardware.buses.items():
-        what, limit = f"bus {name!r} of {bus.scope}", (bus.scope, bus.bandwidth_bytes_per_s)
-        _check_instances(ranks, stands_in, what, limit, _passing(hardware, bus.links, moved))
-    tier = hardware.tiers[hardware.compute_tier]
-    if switches.hbm_contention and tier.bandwidth_bytes_per_s is not None:
-        what, limit = f"memory {hardware.compute_tier!r} of {tier.scope}", (tier.scope, tier.bandwidth_bytes_per_s)
-        _check_instances(ranks, stands_in, what, limit, _in_memory(ranks, moved))
+
+    def __init__(self, hardware: Hardware, stands_in: Sequence[int], switches: Switches) -> None:
+        self._hardware = hardware
+        here, links, fabrics = hardware.compute_tier, hardware.links.items(), hardware.fabrics.items()
+        ports = {f"{name}.{way}": f.planes * f.bandwidth_bytes_per_s for name, f in fabrics for way in ("out", "in")}
+        carriers: list[tuple[str, str, int | float, Mapping[str, int]]] = [
+            *((f"link {n!r} of rank", "device", k.bandwidth_bytes_per_s, hardware.passing((n,))) for n, k in links),
+            *((f"port {n!r} of rank", "device", rate, hardware.passing((n,))) for n, rate in ports.items()),
+        ]
+        for name, bus in hardware.buses.items():
+            what, rate = f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s
+            carriers.append((what, bus.scope, rate, hardware.passing(bus.links)))
+        memory = hardware.tiers[here]
+        if switches.hbm_contention and memory.bandwidth_bytes_per_s is not None:
+            ends = [name for name, link in links if here in (link.source, link.target)]
+            passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
+            carriers.append((f"memory {here!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing))
+        on_node = hardware.topology.devices_per_node
+        self._carriers = [
+            (what, int(rate), instances(scope, on_node, stands_in), passing)
+            for what, scope, rate, passing in carriers
+            if rate != math.inf
+        ]
+        self._under_way = {what: np.empty((4, 0), np.int64) for what, *_ in self._carriers}
+
+    def check(self, ranks: Sequence[Facts], met: Meetings | None) -> None:
+        """Check the stretches that no later step can be part of; the others are kept for later.
+
+        Parameters
+        ----------
+        ranks
+            The rows of those that were simulated.
+        met
+            The meetings of the trace, if there are any.
+        """
+        moved = {**self._copied(ranks), _KERNELS: _of_kernels(ranks), **self._sent(met)}
+        until_ns = min(int(facts.issued_ns.max(initial=0)) for facts in ranks)
+        for what, rate, (instance, counts), passing in self._carriers:
+            rows = [
+                moved[name] * np.array([[1], [times], [1], [1]]) for name, times in passing.items() if name in moved
+            ]
+            rank, size, start, end = np.concatenate([np.empty((4, 0), np.int64), *rows], axis=1)
+            new = np.stack((instance[rank], size * counts[rank], start, end))
+            which, size, start, end = np.concatenate((self._under_way[what], new), axis=1)
+            order, first, until = busy(which, start, end, joins=False)
+            if not len(order):
+                continue
+            stretches = np.stack((which[order][first], np.add.reduceat(size[order], first), start[order][first], until))
+            is_settled = np.full(len(first), True) if ranks[0].is_last else until <= until_ns
+            self._under_way[what] = stretches[:, ~is_settled]
+            _check_stretches(what, rate, stretches[:, is_settled])
+
+    def _copied(self, ranks: Sequence[Facts]) -> dict[str, Ints]:
+        """By link, whose bytes, how many, from when to when."""
+        every = np.concatenate([_moved(facts, facts.ran(COPY), facts.program.sizes) for facts in ranks], axis=1)
+        track = np.concatenate([facts.track[facts.ran(COPY)] for facts in ranks])
+        return {name: every[:, track == number] for number, name in enumerate(self._hardware.link_names)}
+
+    def _sent(self, met: Meetings | None) -> dict[str, Ints]:
+        """By port, its part of every phase of each collective, at some time in its span."""
+        if met is None:
+            return {}
+        sizes: dict[str, Ints] = {}
+        for sort, (what, members, _) in enumerate(met.sorts):
+            for phase in phases(what, members, self._hardware):
+                for way, silent in (("out", CollectiveKind.RECV), ("in", CollectiveKind.SEND)):
+                    if what.kind is not silent:
+                        size = sizes.setdefault(f"{phase.fabric}.{way}", np.zeros(len(met.sorts), np.int64))
+                        size[sort] += phase.port_bytes
+        rows = {name: np.stack((met.rank, size[met.sort], met.start_ns, met.end_ns)) for name, size in sizes.items()}
+        return {name: sent[:, sent[1] > 0] for name, sent in rows.items()}
 
 
-def _in_memory(ranks: Sequence[Facts], moved: Mapping[str, Moved]) -> Moved:
-    """What kernels, copies and collectives read and write in the compute tier together.
-
-    What is chosen of late reads is left out, and kernels whose duration was measured have no traffic.
-    """
-    hardware = ranks[0].hardware
-    ends = {name: (hardware.compute_tier in (one.source, one.target)) for name, one in hardware.links.items()}
-    carried = [part for name, part in moved.items() if ends.get(name, True)]
-    return _joined([*(_kernels(facts) for facts in ranks), *carried])
+def _of_kernels(ranks: Sequence[Facts]) -> Ints:
+    rows = []
+    for facts in ranks:
+        has_traffic = [op.duration_ns is None and op.collective is None for op in facts.program.graph.ops]
+        traffic = [op.read_bytes + op.write_bytes for op in facts.program.graph.ops]
+        rows.append(_moved(facts, facts.ran(COMPUTE), np.array(traffic, np.int64) * has_traffic))
+    return np.concatenate(rows, axis=1)
 
 
-def _kernels(facts: Facts) -> Moved:
-    """What kernels of one rank read and wrote for certain."""
-    traffic = [
-        0 if op.duration_ns is not None or op.collective is not None else op.read_bytes + op.write_bytes
-        for op in facts.graph.ops
-    ]
-    ran = facts.ran(COMPUTE)
-    return _moved(facts, ran, np.array(traffic, np.int64)[facts.a[ran]])
+def _moved(facts: Facts, issues: Ints, sizes: Ints) -> Ints:
+    """Rank, bytes, start and end of these steps; sizes are those of their ops, or tensors."""
+    rank = np.full(len(issues), facts.rank)
+    return np.stack((rank, sizes[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
 
 
-def _moved(facts: Facts, issues: Ints, size: Ints) -> Moved:
-    return Moved(np.full(len(issues), facts.rank), size, facts.start_ns[issues], facts.end_ns[issues])
-
-
-def _joined(parts: Iterable[Moved]) -> Moved:
-    nothing = Moved(*(np.empty(0, np.int64) for _ in Moved._fields))
-    return Moved(*(np.concatenate(column) for column in zip(nothing, *parts, strict=True)))
-
-
-def _passing(hardware: Hardware, names: Iterable[str], moved: Mapping[str, Moved]) -> Moved:
-    """What went over these links or ports together, also on its way from another tier to a third."""
-    capped = {name: times for name, times in hardware.passing(names).items() if name in moved}
-    return _joined(moved[name]._replace(size_bytes=times * moved[name].size_bytes) for name, times in capped.items())
-
-
-def _copied(hardware: Hardware, ranks: Sequence[Facts]) -> dict[str, Moved]:
-    """What each link carried, of those that carried something."""
-    copies, found = [(facts, facts.ran(COPY)) for facts in ranks], {}
-    for number, name in enumerate(hardware.link_names):
-        mine = ((facts, issues[facts.track[issues] == number]) for facts, issues in copies)
-        found[name] = _joined(_moved(facts, issues, facts.sizes[facts.a[issues]]) for facts, issues in mine)
-    return {name: part for name, part in found.items() if len(part.rank)}
-
-
-def _sent(hardware: Hardware, met: Meetings) -> dict[str, Moved]:
-    """What each port carried: its part of every phase of a collective, at some time in its span."""
-    sizes: dict[str, Ints] = {}
-    for sort, (what, members, _) in enumerate(met.sorts):
-        for phase in phases(what, members, hardware):
-            for way, silent in (("out", CollectiveKind.RECV), ("in", CollectiveKind.SEND)):
-                if what.kind is not silent:
-                    name = f"{phase.fabric}.{way}"
-                    sizes.setdefault(name, np.zeros(len(met.sorts), np.int64))[sort] += phase.port_bytes
-    found = {}
-    for name, size in sizes.items():
-        mine = np.flatnonzero(size[met.sort] > 0)
-        found[name] = Moved(met.rank[mine], size[met.sort][mine], met.start_ns[mine], met.end_ns[mine])
-    return found
-
-
-def _check_instances(
-    ranks: Sequence[Facts], stands_in: Sequence[int], what: str, limit: tuple[str, int | float], moved: Moved
-) -> None:
-    """Check the stretches of each instance that no later step can be part of; the others are kept for later."""
-    scope, bandwidth = limit
-    if bandwidth == math.inf:
-        return
-    flows, until_ns = ranks[0].earlier.flows, _settled_ns(ranks)
-    instance, counts = instances(scope, ranks[0].hardware.topology.devices_per_node, stands_in)
-    moved = moved._replace(rank=instance[moved.rank], size_bytes=moved.size_bytes * counts[moved.rank])
-    moved = _joined([flows[what], moved]) if what in flows else moved
-    if not len(moved.rank):
-        return
-    order, first, end = busy(moved.rank, moved.start_ns, moved.end_ns, joins=False)
-    size, start = np.add.reduceat(moved.size_bytes[order], first), moved.start_ns[order][first]
-    found = Moved(moved.rank[order][first], size, start, end)
-    is_settled = found.end_ns <= until_ns if until_ns is not None else np.ones(len(found.rank), bool)
-    flows[what] = Moved(*(column[~is_settled] for column in found))
-    lasted = (found.end_ns - found.start_ns).astype(float)
-    near = found.size_bytes.astype(float) * NS_PER_S > (1 - 1e-12) * int(bandwidth) * lasted
-    for which, carried, since, until in zip(*(column[is_settled & near].tolist() for column in found), strict=True):
-        if carried * NS_PER_S > int(bandwidth) * (until - since):
-            said = f"{carried:,} B from {since:,} to {until:,} ns at {int(bandwidth):,} B/s"
+def _check_stretches(what: str, rate: int, stretches: Ints) -> None:
+    _, size, start, end = stretches
+    near = size.astype(float) * NS_PER_S > (1 - 1e-12) * rate * (end - start).astype(float)
+    for which, carried, since, until in stretches[:, near].T.tolist():
+        if carried * NS_PER_S > rate * (until - since):
             law = "a link, a bus, a port or a memory carries at most its bandwidth times its busy time"
-            raise broken(f"trace, {what} {which}", law, said)
-
-
-def _settled_ns(ranks: Sequence[Facts]) -> int | None:
-    """Up to when all that moves is known, if the run goes on: steps are issued in order, and start later."""
-    if ranks[0].is_last:
-        return None
-    return min(int(facts.issued_ns.max(initial=0)) for facts in ranks)
+            found = f"{carried:,} B from {since:,} to {until:,} ns at {rate:,} B/s"
+            raise broken(f"trace, {what} {which}", law, found)

@@ -1,30 +1,33 @@
 """One part of a rank's trace, laid out so that laws are comparisons of columns.
 
-A step is known by its *issue* number, counted from the first step of the part; columns "by issue" have one value for
-each step of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part and
-of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. A step
-that never happened has the position `Facts.never`.
+A run is checked part by part: so many steps in issue order that have all ended. A run that was kept is one part. A step
+is known by its *issue* number, counted from the first step of the part; columns "by issue" have one value for each step
+of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part and of what is
+known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. A step that never
+happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import NONE, Bools, Ints, busy, firsts
+from simulator.columns import NONE, Bools, Ints, busy, firsts, lasts
 from simulator.errors import InvariantError
-from simulator.plan import COMPUTE, COPY
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 from simulator.referee.breach import broken, describe
-from simulator.referee.earlier import Earlier
 from simulator.referee.op_columns import Program
 from simulator.trace import CAUSES, ISSUED, Block
+
+_RESIDENT = ("row", "time_ns", "tier", "tensor", "delta_bytes", "is_explained")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some steps of a rank, in issue order, and all rows of the trace that are of them.
+    """Some steps of a rank, in issue order, all rows that are of them, and what happened to places meanwhile.
 
     Attributes
     ----------
@@ -44,6 +47,64 @@ class Part:
     residencies: Block
     complete: bool
     is_last: bool
+
+
+@dataclass(eq=False)
+class Earlier:
+    """What steps before a part leave to laws: it does not grow with the run.
+
+    Attributes
+    ----------
+    steps
+        How many were issued.
+    runs
+        By op, how often it ran.
+    latest
+        By law, for each group the latest moment of its rows (see `Facts.latest`) [ns].
+    rows
+        By law, rows that steps to come may be judged by.
+    """
+
+    steps: int
+    runs: Ints
+    latest: dict[str, Ints] = field(default_factory=dict)
+    rows: dict[str, Ints] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program) -> Earlier:
+        """Know what there is before the first step."""
+        valid = np.full(len(program.sizes) * program.tiers, NONE)
+        valid[program.valid_homes] = 0
+        return cls(0, np.zeros(len(program.graph.ops), np.int64), {"valid": valid})
+
+    def kept(self, law: str, columns: int) -> Ints:
+        """The rows that a law keeps, as columns."""
+        return self.rows.get(law, np.empty((columns, 0), np.int64))
+
+
+class Accesses(NamedTuple):
+    """What steps do with tensors, in issue order: a row for each use by a compute, two for a copy, one for others.
+
+    Attributes
+    ----------
+    issue, kind
+        The step.
+    place
+        Which place of which tensor it is (``tensor * tiers + tier``).
+    reads, makes
+        Whether the step needs what is valid there, and whether it makes it so.
+    """
+
+    issue: Ints
+    kind: Ints
+    place: Ints
+    reads: Bools
+    makes: Bools
+
+    def pick(self, rows: Bools | Ints) -> Accesses:
+        """Some of the rows."""
+        issue, kind, place, reads, makes = self
+        return Accesses(issue[rows], kind[rows], place[rows], reads[rows], makes[rows])
 
 
 class Facts:
@@ -66,7 +127,7 @@ class Facts:
         How many steps were issued before the part.
     kind, a, b, c
         What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
-    row, issued_ns, start_ns, end_ns
+    row, track, channel, issued_ns, start_ns, end_ns
         The span of each step by issue: its row, or `NONE` and times of 0.
     start, end, issued
         Positions of these times in `clock`; `never` if there is no span.
@@ -77,27 +138,20 @@ class Facts:
         Collectives that began; and those that never did, each the next on its stream: they may have come, and hold
         their room.
     spans, waits, residencies
-        The rank's rows; column ``row`` holds their numbers in the trace's table.
-    source, target
-        By issue, the place (``tensor * tiers + tier``) that a copy reads or a detach frees, and that a copy writes.
+        The rank's rows; column ``row`` holds their numbers in the trace's table. Of places also those of earlier parts
+        that no step has given up.
     """
 
     def __init__(self, program: Program, part: Part, earlier: Earlier, rank: int) -> None:
         self.program, self.rank, self.earlier = program, rank, earlier
-        self.graph, self.hardware, self.plan = program.graph, program.hardware, program.plan
-        self.tiers, self.compute_tier = program.tiers, program.compute_tier
         self.complete, self.is_last, self.first = part.complete, part.is_last, earlier.steps
-        self.sizes, self.uses = program.sizes, program.uses
         self.kind, self.a, self.b, self.c = (part.issued[name] for name in ISSUED)
-        self.source, self.target = self.a * self.tiers + self.b, self.a * self.tiers + self.c
-        self.spans, self.waits = self._from_first(part.spans), self._from_first(part.waits)
-        self.residencies = part.residencies
+        self.spans, self.waits = ({**rows, "issue": rows["issue"] - self.first} for rows in (part.spans, part.waits))
+        new = {**part.residencies, "is_explained": np.zeros(len(part.residencies["row"]), np.int64)}
+        old = dict(zip(_RESIDENT, earlier.kept("places", len(_RESIDENT)), strict=True))
+        self.residencies = {name: np.append(old[name], new[name]) for name in _RESIDENT}
         self._check_spans_match_issued()
         self._lay_out()
-
-    def _from_first(self, rows: Block) -> Block:
-        """The rows with issue numbers of the part."""
-        return {**rows, "issue": rows["issue"] - self.first} if self.first else rows
 
     def _check_spans_match_issued(self) -> None:
         spans, issue = self.spans, self.spans["issue"]
@@ -112,25 +166,26 @@ class Facts:
         self.check(forward, must, "spans", spans, "issued_ns", "start_ns", "end_ns")
 
     def _lay_out(self) -> None:
-        spans, n = self.spans, len(self.kind)
-        self.row, self.channel, self.track, self.issued_ns, self.start_ns, self.end_ns = (
-            _scatter(n, spans["issue"], spans[name], fill)
-            for names, fill in ((("row", "channel", "track"), NONE), (("issued_ns", "start_ns", "end_ns"), 0))
-            for name in names
-        )
-        has_begun = self.row != NONE
-        computes = self.ran(COMPUTE)
+        spans, waits, n = self.spans, self.waits, len(self.kind)
+        names = ("row", "track", "channel", "issued_ns", "start_ns", "end_ns")
+        fills = np.array([NONE, NONE, NONE, 0, 0, 0])
+        by_issue = np.repeat(fills[:, None], n, axis=1)
+        by_issue[:, spans["issue"]] = [spans[name] for name in names]
+        self.row, self.track, self.channel, self.issued_ns, self.start_ns, self.end_ns = by_issue
+        has_begun, computes = self.row != NONE, self.ran(COMPUTE)
         self.met, self.unmet = computes[self.program.meets[self.a[computes]]], self._unmet()
         self.arrived_ns = self._arrivals_ns()
         times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
-        known = np.concatenate([*self.earlier.moments_ns()])
-        self.clock = np.unique(np.concatenate((*times, self.residencies["time_ns"], known[known != NONE])))
+        copies = self.earlier.kept("copies", 4)[2:].ravel()
+        known = np.concatenate((*self.earlier.latest.values(), copies))
+        moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], known[known != NONE]
+        self.clock = np.unique(np.concatenate((*times, *moments)))
         self.never, self.stride = len(self.clock), len(self.clock) + 2
-        self.issued, self.start, self.end, self.arrived = (
-            np.where(has_begun, np.searchsorted(self.clock, ns), self.never) for ns in times
-        )
-        self.arrived[self.unmet] = np.searchsorted(self.clock, self.arrived_ns[self.unmet])
-        self.residency_time = np.searchsorted(self.clock, self.residencies["time_ns"])
+        self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
+        self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])
+        self.waits |= {"start": self.at(waits["start_ns"]), "end": self.at(waits["end_ns"])}
+        rows = self.residencies
+        rows |= {"at": self.at(rows["time_ns"]), "stays": np.ones(len(rows["row"]), np.int64)}
 
     def _unmet(self) -> Ints:
         """The first compute of each stream that never began, where it is a collective."""
@@ -142,18 +197,33 @@ class Facts:
 
     def _arrivals_ns(self) -> Ints:
         """By issue, when a wait of a collective for peers began; of one that never did, what its stream did last."""
-        found, waits = self.start_ns.copy(), self.waits
+        arrived: Ints = self.start_ns.copy()
+        waits = self.waits
         if len(self.met):
-            is_peer, latest, first = waits["cause"] == CAUSES.index("peer"), np.zeros_like(found), found.copy()
+            is_peer, latest, first = waits["cause"] == CAUSES.index("peer"), np.zeros_like(arrived), arrived.copy()
             np.maximum.at(latest, waits["issue"][~is_peer], waits["end_ns"][~is_peer])
             np.minimum.at(first, waits["issue"][is_peer], waits["start_ns"][is_peer])
-            found[self.met] = np.maximum(first, latest)[self.met]
+            arrived[self.met] = np.maximum(first, latest)[self.met]
         for issue in self.unmet.tolist():
-            mine = (self.kind == COMPUTE) & (self.track == self.b[issue])
+            on_stream = (self.kind == COMPUTE) & (self.track == self.b[issue])
             waited = waits["end_ns"][waits["issue"] == issue]
-            since = self.earlier.track_ns.get(("stream", int(self.b[issue])), 0)
-            found[issue] = max(self.end_ns[mine].max(initial=since), waited.max(initial=0))
-        return found
+            arrived[issue] = max(self.end_ns[on_stream].max(initial=0), waited.max(initial=0))
+        return arrived
+
+    @cached_property
+    def accesses(self) -> Accesses:
+        """What steps do with tensors."""
+        program, tiers = self.program, self.program.tiers
+        computes, copies, detaches, syncs = (self.steps(kind) for kind in (COMPUTE, COPY, DETACH, SYNC))
+        who, which = program.uses_of(computes, self.a[computes], self.earlier.runs)
+        uses, others = program.uses, np.concatenate((copies, copies, detaches, syncs))
+        tier = np.concatenate((self.b[copies], self.c[copies], self.b[detaches], self.b[syncs]))
+        is_target = (np.arange(len(others)) >= len(copies)) & (np.arange(len(others)) < 2 * len(copies))
+        issue = np.append(who, others)
+        place = np.append(uses.tensor[which] * tiers + program.compute_tier, self.a[others] * tiers + tier)
+        reads = np.append(uses.reads[which], np.arange(len(others)) < len(copies))
+        makes = np.append(uses.writes[which], is_target)
+        return Accesses(issue, self.kind[issue], place, reads, makes).pick(np.argsort(issue, kind="stable"))
 
     def steps(self, kind: int) -> Ints:
         """Issue numbers of the steps of a kind, ascending."""
@@ -163,77 +233,57 @@ class Facts:
         """Issue numbers of the computes or copies that have a span, ascending."""
         return np.flatnonzero((self.kind == kind) & (self.row != NONE))
 
-    def latest(self, moments: Ints, since_ns: int) -> Ints:
-        """By issue, and at the end, the latest of these moments of the steps before, and of one of an earlier part."""
-        return np.maximum.accumulate(np.append(self.at(np.array([since_ns])), moments))
-
-    @cached_property
-    def compute_uses(self) -> tuple[Ints, Ints]:
-        """Issue of each use of a tensor by a compute, and its position in `uses`; by issue."""
-        computes, late = self.steps(COMPUTE), self.program.late
-        who, which = self.uses.expand(self.a[computes])
-        issue = computes[who]
-        if late is not None:
-            chosen_by, chosen = late.chosen(computes, self.a[computes], self.earlier.runs)
-            issue, which = np.concatenate((issue, chosen_by)), np.concatenate((which, chosen))
-            order = np.argsort(issue, kind="stable")
-            issue, which = issue[order], which[order]
-        return issue, which
-
-    @cached_property
-    def used(self) -> tuple[Ints, Ints]:
-        """Issue of each use of a tensor by a compute, and the place that it uses."""
-        issue, which = self.compute_uses
-        return issue, self.uses.tensor[which] * self.tiers + self.compute_tier
-
-    @cached_property
-    def made(self) -> tuple[Ints, Ints]:
-        """Issue and place of all that is made: by computes what they write, and then what copies bring."""
-        (issue, place), copies = self.used, self.steps(COPY)
-        writes = self.uses.writes[self.compute_uses[1]]
-        return np.append(issue[writes], copies), np.append(place[writes], self.target[copies])
-
-    def alone_ns(self, computes: Ints) -> Ints:
-        """Time of each of these computes alone [ns]."""
-        found = self.program.alone_ns[self.a[computes]]
-        if self.program.late is not None:
-            self.program.late.set_times(found, computes, self.a[computes], self.earlier.runs)
-        return found
-
-    def running_max(self, group: Ints, value: Ints, first_ns: Ints) -> Ints:
-        """The largest value among the earlier rows of the same group, or `NONE`; groups are ascending.
+    def latest(self, law: str, group: Ints | None, moment: Ints) -> Ints:
+        """By row, the latest moment of the rows of its group before it, those of earlier parts included, or `NONE`.
 
         Parameters
         ----------
-        group, value
-            The rows.
-        first_ns
-            By group, what is known from earlier parts [ns].
+        law
+            Under which name it is known to later parts.
+        group, moment
+            The rows, in issue order; no group if all are one.
         """
-        if not len(group):
-            return value
-        starts = firsts(group)
-        base = np.cumsum(starts) * self.stride
-        best = np.maximum.accumulate(base + value + 1)
-        found = np.where(starts, NONE, np.append(0, best[:-1]) - base - 1)
-        return np.maximum(found, self.at(first_ns[group]))
+        if not len(moment):
+            return moment
+        group = np.zeros(len(moment), np.int64) if group is None else group
+        known = self.earlier.latest.get(law, np.empty(0, np.int64))
+        known = np.append(known, np.full(max(0, int(group.max()) + 1 - len(known)), NONE))
+        order = np.argsort(group, kind="stable")
+        group, moment = group[order], moment[order]
+        is_first, is_last = firsts(group), lasts(group)
+        base = np.cumsum(is_first) * self.stride
+        best = np.maximum.accumulate(base + moment + 1)
+        before = np.where(is_first, NONE, np.append(0, best[:-1]) - base - 1)
+        latest = np.empty_like(before)
+        latest[order] = np.maximum(before, self.at(known[group]))
+        ends = self.times((best - base - 1)[is_last])
+        known[group[is_last]] = np.maximum(known[group[is_last]], ends)
+        self.earlier.latest[law] = known
+        return latest
+
+    def by_issue(self, issues: Ints, moments: Ints) -> Ints:
+        """By issue, the latest of the moments of a step, or `NONE`."""
+        latest = np.full(len(self.kind), NONE)
+        np.maximum.at(latest, issues, moments)
+        return latest
 
     def at(self, times_ns: Ints) -> Ints:
-        """Positions of times that are known from earlier parts; `NONE` where there is none."""
-        return np.where(times_ns == NONE, NONE, np.searchsorted(self.clock, times_ns))
+        """Positions of times; `NONE` where there is none."""
+        positions: Ints = np.searchsorted(self.clock, times_ns)
+        positions[times_ns == NONE] = NONE
+        return positions
 
-    def around(self, waits: Block) -> tuple[Ints, Ints]:
-        """Positions of the last moment before waits begin, and of the first after they end."""
-        start, end = waits["start_ns"], waits["end_ns"]
-        return np.searchsorted(self.clock, start, "right") - 1, np.searchsorted(self.clock, end)
+    def times(self, positions: Ints) -> Ints:
+        """The times at positions of the clock [ns]; `NONE` where there is none."""
+        return np.asarray(np.concatenate((self.clock, [NONE, NONE]))[positions])
 
     def check(self, holds: Bools, law: str, table: str, rows: Block, *shown: str) -> None:
         """Raise for the first row for which the law does not hold, and show some of its columns."""
         if holds.all():
             return
         i = int(np.argmin(holds))
-        at = {"issue": self.first}
-        found = ", ".join(f"{name} {int(rows[name][i]) + at.get(name, 0):,}" for name in shown)
+        offsets = {"issue": self.first}
+        found = ", ".join(f"{name} {int(rows[name][i]) + offsets.get(name, 0):,}" for name in shown)
         raise self.broken(law, f"{table} row {int(rows['row'][i]):,}", found)
 
     def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
@@ -241,33 +291,31 @@ class Facts:
         if holds.all():
             return
         i = int(np.argmin(holds))
-        issue = int(issues[i])
         found = ", ".join(f"{what} {int(values[i]):,}" for what, values in shown)
-        raise self.broken(law, self.step(issue), found)
+        raise self.broken(law, self.step(int(issues[i])), found)
 
-    def times(self, positions: Ints) -> Ints:
-        """The times at positions of the clock [ns]; `NONE` where there is none."""
-        known = np.concatenate((self.clock, [NONE, NONE]))
-        return np.asarray(known[positions])
+    def check_starts(self, law: str, allowed: Ints) -> None:
+        """Raise for the first step that starts, or acts, before a law lets it: by issue, positions of the clock."""
+        holds = (self.start == NONE) | (self.start >= allowed)
+        shown = ("starts at ns", self.times(self.start)), ("not before ns", self.times(allowed))
+        self.check_steps(np.arange(len(self.kind)), holds, law, *shown)
 
     def step(self, issue: int) -> str:
         """Name a step, with the row of its span."""
         code = (int(self.kind[issue]), int(self.a[issue]), int(self.b[issue]), int(self.c[issue]))
         row = f", spans row {int(self.row[issue]):,}" if self.row[issue] != NONE else ""
-        return f"step {self.first + issue:,} ({describe(self.graph, self.plan.tiers, code)}){row}"
+        return f"step {self.first + issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
 
     def close(self) -> None:
-        """Note what laws of later parts will ask for."""
-        host, computes = self.earlier.host, self.steps(COMPUTE)
+        """Count the steps of the part among the earlier ones, and keep the rows that stay."""
+        rows = self.residencies
+        self.earlier.rows["places"] = np.stack([rows[name] for name in _RESIDENT])[:, rows["stays"] == 1]
         self.earlier.steps += len(self.kind)
-        self.earlier.runs += np.bincount(self.a[computes], minlength=len(self.earlier.runs))
-        if len(computes):
-            host.last_start_ns, host.last_end_ns = int(self.arrived_ns[computes[-1]]), int(self.end_ns[computes[-1]])
-            host.ended_ns = max(host.ended_ns, int(self.end_ns[computes].max()))
+        self.earlier.runs += np.bincount(self.a[self.steps(COMPUTE)], minlength=len(self.earlier.runs))
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""
-        return broken(f"trace of plan {self.plan.name!r}, rank {self.rank}, {where}", law, found)
+        return broken(f"trace of plan {self.program.plan.name!r}, rank {self.rank}, {where}", law, found)
 
 
 class Intervals:
@@ -293,11 +341,4 @@ class Intervals:
         if not len(self._at):
             return np.zeros(len(key), bool)
         last = np.searchsorted(self._at, key * self._stride + start, "right") - 1
-        found = (last >= 0) & (self._key[last] == key)
-        return np.asarray(found & (self._end[last] >= end))
-
-
-def _scatter(n: int, where: Ints, values: Ints, fill: int) -> Ints:
-    column = np.full(n, fill, np.int64)
-    column[where] = values
-    return column
+        return np.asarray((last >= 0) & (self._key[last] == key) & (self._end[last] >= end))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.columns import NONE, Bools, Ints, firsts, lasts
-from simulator.plan import COMPUTE, COPY, DETACH
+from simulator.columns import NONE, Ints, firsts, lasts
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 from simulator.referee.facts import Facts
+from simulator.referee.op_columns import Program
 from simulator.referee.place_laws import Held
 from simulator.units import human
 
@@ -64,43 +65,82 @@ class Findings:
 
 
 class Look:
-    """Collects the findings of one rank, part by part."""
+    """Collects the findings of one rank, part by part.
 
-    def __init__(self) -> None:
-        self._moved = Counter[str]()
+    A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless the
+    tensor is persistent or an output. Persistent tensors and outputs are never dead.
+
+    Parameters
+    ----------
+    program
+        What the rank runs.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._moved = program, Counter[str]()
+        self._mortal = ~program.persistent
+        self._mortal[list(program.graph.outputs)] = False
+        shape = len(program.sizes), program.tiers
+        self._dead_ns, self._undecided_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._unread = np.zeros(shape, bool)
 
     def take(self, facts: Facts, held: Held) -> None:
-        """Look at a part.
+        """Look at a part."""
+        self._look_for_dead(facts, held)
+        tensors = self._unread_copies(facts)
+        is_late = np.isin(tensors, list(self._program.graph.candidates))
+        for what, some in (("unchosen", tensors[is_late]), ("unread", tensors[~is_late])):
+            self._moved[f"{what}_copies"] += len(some)
+            self._moved[f"{what}_bytes"] += int(self._program.sizes[some].sum())
 
-        A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless
-        the tensor is persistent or an output. Persistent tensors and outputs are never dead.
-        """
-        mortal = ~facts.program.persistent
-        mortal[list(facts.graph.outputs)] = False
-        follower, last_end = _neighbours(facts, held)
-        dead = mortal[facts.a[held.detaches]] & (follower != _READS)
-        dead &= (last_end != NONE) & (held.detached != facts.never) & (held.detached != NONE)
-        issues, freed = held.detaches[dead], held.detached[dead]
-        place = facts.source[issues]
-        since = np.maximum(last_end[dead], _taken_before(facts, held, place, freed))
-        ns, is_known = facts.times(freed) - facts.times(since), follower[dead] != _UNKNOWN
-        np.add.at(facts.earlier.dead_ns, place[is_known], ns[is_known])
-        np.add.at(facts.earlier.undecided_ns, place[~is_known], ns[~is_known])
-        unread = _unread_copies(facts)
-        is_late = np.isin(unread, list(facts.graph.candidates))
-        for what, tensors in (("unchosen", unread[is_late]), ("unread", unread[~is_late])):
-            self._moved[f"{what}_copies"] += len(tensors)
-            self._moved[f"{what}_bytes"] += int(facts.sizes[tensors].sum())
+    def _look_for_dead(self, facts: Facts, held: Held) -> None:
+        """Count how long what is detached was dead; if no compute of the part uses it next, a later part decides."""
+        rows = facts.accesses.pick(np.isin(facts.accesses.kind, (COMPUTE, DETACH)))
+        tensor, is_use = rows.place // facts.program.tiers, rows.kind == COMPUTE
+        used = facts.latest("used", tensor, np.where(is_use, facts.end[rows.issue], NONE))
+        order = np.argsort(tensor, kind="stable")
+        uses = order[is_use[order]]
+        first = uses[firsts(tensor[uses])]
+        decided = tensor[first[~rows.reads[first]]]
+        self._dead_ns[decided] += self._undecided_ns[decided]
+        self._undecided_ns[tensor[first]] = 0
+        following = np.append(uses, NONE)[np.searchsorted(np.flatnonzero(is_use[order]), np.arange(len(order)))]
+        next_use = np.empty(len(order), np.int64)
+        next_use[order] = np.where(tensor[following] == tensor[order], following, NONE)
+        freed = facts.start[rows.issue]
+        dead = np.flatnonzero(
+            ~is_use & self._mortal[tensor] & (used != NONE) & (freed != facts.never) & (freed != NONE)
+        )
+        dead = dead[(next_use[dead] == NONE) | ~rows.reads[next_use[dead]]]
+        place, freed, next_use = rows.place[dead], freed[dead], next_use[dead]
+        stretch = np.searchsorted(held.place * facts.stride + held.freed, place * facts.stride + freed)
+        ns = facts.times(freed) - facts.times(np.maximum(used[dead], held.taken[stretch]))
+        for total, mine in ((self._dead_ns, next_use != NONE), (self._undecided_ns, next_use == NONE)):
+            np.add.at(total.reshape(-1), place[mine], ns[mine])
 
-    def found(self, facts: Facts) -> Findings:
+    def _unread_copies(self, facts: Facts) -> Ints:
+        """Tensors of copies whose target was detached before a step used it, each as often as it was."""
+        unread, every, tiers = self._unread.reshape(-1), facts.accesses, self._program.tiers
+        never_ran = (every.kind == COPY) & (facts.row[every.issue] == NONE)
+        rows, known = every.pick((every.kind != SYNC) & ~never_ran), np.flatnonzero(unread)
+        place = np.append(known, rows.place)
+        arrives = np.append(np.ones(len(known), bool), (rows.kind == COPY) & rows.makes)
+        leaves = np.append(np.zeros(len(known), bool), rows.kind == DETACH)
+        order = np.argsort(place, kind="stable")
+        place, arrives, leaves = place[order], arrives[order], leaves[order]
+        wasted = place[:-1][arrives[:-1] & leaves[1:] & (place[1:] == place[:-1])]
+        unread[place[lasts(place)]] = arrives[lasts(place)]
+        tensor, homes = wasted // tiers, np.array(self._program.plan.home, np.int64)
+        return np.asarray(tensor[(homes[tensor] != wasted % tiers) & ~np.isin(tensor, self._program.graph.outputs)])
+
+    def found(self) -> Findings:
         """The findings, behind the last part."""
-        total_ns = facts.earlier.dead_ns + facts.earlier.undecided_ns
-        places, dead = np.flatnonzero(total_ns), dict.fromkeys(facts.plan.tiers, 0)
-        rows = []
-        for place, ns in zip(places.tolist(), total_ns[places].tolist(), strict=True):
-            tensor, tier = facts.graph.tensors[place // facts.tiers], facts.plan.tiers[place % facts.tiers]
-            dead[tier] += tensor.size_bytes * ns
-            rows.append((tensor.name, tier, tensor.size_bytes, ns))
+        total_ns, graph, names = self._dead_ns + self._undecided_ns, self._program.graph, self._program.plan.tiers
+        dead, rows = dict.fromkeys(names, 0), []
+        for t, tier in np.argwhere(total_ns).tolist():
+            tensor, ns = graph.tensors[t], int(total_ns[t, tier])
+            dead[names[tier]] += tensor.size_bytes * ns
+            rows.append((tensor.name, names[tier], tensor.size_bytes, ns))
         return Findings(dead, _worst(rows), **self._moved)
 
 
@@ -115,69 +155,3 @@ def merged(found: Sequence[Findings]) -> Findings:
 
 def _worst(rows: Iterable[_Row]) -> tuple[_Row, ...]:
     return tuple(sorted(rows, key=lambda row: -row[2] * row[3])[:_WORST])
-
-
-_UNKNOWN, _WRITES, _READS = range(3)
-"""What the next compute that names a tensor does: that may be for a later part to tell."""
-
-
-def _neighbours(facts: Facts, held: Held) -> tuple[Ints, Ints]:
-    """For each detach: what the tensor's next compute does, and when its last compute ended.
-
-    What that says of the detaches of earlier parts is noted.
-    """
-    (by_compute, which), earlier = facts.compute_uses, facts.earlier
-    used, detaches, reads = facts.uses.tensor[which], held.detaches, facts.uses.reads[which]
-    tensor, issue = np.append(used, facts.a[detaches]), np.append(by_compute, detaches)
-    end = np.append(facts.end[by_compute], np.full(len(detaches), NONE))
-    does = np.append(np.where(reads, _READS, _WRITES), np.full(len(detaches), _UNKNOWN))
-    order = np.lexsort((issue, tensor))
-    tensor, end, does, is_detach = tensor[order], end[order], does[order], order >= len(used)
-    last_end = facts.running_max(tensor, end, earlier.used_ns)
-    np.maximum.at(earlier.used_ns, used, facts.times(facts.end[by_compute]))
-    n, first = len(tensor), np.flatnonzero(firsts(tensor))
-    following = np.minimum.accumulate(np.append(np.where(is_detach, n, np.arange(n)), n)[::-1])[::-1]
-    at_all, does = np.append(tensor, NONE)[following], np.append(does, _UNKNOWN)[following]
-    next_does = np.where(at_all[1:] == tensor, does[1:], _UNKNOWN)
-    is_used = at_all[first] == tensor[first]
-    _decide(facts, tensor[first[is_used]], does[first[is_used]] == _READS)
-    back = np.empty(len(detaches), np.int64)
-    back[order[is_detach] - len(used)] = np.flatnonzero(is_detach)
-    return next_does[back], last_end[back]
-
-
-def _decide(facts: Facts, tensor: Ints, reads: Bools) -> None:
-    """Note whether what was detached in earlier parts was dead: unless the tensor's next compute reads it."""
-    places = tensor[:, None] * facts.tiers + np.arange(facts.tiers)
-    earlier = facts.earlier
-    earlier.dead_ns[places[~reads]] += earlier.undecided_ns[places[~reads]]
-    earlier.undecided_ns[places] = 0
-
-
-def _taken_before(facts: Facts, held: Held, place: Ints, freed: Ints) -> Ints:
-    """When the stretches that ended at these moments began."""
-    key = held.place * facts.stride + held.freed
-    return held.taken[np.searchsorted(key, place * facts.stride + freed)]
-
-
-def _unread_copies(facts: Facts) -> Ints:
-    """Tensors of copies whose target was detached before a compute or another copy used it, each as often as it was."""
-    tiers, unread, copies, detaches = facts.tiers, facts.earlier.unread, facts.ran(COPY), facts.steps(DETACH)
-    known, homes = np.flatnonzero(unread), np.array(facts.plan.home, np.int64)
-    parts = (
-        (COPY, np.full(len(known), NONE), known),
-        (COMPUTE, *facts.used),
-        (COMPUTE, copies, facts.source[copies]),
-        (COPY, copies, facts.target[copies]),
-        (DETACH, detaches, facts.source[detaches]),
-    )
-    what = np.repeat([kind for kind, *_ in parts], [len(issues) for _, issues, _ in parts])
-    issue, place = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-    order = np.lexsort((issue, place))
-    place, what = place[order], what[order]
-    wasted = (what[:-1] == COPY) & (what[1:] == DETACH) & (place[1:] == place[:-1])
-    tensor, tier = place[:-1] // tiers, place[:-1] % tiers
-    kept = np.isin(tensor, facts.graph.outputs)
-    last = lasts(place)
-    unread[place[last]] = what[last] == COPY
-    return np.asarray(tensor[wasted & (homes[tensor] != tier) & ~kept])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from simulator.cost import NS_PER_S, collective_ns
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.referee.breach import broken
-from simulator.referee.facts import Facts, Intervals
-from simulator.trace import CAUSES, pick
+from simulator.referee.facts import Facts
+from simulator.referee.wait_laws import PEER
+from simulator.trace import pick
 
 
-@dataclass(frozen=True, slots=True)
-class Meetings:
+class Meetings(NamedTuple):
     """One row for each span of a collective, those of one meeting in a row, ordered by rank.
 
     Attributes
@@ -47,59 +47,6 @@ class Meetings:
     sorts: tuple[tuple[Collective, Members, int], ...]
 
 
-class _Keys:
-    """Numbers meetings: by group and the simulated ones of its members; by collective and members.
-
-    Parameters
-    ----------
-    job
-        What all ranks run.
-    stands_in
-        For each rank the one that is simulated in its place.
-
-    Attributes
-    ----------
-    sorts
-        As of `Meetings`.
-    """
-
-    def __init__(self, job: Job, stands_in: Sequence[int]) -> None:
-        self._job, self._stands_in = job, stands_in
-        self._roles = [Roles(graph) for graph in job.graphs]
-        self._keys: dict[tuple[str, Members], int] = {}
-        self._known: dict[tuple[Call, int], tuple[int, int]] = {}
-        self._sorts: dict[tuple[Collective, int], int] = {}
-        self.sorts: list[tuple[Collective, Members, int]] = []
-
-    def of_ops(self, rank: int) -> tuple[Ints, Ints]:
-        """For each op of a rank's graph: the number of whom it meets, and of what it does with them; -1 if nobody."""
-        roles = self._roles[self._job.graph_of[rank]]
-        key, sort = (np.full(len(roles.graph.ops), -1, np.int64) for _ in range(2))
-        for call, ops in roles.ops.items():
-            members = roles.members[call][rank]
-            key[ops], simulated = self._key(call, members)
-            for op in ops:
-                about = roles.graph.ops[op].collective
-                if about is not None:
-                    sort[op] = self._sort(about, members, simulated)
-        return key, sort
-
-    def _key(self, call: Call, members: Members) -> tuple[int, int]:
-        """The number of those who meet, and how many of them are simulated; of one object of members found once."""
-        known = call, id(members)
-        if known not in self._known:
-            found = tuple(dict.fromkeys([self._stands_in[member] for member in members]))
-            met = call.group, found if call.role else tuple(sorted(found))
-            self._known[known] = self._keys.setdefault(met, len(self._keys)), len(found)
-        return self._known[known]
-
-    def _sort(self, about: Collective, members: Members, simulated: int) -> int:
-        found = self._sorts.setdefault((about, id(members)), len(self.sorts))
-        if found == len(self.sorts):
-            self.sorts.append((about, members, simulated))
-        return found
-
-
 def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meetings | None:
     """Find the meetings of a trace: the k-th collective of a rank in a group meets the k-th of the other members.
 
@@ -117,25 +64,36 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
     Meetings or None
         None if the job has no collectives.
     """
-    keys = _Keys(job, stands_in)
+    roles = [Roles(graph) for graph in job.graphs]
+    groups = dict[tuple[str, Members], int]()
+    known = dict[tuple[Call, int], tuple[int, int]]()
+    numbers, sorts = dict[tuple[Collective | None, int], int](), list[tuple[Collective, Members, int]]()
     columns: list[tuple[Ints, ...]] = []
     for facts in ranks:
-        if facts.program.meets.any():
-            key, sort = keys.of_ops(facts.rank)
-            ran, op = facts.met, facts.a[facts.met]
-            times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
-            columns.append((key[op], np.full(len(ran), facts.rank), ran, *times, sort[op]))
-    if not columns:
+        about, key, sort = roles[job.graph_of[facts.rank]], *np.zeros((2, len(facts.program.meets)), np.int64)
+        for call, ops in about.ops.items():
+            members = about.members[call][facts.rank]
+            if (call, id(members)) not in known:
+                there = tuple(dict.fromkeys([stands_in[member] for member in members]))
+                who = call.group, there if call.role else tuple(sorted(there))
+                known[call, id(members)] = groups.setdefault(who, len(groups)), len(there)
+            key[ops], simulated = known[call, id(members)]
+            for op in ops:
+                what = about.graph.ops[op].collective
+                if what is not None and (what, id(members)) not in numbers:
+                    sorts.append((what, members, simulated))
+                sort[op] = numbers.setdefault((what, id(members)), len(numbers))
+        ran, op = facts.met, facts.a[facts.met]
+        times = (facts.arrived_ns[ran], facts.start_ns[ran], facts.end_ns[ran], facts.row[ran])
+        columns.append((key[op], np.full(len(ran), facts.rank), ran, *times, sort[op]))
+    if not groups:
         return None
     key, rank, *rest = (np.concatenate(column) for column in zip(*columns, strict=True))
     turn = turns(key * len(stands_in) + rank)
     order = np.lexsort((rank, turn, key))
     meeting = np.cumsum(firsts(key[order], turn[order]), dtype=np.int64) - 1
     issue, arrived, start, end, row, sort = (column[order] for column in rest)
-    return Meetings(meeting, rank[order], issue, arrived, start, end, row, sort, tuple(keys.sorts))
-
-
-_PEER, _COLLECTIVE = CAUSES.index("peer"), CAUSES.index("collective")
+    return Meetings(meeting, rank[order], issue, arrived, start, end, row, sort, tuple(sorts))
 
 
 def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, contended: bool) -> None:
@@ -143,10 +101,8 @@ def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, conte
 
     Parameters
     ----------
-    hardware
-        The machine.
-    found
-        All meetings of a trace.
+    hardware, found
+        The machine, and all meetings of a trace.
     complete
         Whether the run came to its end.
     contended
@@ -155,23 +111,24 @@ def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, conte
     n = int(found.meeting[-1]) + 1 if len(found.meeting) else 0
     there = np.bincount(found.meeting, minlength=n)[found.meeting]
     expected = np.array([simulated for _, _, simulated in found.sorts], np.int64)[found.sort]
-    _check(found, there == expected, "all members of a collective take part in it", ("ranks", there), complete=complete)
+    law = "all members of a collective take part in it"
+    _check(found, (there == expected) | (not complete), law, ("ranks", there))
     for name, times in (("start", found.start_ns), ("end", found.end_ns)):
         of_first = at_first(firsts(found.meeting), times)
         shown = ((f"its {name}_ns", times), ("that of its first member", of_first))
         _check(found, times == of_first, f"the members of a collective {name} at the same instant", *shown)
     took = found.end_ns - found.start_ns
     alone = np.array([_alone_ns(what, members, hardware) for what, members, _ in found.sorts], np.int64)[found.sort]
-    law = "a collective takes at least its time alone"
-    _check(found, took >= alone, law, ("takes ns", took), ("alone ns", alone))
-    if not contended and not _ports_are_capped(hardware):
+    shown = ("takes ns", took), ("alone ns", alone)
+    _check(found, took >= alone, "a collective takes at least its time alone", *shown)
+    if not contended and all(name in hardware.links for bus in hardware.buses.values() for name in bus.links):
         disturbed = np.bincount(found.meeting, _overlaps(found), n)[found.meeting] > 0
         law = "a collective takes its time alone if its members are in no other meanwhile"
-        _check(found, disturbed | (took == alone), law, ("takes ns", took), ("alone ns", alone))
+        _check(found, disturbed | (took == alone), law, *shown)
 
 
-def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints], complete: bool = True) -> None:
-    if holds.all() or not complete:
+def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints]) -> None:
+    if holds.all():
         return
     i = int(np.argmin(holds))
     what, members, _ = found.sorts[int(found.sort[i])]
@@ -186,28 +143,22 @@ def _said(members: Members) -> str:
 
 def _alone_ns(what: Collective, members: Members, hardware: Hardware) -> int:
     """The closed form, but never less than what the bytes that must move take over all ports of a member together."""
-    return max(collective_ns(what, members, hardware), _least_ns(what, len(members), hardware))
+    rates, n = [fabric.planes * fabric.bandwidth_bytes_per_s for fabric in hardware.fabrics.values()], len(members)
+    closed_ns = collective_ns(what, members, hardware)
+    if n == 1 or not rates or math.inf in rates:
+        return closed_ns
+    share = Fraction(_LEAST[what.kind] * (n - 1), n) if what.kind in _LEAST else Fraction(1)
+    return max(closed_ns, math.ceil(share * what.size_bytes * NS_PER_S / sum(map(int, rates))))
 
 
 _LEAST = {
-    CollectiveKind.ALL_REDUCE: lambda n: Fraction(2 * (n - 1), n),
-    CollectiveKind.ALL_GATHER: lambda n: Fraction(n - 1, n),
-    CollectiveKind.REDUCE_SCATTER: lambda n: Fraction(n - 1, n),
-    CollectiveKind.ALL_TO_ALL: lambda n: Fraction(n - 1, n),
+    CollectiveKind.ALL_REDUCE: 2,
+    CollectiveKind.ALL_GATHER: 1,
+    CollectiveKind.REDUCE_SCATTER: 1,
+    CollectiveKind.ALL_TO_ALL: 1,
 }
-"""Shares of its size that a member must send, or receive, whatever the algorithm; all of it for other kinds."""
-
-
-def _least_ns(what: Collective, members: int, hardware: Hardware) -> int:
-    rates = [fabric.planes * fabric.bandwidth_bytes_per_s for fabric in hardware.fabrics.values()]
-    if members == 1 or not rates or math.inf in rates:
-        return 0
-    share = _LEAST.get(what.kind, lambda _: Fraction(1))(members)
-    return math.ceil(share * what.size_bytes * NS_PER_S / sum(map(int, rates)))
-
-
-def _ports_are_capped(hardware: Hardware) -> bool:
-    return any(name not in hardware.links for bus in hardware.buses.values() for name in bus.links)
+"""How often all but its own share of the size must leave, or reach, a member, whatever the algorithm; of other kinds
+the whole size must, once."""
 
 
 def _overlaps(found: Meetings) -> np.ndarray:
@@ -225,7 +176,7 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
     Parameters
     ----------
     found
-        All meetings of a trace.
+        All meetings of a trace that came to its end.
     ranks
         The rows of those that were simulated.
     stands_in
@@ -240,7 +191,7 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
     where = {(int(r), int(i)): at for at, (r, i) in enumerate(zip(found.rank, found.issue, strict=True))}
     come = {(int(m), int(r)): int(t) for m, r, t in zip(found.meeting, found.rank, found.arrived_ns, strict=True)}
     for facts in ranks:
-        waits = pick(facts.waits, facts.waits["cause"] == _PEER)
+        waits = pick(facts.waits, facts.waits["cause"] == PEER)
         columns = (waits[name].tolist() for name in ("row", "issue", "end_ns", "on"))
         for number, issue, end, on in zip(*columns, strict=True):
             row = where.get((facts.rank, issue))
@@ -254,28 +205,3 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
             if stands_in[on] not in hasty and (arrived is None or arrived < end):
                 law = "a wait for a peer ends when that rank comes, or before"
                 raise broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
-
-
-def check_waits_of_others(facts: Facts) -> None:
-    """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
-    if not facts.program.meets.any() or not facts.complete:
-        return
-    ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
-    under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
-    law = "a wait for a collective lasts while that collective is under way"
-    holds = under_way.cover(waits["blocker"], *facts.around(waits))
-    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
-    _check_indirect(facts)
-
-
-def _check_indirect(facts: Facts) -> None:
-    """Check that an op which is no collective waits for a peer only while some collective of its rank does."""
-    waits = pick(facts.waits, facts.waits["cause"] == _PEER)
-    times, at = np.unique((waits["start_ns"], waits["end_ns"]), return_inverse=True)
-    waits["start"], waits["end"] = at.reshape(2, -1)
-    is_direct = facts.program.meets[waits["op"]]
-    direct, indirect = pick(waits, is_direct), pick(waits, ~is_direct)
-    lanes = Intervals(direct["on"], direct["start"], direct["end"], len(times) + 1, joined=True)
-    law = "an op waits for a peer while a collective of its rank waits for that peer"
-    holds = lanes.cover(indirect["on"], indirect["start"], indirect["end"])
-    facts.check(holds, law, "waits", indirect, "start_ns", "end_ns", "on")

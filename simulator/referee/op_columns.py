@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.trace import ISSUED, Block, pick
 
 
-class Uses:
+class Uses(NamedTuple):
     """What each op of a graph reads and writes, as flat columns.
 
-    Parameters
+    Attributes
     ----------
     op
         Op ids, ascending.
@@ -30,8 +31,10 @@ class Uses:
         How it uses it.
     """
 
-    def __init__(self, op: Ints, tensor: Ints, reads: Bools, writes: Bools) -> None:
-        self.op, self.tensor, self.reads, self.writes = op, tensor, reads, writes
+    op: Ints
+    tensor: Ints
+    reads: Bools
+    writes: Bools
 
     @classmethod
     def of(cls, graph: Graph) -> Uses:
@@ -41,75 +44,11 @@ class Uses:
         both = np.union1d(read, written)
         return cls(both // n, both % n, np.isin(both, read), np.isin(both, written))
 
-    def expand(self, ops: Ints) -> tuple[Ints, Ints]:
-        """For each of `ops` find its uses: positions in `ops`, and positions in these columns."""
-        first = np.searchsorted(self.op, ops, "left")
-        count = np.searchsorted(self.op, ops, "right") - first
-        who = np.repeat(np.arange(len(ops)), count)
-        return who, np.arange(len(who)) - np.repeat(np.cumsum(count) - count - first, count)
-
 
 def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
     counts = [len(t) for t in tensors]
     flat = np.fromiter(chain.from_iterable(tensors), np.int64, sum(counts))
     return np.repeat(np.arange(len(tensors)), counts) * n + flat
-
-
-class LateUses:
-    """Uses of ops by computes, where some read what is drawn.
-
-    Parameters
-    ----------
-    graph, hardware, draws
-        What ran, where; what late reads choose.
-
-    Attributes
-    ----------
-    uses
-        As for a graph whose late reads are certain; behind the last op, candidates of each op with late reads stand
-        under a number of their own.
-    """
-
-    def __init__(self, graph: Graph, hardware: Hardware, draws: Draws) -> None:
-        self._graph, self._hardware, self._draws = graph, hardware, draws
-        known, n = Uses.of(graph.certain), len(graph.ops)
-        self._ops = list(draws.chosen_bits)
-        candidates = [np.array(late.candidates, np.int64) for op in self._ops if (late := graph.ops[op].late)]
-        self._first = len(known.op) + np.cumsum([0, *map(len, candidates)])
-        numbers = [np.full(len(tensors), n + i) for i, tensors in enumerate(candidates)]
-        reads = np.ones(sum(map(len, candidates)), bool)
-        self.uses = Uses(
-            np.concatenate((known.op, *numbers)),
-            np.concatenate((known.tensor, *candidates)),
-            np.concatenate((known.reads, reads)),
-            np.concatenate((known.writes, ~reads)),
-        )
-
-    def chosen(self, computes: Ints, ops: Ints, runs: Ints) -> tuple[Ints, Ints]:
-        """For computes in issue order, with their ops: issue and place in `uses` of each use of what was chosen.
-
-        By op, `runs` counts the computes before.
-        """
-        found = [
-            (issues[step], self._first[number] + position)
-            for number, op, issues in self._issues(computes, ops)
-            for step, position in [np.nonzero(self._draws.flags(op, int(runs[op]), len(issues)))]
-        ]
-        issue, which = (np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*found, strict=True))
-        return issue, which
-
-    def set_times(self, alone_ns: Ints, computes: Ints, ops: Ints, runs: Ints) -> None:
-        """Give each compute with late reads the time of what it read [ns]; `alone_ns` is beside `computes`."""
-        for _, op, issues in self._issues(computes, ops):
-            read = self._draws.chosen_bytes(op, int(runs[op]), len(issues)).tolist()
-            what = self._graph.ops[op]
-            times = {size: duration_ns(chosen_op(what, size), self._hardware) for size in set(read)}
-            alone_ns[np.searchsorted(computes, issues)] = [times[size] for size in read]
-
-    def _issues(self, computes: Ints, ops: Ints) -> Iterator[tuple[int, int, Ints]]:
-        """Number, op, and issues of each op with late reads; the k-th issue is for step k."""
-        for number, op in enumerate(self._ops):
-            yield number, op, computes[ops == op]
 
 
 class Program:
@@ -122,18 +61,17 @@ class Program:
 
     Attributes
     ----------
-    uses, late
-        What ops read and write; what late reads choose, if that is drawn.
+    uses
+        What ops read and write; where late reads are drawn, what is certain, and behind the last op the candidates of
+        each op with late reads.
     tiers, compute_tier
         How many tiers there are, and which one computes work in.
     sizes, persistent
         Of each tensor [B].
-    homes
-        Places (``tensor * tiers + tier``) of more than 0 B that are held at time 0.
+    valid_homes, homes
+        Places (``tensor * tiers + tier``) that are valid at time 0; those of more than 0 B, which are held.
     workspace
         Of each op [B].
-    alone_ns
-        Time of each op alone [ns].
     meets
         Of each op, whether it is a collective.
     streams
@@ -147,15 +85,16 @@ class Program:
     def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:
         self.graph, self.hardware, self.plan = graph, hardware, plan
         self.uses = Uses.of(graph)
-        self.late: LateUses | None = None
+        self._draws: Draws | None = None
+        self._candidates_from: dict[int, int] = {}
         self.tiers, self.compute_tier = len(plan.tiers), plan.tiers.index(hardware.compute_tier)
         self.sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
         self.persistent = np.array([t.persistent for t in graph.tensors], bool)
         home = np.array(plan.home, np.int64)
-        housed = np.flatnonzero((home != NOWHERE) & (self.sizes > 0))
-        self.homes = housed * self.tiers + home[housed]
+        self.valid_homes = np.flatnonzero(home != NOWHERE) * self.tiers + home[home != NOWHERE]
+        self.homes = self.valid_homes[self.sizes[self.valid_homes // self.tiers] > 0]
         self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
-        self.alone_ns = np.array(durations_ns(graph, hardware), np.int64)
+        self._alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
         self.streams: Sequence[int] = range(1 + len(graph.groups))
         number = {name: tier for tier, name in enumerate(plan.tiers)}
@@ -174,10 +113,48 @@ class Program:
         """The same where it is known what late reads choose."""
         if draws is None:
             return self
-        found = copy(self)
-        found.late = LateUses(self.graph, self.hardware, draws)
-        found.uses = found.late.uses
-        return found
+        program, certain = copy(self), Uses.of(self.graph.certain)
+        late = {op: np.array(about.candidates) for op in draws.chosen_bits if (about := self.graph.ops[op].late)}
+        numbers = np.repeat(len(self.graph.ops) + np.arange(len(late)), [*map(len, late.values())])
+        candidates = Uses(numbers, np.concatenate([*late.values()]), np.ones_like(numbers, bool), numbers < 0)
+        program.uses = Uses(*(np.concatenate(columns) for columns in zip(certain, candidates, strict=True)))
+        first = len(certain.op) + np.searchsorted(numbers, len(self.graph.ops) + np.arange(len(late)))
+        program._draws, program._candidates_from = draws, dict(zip(late, first.tolist(), strict=True))
+        return program
+
+    def uses_of(self, computes: Ints, ops: Ints, runs: Ints) -> tuple[Ints, Ints]:
+        """For computes in issue order find their uses: issues, and positions in `uses`.
+
+        Parameters
+        ----------
+        computes, ops
+            Issues, and the op of each.
+        runs
+            By op, how often it ran before.
+        """
+        first = np.searchsorted(self.uses.op, ops, "left")
+        count = np.searchsorted(self.uses.op, ops, "right") - first
+        issue = [np.repeat(computes, count)]
+        which = [np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)]
+        for op, drawing, draws in self._late(ops):
+            step, position = np.nonzero(draws.flags(op, int(runs[op]), len(drawing)))
+            issue.append(computes[drawing[step]])
+            which.append(self._candidates_from[op] + position)
+        return np.concatenate(issue), np.concatenate(which)
+
+    def alone_ns(self, ops: Ints, runs: Ints) -> Ints:
+        """Time of computes of these ops alone, in issue order [ns]; by op, `runs` tells how often it ran before."""
+        alone = self._alone_ns[ops]
+        for op, drawing, draws in self._late(ops):
+            read = draws.chosen_bytes(op, int(runs[op]), len(drawing)).tolist()
+            times = {size: duration_ns(chosen_op(self.graph.ops[op], size), self.hardware) for size in set(read)}
+            alone[drawing] = [times[size] for size in read]
+        return alone
+
+    def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
+        """Each op whose late reads are drawn, and where it is among `ops`: the k-th one is of step k."""
+        if self._draws is not None:
+            yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)
 
     @property
     def planned_steps(self) -> int | None:

@@ -13,28 +13,29 @@ from simulator.errors import PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
-from simulator.referee import (
-    address_laws,
-    bandwidth_laws,
-    data_laws,
-    meeting_laws,
-    place_laws,
-    stored_once,
-    time_laws,
-    work_laws,
-)
+from simulator.referee.address_laws import check_addresses
+from simulator.referee.bandwidth_laws import Bandwidth
 from simulator.referee.breach import broken
-from simulator.referee.earlier import Earlier
-from simulator.referee.facts import Facts, Part
+from simulator.referee.facts import Earlier, Facts, Part
 from simulator.referee.findings import Findings, Look, merged
-from simulator.referee.meeting_laws import meetings
+from simulator.referee.meeting_laws import check_meetings, check_peers, meetings
 from simulator.referee.op_columns import Program
-from simulator.referee.parts import LEAST_STEPS, Parts, numbered, whole
+from simulator.referee.parts import LEAST_STEPS, Parts
+from simulator.referee.place_laws import check_places, check_workspace
+from simulator.referee.room_laws import Room, check_stored_once, stored_once
+from simulator.referee.start_laws import (
+    NEVER_NS,
+    Requests,
+    check_all_ran,
+    check_durations,
+    check_issued,
+    check_starts,
+    check_tracks,
+)
+from simulator.referee.wait_laws import check_waits
 from simulator.referee.walk import Walk
 from simulator.scenario import AllocatorKind, Switches
-from simulator.trace import CAUSES, Block, Trace
-
-_ROOM_CAUSES = tuple(CAUSES.index(name) for name in ("capacity", "compaction", "peer"))
+from simulator.trace import Block, Trace, pick
 
 
 class Drawn(NamedTuple):
@@ -81,40 +82,24 @@ def check_trace(
     PlanError
         If a reactive plan issued a step that breaks a rule.
     """
-    switches = switches or Switches()
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job = Job.of(job, len(plans)) if isinstance(job, Graph) else job
     ran = [one if isinstance(one, Drawn) else Drawn(one, None) for one in plans]
-    decided = [one.plan for one in ran]
-    _check_status(decided, trace)
-    _check_folded(job, hardware, decided, trace)
-    once = {tier: stored_once.spare_bytes(job, hardware, decided, tier) for tier in hardware.tiers}
-    stored_once.check(hardware, trace, once)
-    room = place_laws.Room(hardware, trace.stands_in, budget_bytes, once)
-    room.take(trace.residencies.whole())
-    tables = [numbered(table, len(plans)) for table in (trace.spans, trace.waits, trace.residencies)]
-    ranks, lines = list[Facts](), work_laws.Lines(room)
-    found: dict[int, Findings] = {}
-    programs: dict[tuple[int, int], Program] = {}
-    for rank, drawn in enumerate(ran):
-        if trace.stands_in[rank] == rank:
-            key = job.graph_of[rank], id(drawn.plan)
-            if key not in programs:
-                programs[key] = Program(job.graph(rank), hardware, drawn.plan)
-            one = RankWatch(programs[key].with_draws(drawn.draws), drawn, rank, switches)
-            ranks.append(one.take(whole(one.program, trace, [table[rank] for table in tables], rank)))
-            lines.take(rank, one.requests)
-            found[rank] = one.look.found(ranks[-1])
-            address_laws.check_addresses(ranks[-1], trace, drawn.allocator, budget_bytes)
-    lines.check()
-    met, complete = meetings(job, trace.stands_in, ranks), trace.status == "ok"
-    if met is not None:
-        meeting_laws.check_meetings(hardware, met, complete=complete, contended=switches.hbm_contention)
-    if met is not None and complete:
-        meeting_laws.check_peers(met, ranks, trace.stands_in)
-    bandwidth_laws.check_bandwidth(ranks, met, trace.stands_in, switches)
-    return merged([found[rank] for rank in trace.stands_in])
+    _check_status(len(ran), trace)
+    _check_folded(job, hardware, [one.plan for one in ran], trace)
+    watch = Watch(job, hardware, ran, budget_bytes, switches, trace.stands_in)
+    tables = {name: getattr(trace, name).whole() for name in ("spans", "waits", "residencies")}
+    watch.take(tables, [issued.whole() for issued in trace.issued], least_steps=NEVER_NS)
+    return watch.finish(trace)
+
+
+def _check_status(ranks: int, trace: Trace) -> None:
+    right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
+    if not right or len(trace.issued) != ranks or len(trace.stands_in) != ranks:
+        must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
+        found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {ranks} ranks"
+        raise broken("trace", must, found)
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
@@ -123,22 +108,14 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
     if stands_in == tuple(range(len(plans))):
         return
     company: dict[int, Counter[int]] = {}
-    for rank, found in enumerate(stands_in):
-        company.setdefault(rank // each, Counter())[found] += 1
-    for rank, found in enumerate(stands_in):
-        same = stands_in[found] == found and job.graph_of[found] == job.graph_of[rank]
-        same = same and (plans[found] is plans[rank] or plans[found] == plans[rank])
-        if not same or company[rank // each] != company[found // each]:
+    for rank, other in enumerate(stands_in):
+        company.setdefault(rank // each, Counter())[other] += 1
+    for rank, other in enumerate(stands_in):
+        same = stands_in[other] == other and job.graph_of[other] == job.graph_of[rank]
+        same = same and (plans[other] is plans[rank] or plans[other] == plans[rank])
+        if not same or company[rank // each] != company[other // each]:
             must = "a rank that stands for another runs the same, in the same company"
-            raise broken("trace", must, f"rank {found} for rank {rank}")
-
-
-def _check_status(plans: Sequence[Plan], trace: Trace) -> None:
-    right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
-    if not right or len(trace.issued) != len(plans) or len(trace.stands_in) != len(plans):
-        must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
-        found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {len(plans)} ranks"
-        raise broken("trace", must, found)
+            raise broken("trace", must, f"rank {other} for rank {rank}")
 
 
 class RankWatch:
@@ -153,28 +130,47 @@ class RankWatch:
 
     Attributes
     ----------
-    look, requests
-        What is noticed; what room alone kept waiting in the last part.
+    parts, look
+        Takes what happens, and notices what is no breach.
     """
 
     def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
-        self.program, self._rank, self._switches = program, rank, switches
-        graph, plan = program.graph, program.plan
-        self._earlier, self.look = Earlier(graph, plan), Look()
-        self._has_addresses = drawn.allocator != "ideal"
-        self._walk = None
-        if plan.fixed is None:
-            self._walk = Walk(graph, program.hardware, plan, drawn.pinned, drawn.draws)
+        self.parts, self.look = Parts(program), Look(program)
+        self._program, self._rank, self._switches, self._earlier = program, rank, switches, Earlier.of(program)
+        self._has_addresses, self._walk = drawn.allocator != "ideal", None
+        if drawn.plan.fixed is None:
+            self._walk = Walk(program.graph, program.hardware, drawn.plan, drawn.pinned, drawn.draws)
         self._refused: PlanError | None = None
 
-    def take(self, part: Part) -> Facts:
-        """Check a part."""
-        facts = Facts(self.program, part, self._earlier, self._rank)
-        self._check_issued(facts)
-        self.look.take(facts, self._check(facts))
+    def check(self, part: Part) -> tuple[Facts, Requests]:
+        """Hold a part against one law after another; say what room alone kept waiting."""
+        facts = Facts(self._program, part, self._earlier, self._rank)
+        self._follow(facts)
+        check_issued(facts)
+        check_tracks(facts)
+        check_durations(facts, self._switches)
+        held = check_places(facts)
+        check_workspace(facts)
+        requests, ready = check_starts(facts, held, self._switches, has_addresses=self._has_addresses)
+        check_waits(facts, ready)
+        self.look.take(facts, held)
         facts.close()
-        time_laws.check_all_ran(facts)
-        return facts
+        check_all_ran(facts)
+        return facts, requests
+
+    def _follow(self, facts: Facts) -> None:
+        """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
+        is_over = facts.is_last and facts.complete
+        if self._walk is not None and self._refused is None:
+            try:
+                columns = (column.tolist() for column in (facts.kind, facts.a, facts.b, facts.c))
+                self._walk.take(zip(*columns, strict=True))
+                if is_over:
+                    self._walk.finish(facts.program.graph.steps)
+            except PlanError as error:
+                self._refused = error
+        if self._refused is not None and is_over:
+            raise self._refused
 
     @property
     def settled_ns(self) -> int:
@@ -182,94 +178,96 @@ class RankWatch:
 
         A compute comes after the one before it on its stream, a copy after the last compute issued before it.
         """
-        filled = self._earlier.track_ns
-        return min([self._earlier.host.last_start_ns, *(filled.get(("filled", s), 0) for s in self.program.streams)])
-
-    def _check_issued(self, facts: Facts) -> None:
-        """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
-        if self._walk is None:
-            return
-        try:
-            if self._refused is None:
-                columns = (column.tolist() for column in (facts.kind, facts.a, facts.b, facts.c))
-                self._walk.take(zip(*columns, strict=True))
-            if facts.is_last and self._refused is None and facts.complete:
-                self._walk.finish(facts.graph.steps)
-        except PlanError as error:
-            self._refused = error
-        if self._refused is not None and facts.is_last and facts.complete:
-            raise self._refused
-
-    def _check(self, facts: Facts) -> place_laws.Held:
-        """Hold a part against one law after another; what room alone kept waiting is in `requests`."""
-        time_laws.check_issued(facts)
-        track = time_laws.check_tracks(facts)
-        point = time_laws.check_program_point(facts, self._switches)
-        time_laws.check_host(facts)
-        time_laws.check_durations(facts, self._switches)
-        held = place_laws.check_held(facts)
-        place_laws.check_ends_as_it_began(facts, held)
-        stays = place_laws.check_outputs(facts, held)
-        place_laws.check_there(facts, held)
-        place_laws.check_taken_at_start(facts, held)
-        place_laws.check_workspace(facts)
-        in_turn = data_laws.check_order(facts, held, stays)
-        taken = work_laws.taken_bytes(facts, held)
-        line = work_laws.line(facts, taken)
-        ready = np.maximum.reduce([in_turn, data_laws.check_valid(facts), line])
-        data_laws.check_syncs(facts, in_turn)
-        time_laws.check_waits(facts)
-        data_laws.check_waits_have_cause(facts, ready, _ROOM_CAUSES)
-        meeting_laws.check_waits_of_others(facts)
-        allowed = track, point, ready
-        self.requests = work_laws.check_started(facts, allowed, taken, has_addresses=self._has_addresses)
-        return held
+        latest = self._earlier.latest
+        return int(min(latest["point"][0], latest["filled"][[*self._program.streams]].min(initial=NEVER_NS)))
 
 
 class Watch:
-    """Holds a run of one rank against the laws while it goes on: what happened is forgotten when it was checked.
+    """Holds a run against the laws while it goes on: what happened on one rank is forgotten when it was checked.
 
-    It checks what `check_trace` checks, and raises the same. Nothing meets in such a run, and its places have no
-    addresses.
+    It checks what `check_trace` checks, and raises the same.
 
     Parameters
     ----------
-    graph, hardware, drawn
-        What runs, where; as decided, with what late reads choose.
+    job, hardware, ran
+        What runs, where; as decided, with what late reads choose, for each rank.
     budget_bytes, switches
         As for `check_trace`.
-    least_steps
-        So many steps are checked at a time, or more.
+    stands_in
+        For each rank the one that is simulated in its place.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        job: Job,
         hardware: Hardware,
-        drawn: Drawn,
+        ran: Sequence[Drawn],
         budget_bytes: int | float,
         switches: Switches | None = None,
+        stands_in: Sequence[int] = (0,),
+    ) -> None:
+        self._job, self._hardware, self._ran, self._budget_bytes = job, hardware, ran, budget_bytes
+        self._switches, self._stands_in = switches or Switches(), stands_in
+        self._spare = stored_once(job, hardware, [one.plan for one in ran])
+        self._room = Room(hardware, stands_in, budget_bytes, self._spare)
+        self._bandwidth = Bandwidth(hardware, stands_in, self._switches)
+        self._counted = Counter[str]()
+        self._ranks: dict[int, RankWatch] = {}
+        programs: dict[tuple[int, int], Program] = {}
+        for rank in sorted(set(stands_in)):
+            drawn, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
+            if key not in programs:
+                programs[key] = Program(job.graph(rank), hardware, drawn.plan)
+            program = programs[key].with_draws(drawn.draws)
+            self._ranks[rank] = RankWatch(program, drawn, rank, self._switches)
+
+    def take(
+        self,
+        happened: Mapping[str, Block],
+        issued: Sequence[Block] | None = None,
         *,
         least_steps: int = LEAST_STEPS,
     ) -> None:
-        program = Program(graph, hardware, drawn.plan).with_draws(drawn.draws)
-        self._switches, self._parts = switches or Switches(), Parts(program, least_steps)
-        self._one = RankWatch(program, drawn, 0, self._switches)
-        self._room = place_laws.Room(hardware, (0,), budget_bytes)
-        self._lines = work_laws.Lines(self._room)
-
-    def take(self, happened: Mapping[str, Block]) -> None:
         """Take what happened since the last time.
 
         Parameters
         ----------
         happened
-            Rows by table of the trace; ``issued`` for what a reactive plan issued.
+            Rows by table of the trace; of a single rank ``issued`` for what a reactive plan issued.
+        issued
+            Of several ranks, what each has issued.
+        least_steps
+            So many steps are checked at a time, or more.
         """
         self._room.take(happened["residencies"])
-        part = self._parts.take(happened)
-        if part is not None:
-            self._check(part)
+        tables = {name: self._by_rank(name, happened[name]) for name in ("spans", "waits", "residencies")}
+        for rank, watch in self._ranks.items():
+            codes = happened["issued"] if issued is None else issued[rank]
+            noted = {**codes, "row": np.arange(len(codes["kind"]))}
+            watch.parts.take({"issued": noted, **{name: rows[rank] for name, rows in tables.items()}})
+            part = watch.parts.ended(least_steps)
+            if part is not None:
+                self._bandwidth.check(self._check({rank: part}), None)
+
+    def _by_rank(self, name: str, rows: Block) -> list[Block]:
+        """By rank the rows of a table, and as a column ``row`` their numbers there."""
+        first, ranks = self._counted[name], len(self._stands_in)
+        self._counted[name] += len(rows["rank"])
+        rows = {**rows, "row": np.arange(first, self._counted[name])}
+        order = np.argsort(rows["rank"], kind="stable")
+        ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
+        return [rows] if ranks == 1 else [pick(rows, mine) for mine in np.split(order, ends)[1:-1]]
+
+    def _check(self, parts: Mapping[int, Part]) -> list[Facts]:
+        """Check parts of ranks, and what is known of all of them up to then."""
+        every = []
+        for rank, part in parts.items():
+            facts, requests = self._ranks[rank].check(part)
+            every.append(facts)
+            self._room.wait(rank, requests)
+        until_ns = min(NEVER_NS if part.is_last else self._ranks[rank].settled_ns for rank, part in parts.items())
+        self._room.check_lines(until_ns)
+        return every
 
     def finish(self, trace: Trace) -> Findings:
         """Check what is left, and say what was noticed.
@@ -277,15 +275,19 @@ class Watch:
         Parameters
         ----------
         trace
-            How the run ended; its tables do not count.
+            How the run ended; of several ranks, or where places have addresses, all that happened.
         """
-        _check_status([self._one.program.plan], trace)
-        return merged([self._one.look.found(self._check(self._parts.rest(complete=trace.status == "ok")))])
-
-    def _check(self, part: Part) -> Facts:
-        facts = self._one.take(part)
-        self._lines.take(0, self._one.requests, None if part.is_last else self._one.settled_ns)
-        if part.is_last:
-            self._lines.check()
-        bandwidth_laws.check_bandwidth([facts], None, (0,), self._switches)
-        return facts
+        _check_status(len(self._ran), trace)
+        check_stored_once(self._hardware, trace, self._spare)
+        is_ok = trace.status == "ok"
+        every = self._check({rank: watch.parts.rest(complete=is_ok) for rank, watch in self._ranks.items()})
+        for facts in every:
+            check_addresses(facts, trace, self._ran[facts.rank].allocator, self._budget_bytes)
+        met = meetings(self._job, self._stands_in, every)
+        if met is not None:
+            check_meetings(self._hardware, met, complete=is_ok, contended=self._switches.hbm_contention)
+        if met is not None and is_ok:
+            check_peers(met, every, self._stands_in)
+        self._bandwidth.check(every, met)
+        found = {rank: watch.look.found() for rank, watch in self._ranks.items()}
+        return merged([found[rank] for rank in self._stands_in])

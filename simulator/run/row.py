@@ -202,7 +202,7 @@ class Follower:
     def __init__(self, case: Case, label: str, plan: Plan) -> None:
         task, switches = case.tasks[0], case.loaded.scenario.switches
         drawn = referee.Drawn(plan, task.draws(0), case.choice(label).allocator, task.pinned)
-        self._watch = referee.Watch(task.graph, case.hardware, drawn, case.problem.budget_bytes, switches)
+        self._watch = referee.Watch(case.job, case.hardware, [drawn], case.problem.budget_bytes, switches)
         self._following = metrics.Following.plan(task.graph, case.hardware, plan)
 
     def take(self, happened: Happened) -> None:

@@ -18,7 +18,7 @@ from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import drawn
 from simulator.errors import HosimError
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics import Following, Ran, counted, summarise
 from simulator.plan import Plan
@@ -133,12 +133,14 @@ def followed(steps: int) -> int:
     plan = plan_of(graph, on_demand(graph, 4), hardware)
     budget = hardware.tiers[hardware.compute_tier].usable_bytes
     tracemalloc.start()
-    watch = Watch(graph, hardware, Drawn(plan, draws), budget, least_steps=1024)
+    watch = Watch(Job.of(graph, 1), hardware, [Drawn(plan, draws)], budget)
     following = Following.plan(graph, hardware, plan)
     program = engine.Program(graph, plan, durations_ns(graph, hardware), draws=draws)
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    trace = engine.follow(program, hardware, lambda happened: (watch.take(happened), following.take(happened)))
+    trace = engine.follow(
+        program, hardware, lambda happened: (watch.take(happened, least_steps=1024), following.take(happened))
+    )
     watch.finish(trace)
     assert counted(graph, hardware, following.ran(trace))["status"] == "ok"
     _, peak = tracemalloc.get_traced_memory()

@@ -69,7 +69,7 @@ BROKEN = {
     "no such channel": (put("spans", 0, channel=1), "a transfer takes a channel of its link, found channel 1"),
     "two ops at once": (
         put("spans", 2, start_ns=19, end_ns=24),
-        "a stream runs one op at a time, in issue order, found starts at ns 19, the one issued before it has 20",
+        "a stream runs one op at a time, in issue order, found starts at ns 19, not before ns 20",
     ),
     "issued out of order": (put("spans", 1, issued_ns=5), "the host issues in order and pays for each step"),
     "an op takes longer": (
@@ -104,11 +104,11 @@ BROKEN = {
     ),
     "freed too early": (
         both(drop("residencies", 5), add("residencies", [15, 0, HBM, W, -10], 4)),
-        "what an op reads and writes is resident while it runs, found tensor 0, from ns 10, to ns 20",
+        "what a compute reads and writes, and both ends of a copy, are held while it runs, found tensor 0, from ns 10",
     ),
     "target taken too late": (
         both(drop("residencies", 1), add("residencies", [5, 0, HBM, W, 10], 1)),
-        "a copy holds its target from its start, found tensor 0, from ns 0, to ns 10",
+        "what a compute reads and writes, and both ends of a copy, are held while it runs, found tensor 0, from ns 0",
     ),
     "target taken too early": (
         both(
@@ -121,11 +121,11 @@ BROKEN = {
     ),
     "workspace held too long": (
         both(drop("residencies", 4), add("residencies", [21, 0, HBM, -1, -2], 5)),
-        "an op's workspace is taken at its start and freed at its end, in the compute tier",
+        "an op's workspace is held for its span, in the compute tier",
     ),
     "workspace elsewhere": (
         both(put("residencies", 3, tier=DDR), put("residencies", 4, tier=DDR)),
-        "an op's workspace is taken at its start and freed at its end, in the compute tier",
+        "an op's workspace is held for its span, in the compute tier",
     ),
     "read before valid": (
         both(
@@ -135,8 +135,8 @@ BROKEN = {
             put("residencies", 4, time_ns=19),
         ),
         (
-            "what a compute reads, and what a copy moves, is valid before it starts, found tensor 0, starts at ns 9, "
-            "valid at ns 10"
+            "what a compute reads, and what a copy moves, is valid before it starts, found starts at ns 9, "
+            "not before ns 10"
         ),
     ),
     "a hole in the ledger": (
@@ -188,7 +188,7 @@ def test_the_message_names_plan_step_row_law_and_numbers():
         judge(rows)
     assert str(error.value) == (
         "trace of plan 'hand', rank 0, step 3 (compute g), spans row 2: a stream runs one op at a time, in issue "
-        "order, found starts at ns 19, the one issued before it has 20; report this: it is a bug of hosim"
+        "order, found starts at ns 19, not before ns 20; report this: it is a bug of hosim"
     )
 
 
@@ -357,7 +357,7 @@ def test_an_output_stays_until_the_ops_before_its_detach_have_ended():
         return Rows(spans, [], [[0, 0, HBM, 0, 4], [freed, 0, HBM, 0, -4]])
 
     judge(rows(15), plan, g=g)
-    with pytest.raises(InvariantError, match=r"an output stays until the computes .* detached at ns 10"):
+    with pytest.raises(InvariantError, match=r"an output stays until the computes .* found starts at ns 10"):
         judge(rows(10), plan, g=g)
 
 

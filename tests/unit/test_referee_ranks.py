@@ -384,8 +384,12 @@ def in_circle(*spoils):
         ([("waits", shift({"rank": 0, "op": 1}, issue=-1))], "a wait is of the compute that follows it"),
         ([("waits", shift({"rank": 0, "op": 1}, start_ns=2))], "every nanosecond of a stream"),
         (
-            [("spans", shift({"rank": 0, "item": 2}, start_ns=-1, end_ns=-1))],
-            "a copy waits until the last compute issued before it has started, found starts at ns 4, that compute at",
+            [
+                ("spans", shift({"rank": 0, "item": 2}, start_ns=-1, end_ns=-1)),
+                ("residencies", shift({"rank": 0, "tensor": 2, "time_ns": 5}, time_ns=-1)),
+                ("residencies", lambda rows: rows.sort(key=lambda row: row["time_ns"])),
+            ],
+            "a copy waits until the last compute issued before it has started, found starts at ns 4, not before ns 5",
         ),
         (
             [("residencies", shift({"rank": 0, "tensor": 1}, time_ns=-1))],

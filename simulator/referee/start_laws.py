@@ -1,0 +1,340 @@
+"""Laws of starts: what the host issues when, what each step waits for, and that it starts as soon as it may.
+
+Each rule says, by issue, when it lets a step start; no step starts before that, and one that takes no room starts when
+all of them, and the host, let it. What room alone keeps waiting is told to `room_laws`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.columns import NONE, Ints
+from simulator.cost import transfer_ns
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
+from simulator.referee.facts import Facts
+from simulator.referee.place_laws import Held
+from simulator.scenario import Switches
+from simulator.trace import ISSUED
+
+NEVER_NS = np.iinfo(np.int64).max
+"""The start of what never started, and an end that is still to come [ns]."""
+
+
+class Requests(NamedTuple):
+    """Steps of one rank that only room kept from starting, as columns.
+
+    Attributes
+    ----------
+    tier, size
+        Where it takes room, and how much [B].
+    since_ns, start_ns
+        When all but room was there; when it started.
+    is_copy, issue
+        Its place in line: computes first, then in issue order.
+    """
+
+    tier: Ints
+    size: Ints
+    since_ns: Ints
+    start_ns: Ints
+    is_copy: Ints
+    issue: Ints
+
+
+def check_issued(facts: Facts) -> None:
+    """Check that the host issued what the plan says, in order; all of it if the run is complete."""
+    planned_steps, n = facts.program.planned_steps, facts.first + len(facts.kind)
+    if planned_steps is not None:
+        planned = facts.program.planned(facts.first, min(n, planned_steps))
+        same = all(np.array_equal(planned[name], getattr(facts, name)) for name in ISSUED)
+        if not same or (facts.is_last and facts.complete and planned_steps != n):
+            found = f"{n:,} steps for {planned_steps:,}, or others"
+            raise facts.broken("the host issues the steps of the plan, in order", "issued", found)
+    asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
+    if facts.complete:
+        ran = facts.row[asked] != NONE
+        facts.check_steps(asked, ran, "when a run completes, every step has run", ("span", facts.row[asked]))
+
+
+def check_all_ran(facts: Facts) -> None:
+    """Check, behind the last part, that each op has run in each training step if the run is complete."""
+    counts, graph = facts.earlier.runs, facts.program.graph
+    if facts.is_last and facts.complete and counts.min() < graph.steps:
+        found = f"op {graph.ops[int(counts.argmin())].name!r} {int(counts.min())} times in {graph.steps} steps"
+        raise facts.broken("when a run completes, every op has run in each step", "spans", found)
+
+
+def check_tracks(facts: Facts) -> None:
+    """Check that each step runs where it was issued to."""
+    computes, copies, ends = facts.ran(COMPUTE), facts.ran(COPY), facts.program.links
+    stream, link, channel = facts.track[computes], facts.track[copies], facts.channel[copies]
+    facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
+    known = (link >= 0) & (link < len(ends))
+    facts.check_steps(copies, known, "a transfer takes a link of the machine", ("link", link))
+    right = (ends[link, 0] == facts.b[copies]) & (ends[link, 1] == facts.c[copies])
+    facts.check_steps(copies, right, "a transfer takes a link from its source to its target", ("link", link))
+    inside = (channel >= 0) & (channel < ends[link, 2])
+    facts.check_steps(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
+
+
+def check_durations(facts: Facts, switches: Switches) -> None:
+    """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
+    computes, contended = np.setdiff1d(facts.ran(COMPUTE), facts.met), switches.hbm_contention
+    every = facts.ran(COMPUTE)
+    alone = facts.program.alone_ns(facts.a[every], facts.earlier.runs)[np.isin(every, computes)]
+    took = facts.end_ns - facts.start_ns
+    right = took[computes] >= alone if contended else took[computes] == alone
+    law = f"a compute takes {'at least ' if contended else ''}its own time"
+    facts.check_steps(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
+    copies, links = facts.ran(COPY), [*facts.program.hardware.links.values()]
+    pairs = np.stack((facts.track[copies], facts.program.sizes[facts.a[copies]]))
+    sorts, which = np.unique(pairs, axis=1, return_inverse=True)
+    alone = np.array([transfer_ns(size, links[link]) for link, size in sorts.T.tolist()], np.int64)[which.ravel()]
+    right, shown = took[copies] >= alone, (("takes ns", took[copies]), ("alone ns", alone))
+    facts.check_steps(copies, right, "a transfer takes at least its time alone", *shown)
+
+
+def _on_stream(facts: Facts, _: Switches) -> Ints:
+    computes = facts.ran(COMPUTE)
+    return facts.by_issue(computes, facts.latest("stream", facts.track[computes], facts.end[computes]))
+
+
+def _in_queue(facts: Facts, _: Switches) -> Ints:
+    copies = facts.ran(COPY)
+    queue = facts.program.queues[facts.track[copies]]
+    return facts.by_issue(copies, facts.latest("queue", queue, facts.start[copies]))
+
+
+def _channels(facts: Facts) -> tuple[Ints, Ints]:
+    """By issue, when the channel of a copy was free of those issued before, and when the first of its queue was."""
+    copies, channels = facts.ran(COPY), np.arange(1 + int(facts.program.links[:, 2].max(initial=0)))
+    queue = facts.program.queues[facts.track[copies]]
+    takes, group = facts.channel[copies, None] == channels, queue[:, None] * len(channels) + channels
+    end = np.where(takes, facts.end[copies, None], NONE)
+    free = facts.latest("channel", group.ravel(), end.ravel()).reshape(group.shape)
+    first = np.where(channels < facts.program.links[queue, 2, None], free, facts.never).min(axis=1, initial=facts.never)
+    return facts.by_issue(copies, free[takes]), facts.by_issue(copies, first)
+
+
+def _at_point(facts: Facts, switches: Switches) -> Ints:
+    """When the last compute issued before a copy started, or ended: not the latest, but that one."""
+    moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
+    known = facts.earlier.latest.get("point", np.full(1, NONE))
+    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
+    last = np.append(moment, facts.at(known))[before]
+    facts.earlier.latest["point"] = facts.times(last[-1:]) if len(last) else known
+    return np.where(facts.kind == COPY, last, NONE)
+
+
+def _keeps_output(facts: Facts, _: Switches) -> Ints:
+    """When the computes issued before a detach of the only valid copy of an output had ended."""
+    ended = facts.latest("ended", None, np.where(facts.kind == COMPUTE, facts.end, NONE))
+    parting = _parting(facts)
+    facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
+    return facts.by_issue(parting, ended[parting])
+
+
+def _parting(facts: Facts) -> Ints:
+    """Detaches that leave no valid copy of an output that does not persist."""
+    program, rows, parting = facts.program, facts.accesses, list[int]()
+    valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
+    known = facts.earlier.kept("outputs", 1)[0] if facts.first else program.valid_homes
+    for place in known.tolist():
+        valid.get(place // program.tiers, set()).add(place)
+    is_of_output = np.isin(rows.place // program.tiers, list(valid))
+    mine = rows.pick(is_of_output & (rows.makes | (rows.kind == DETACH)))
+    for issue, kind, place in zip(mine.issue.tolist(), mine.kind.tolist(), mine.place.tolist(), strict=True):
+        places = valid[place // program.tiers]
+        if kind == DETACH:
+            if places == {place}:
+                parting.append(issue)
+            places.discard(place)
+        else:
+            valid[place // program.tiers] = {place} if kind == COMPUTE else places | {place}
+    facts.earlier.rows["outputs"] = np.array([[place for places in valid.values() for place in places]], np.int64)
+    return np.array(parting, np.int64)
+
+
+def _in_order(facts: Facts, _: Switches) -> Ints:
+    """When the steps before that name a tensor let a step name it; of a sync, when all of them have ended.
+
+    A compute that writes, and a detach, is exclusive: it waits for all earlier ones, and all later ones wait for it. A
+    detach of 0 B leaves no row: it acts as early as the order lets it, and lasts until its output may go.
+    """
+    issue, kind, place, _reads, makes = facts.accesses
+    tensor, waits_for_all = place // facts.program.tiers, (kind >= DETACH) | (makes & (kind == COMPUTE))
+    end = np.where(kind == SYNC, NONE, facts.end[issue])
+    after_all = facts.latest("named", tensor, end)
+    lasts = np.where(facts.start[issue] == NONE, np.maximum(end, after_all), end)
+    exclusive = np.where(waits_for_all & (kind != SYNC), lasts, NONE)
+    after_exclusive = facts.latest("changed", tensor, exclusive)
+    return facts.by_issue(issue, np.where(waits_for_all, after_all, after_exclusive))
+
+
+def _is_valid(facts: Facts, _: Switches) -> Ints:
+    issue, _kind, place, reads, makes = facts.accesses
+    valid = facts.latest("valid", place, np.where(makes, facts.end[issue], NONE))
+    return facts.by_issue(issue[reads], np.where(valid == NONE, facts.never, valid)[reads])
+
+
+_RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
+    ("a stream runs one op at a time, in issue order", _on_stream),
+    ("a link starts its transfers in issue order", _in_queue),
+    ("a copy waits until the last compute issued before it has {}ed", _at_point),
+    ("an output stays until the computes issued before its last detach have ended", _keeps_output),
+    ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _in_order),
+    ("what a compute reads, and what a copy moves, is valid before it starts", _is_valid),
+)
+"""What lets a step start, and by issue when (position of the clock), or `NONE` if nothing keeps it."""
+
+
+def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[Requests, Ints]:
+    """Check that no step starts before it may, and that one which takes no room starts as soon as it may.
+
+    Parameters
+    ----------
+    facts, held
+        One rank's trace, and when its places were held.
+    switches
+        Readings of the machine.
+    has_addresses
+        Whether places of the compute tier have addresses. What needs a hole, and what compaction stops, is not held
+        against bytes then.
+
+    Returns
+    -------
+    (Requests, array)
+        What room kept waiting; and by issue, when data, order and the line for room let the step start.
+    """
+    allowed = []
+    for law, rule in _RULES:
+        allowed.append(rule(facts, switches))
+        facts.check_starts(law.format(switches.copies_wait_for), allowed[-1])
+    own_channel, some_channel = _channels(facts)
+    facts.check_starts("a channel runs one transfer at a time, in issue order", own_channel)
+    *_, in_order, is_valid = allowed
+    _check_host(facts, in_order)
+    taken = _taken_bytes(facts, held)
+    line = _line(facts, taken)
+    since = np.maximum.reduce([*allowed, some_channel, line])
+    return _held_up(facts, since, taken, has_addresses=has_addresses), np.maximum.reduce([in_order, is_valid, line])
+
+
+def _check_host(facts: Facts, in_order: Ints) -> None:
+    """Check that the host pays for each step, waits at syncs, and runs at most its queue depth ahead of the device."""
+    kept, steps, issued_ns = facts.earlier.rows, np.flatnonzero(facts.row != NONE), facts.issued_ns
+    paid_ns, spare_ns, before = kept.get("host", np.zeros(3, np.int64)).tolist()
+    costs = _issue_costs(facts, paid_ns)
+    spare = issued_ns[steps] - costs[steps]
+    floor = np.maximum.accumulate(np.append(spare_ns, spare))
+    law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[steps])
+    facts.check_steps(steps, spare >= floor[:-1], law, issued)
+    synced = facts.latest("synced", None, np.where(facts.kind == SYNC, in_order, NONE))[steps]
+    law = "a host issues nothing after a sync before the earlier steps of its tensor have ended"
+    facts.check_steps(steps, facts.issued[steps] >= synced, law, issued, ("they end at ns", facts.times(synced)))
+    depth, computes = facts.program.hardware.host.queue_depth, facts.ran(COMPUTE)
+    known = kept.get("started", np.empty(0, np.int64))
+    started = np.sort(np.append(known, facts.arrived_ns[computes]))
+    late = computes[max(0, depth - before) :]
+    ahead = started[max(0, before - depth) - (before - len(known)) :][: len(late)]
+    law = f"at most {depth:,} computes are issued and not yet started"
+    shown = ("issued at ns", issued_ns[late]), ("too many wait until ns", ahead)
+    facts.check_steps(late, issued_ns[late] >= ahead, law, *shown)
+    paid_ns = int(costs[-1]) if len(costs) else paid_ns
+    kept["host"] = np.array([paid_ns, floor[-1], before + len(computes)])
+    kept["started"] = started[-depth:]
+
+
+def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
+    """What the host has paid when it issues each step, at least [ns]; when it selected, nobody noted."""
+    program, host = facts.program, facts.program.hardware.host
+    if isinstance(program.plan.steps, Steps):
+        return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
+    prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
+    goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
+    is_changed = np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
+    if program.plan.backbone:
+        is_late = np.array([op.late is not None for op in program.graph.ops], bool)
+        is_candidate = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
+        decided = facts.kind == SYNC
+        for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
+            decided[facts.steps(kind)] = flags[facts.a[facts.steps(kind)]]
+        prices = np.where(decided, prices, host.fixed.step_ns)
+        paid_ns += 0 if facts.first else host.fixed.launch_ns
+    return paid_ns + np.cumsum(prices + host.reactive.update_ns * is_changed)
+
+
+def _taken_bytes(facts: Facts, held: Held) -> Ints:
+    """By issue, what the step took when it started; what it would take at the end, if it never did [B]."""
+    made, stride, workspace = facts.accesses.pick(facts.accesses.makes), facts.stride, facts.program.workspace
+    came = facts.arrived[made.issue]
+    new = np.isin(made.place * stride + came, held.place * stride + held.taken)
+    still = np.isin(made.place, held.place[held.freed == facts.never])
+    size = np.where(
+        np.where(came == facts.never, ~still, new), facts.program.sizes[made.place // facts.program.tiers], 0
+    )
+    taken = np.zeros(len(facts.kind), np.int64)
+    np.add.at(taken, made.issue, size)
+    taken[facts.steps(COMPUTE)] += workspace[facts.a[facts.steps(COMPUTE)]]
+    return taken
+
+
+def _line(facts: Facts, taken: Ints) -> Ints:
+    """By issue, when the last compute issued before that takes room had started, or come to its meeting.
+
+    That is what a compute that takes room, and a copy into the compute tier, wait for (positions of the clock);
+    `NONE` for other steps, and where there is no such compute.
+    """
+    latest = facts.latest("line", None, np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
+    is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
+    return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
+
+
+def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> Requests:
+    """Check that a step which takes no room starts as soon as all else lets it, and find those that room kept waiting.
+
+    Of a run that was blocked, what was issued behind a collective that never began is not looked at: nobody noted
+    whether it had come.
+    """
+    start, never, unrun = facts.arrived, facts.never, _first_unrun(facts)
+    since = np.maximum(facts.issued, allowed)
+    since[unrun] = np.where(allowed[unrun] < never, never - 1, NONE)
+    steps = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
+    steps = steps[steps < facts.unmet.min(initial=len(facts.kind))]
+    judged = (start[steps] != never) | (np.isin(steps, unrun) & (since[steps] != NONE))
+    steps = steps[judged & (since[steps] < start[steps])]
+    here, is_copy = facts.program.compute_tier, facts.kind[steps] == COPY
+    if has_addresses:
+        is_elsewhere = is_copy & (facts.b[steps] != here) & (facts.c[steps] != here)
+        steps, is_copy = steps[is_elsewhere], is_copy[is_elsewhere]
+    started = start[steps] != never
+    facts.check_steps(
+        steps,
+        taken[steps] > 0,
+        "what could start has started",
+        ("could at ns", facts.times(since[steps])),
+        ("starts at ns", np.where(started, facts.arrived_ns[steps], NONE)),
+    )
+    start_ns = np.where(started, facts.times(start[steps]), NEVER_NS)
+    tier = np.where(is_copy, facts.c[steps], here)
+    return Requests(tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), facts.first + steps)
+
+
+def _first_unrun(facts: Facts) -> Ints:
+    """The first of each stream and of each queue that never started, if it was issued for certain.
+
+    That is so if no sync before it waits, and fewer computes before it have not started than make a host go on.
+    """
+    if facts.complete:
+        return np.empty(0, np.int64)
+    program, left = facts.program, facts.arrived == facts.never
+    computes, copies = (np.flatnonzero(left & (facts.kind == kind)) for kind in (COMPUTE, COPY))
+    fits = (program.links[:, 0] == facts.b[copies, None]) & (program.links[:, 1] == facts.c[copies, None])
+    queues = np.where(fits.any(axis=1), program.queues[fits.argmax(axis=1)], NONE)
+    heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
+    heads = np.sort(np.concatenate((heads, copies[np.unique(queues, return_index=True)[1]])))
+    is_certain = 2 * np.searchsorted(computes, heads) < max(program.hardware.host.queue_depth, 1)
+    return np.asarray(heads[is_certain & (np.searchsorted(facts.steps(SYNC), heads) == 0)])

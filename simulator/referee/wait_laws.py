@@ -1,0 +1,103 @@
+"""Laws of waits: they fill each stream beside its computes, each with one cause that lasts as long as it does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.columns import NONE, Ints, firsts, lasts
+from simulator.plan import COMPUTE, COPY
+from simulator.referee.facts import Facts, Intervals
+from simulator.trace import CAUSES, pick
+
+PEER = CAUSES.index("peer")
+_COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")
+_ROOM = (CAUSES.index("capacity"), CAUSES.index("compaction"), PEER)
+"""Causes that may keep an op which data, order, line and host let start."""
+
+
+def check_waits(facts: Facts, ready: Ints) -> None:
+    """Check the waits of a rank.
+
+    Parameters
+    ----------
+    facts
+        One rank's trace.
+    ready
+        By issue, when data, order and the line for room let the step start.
+    """
+    waits = facts.waits
+    facts.check(waits["end_ns"] > waits["start_ns"], "a wait takes time", "waits", waits, "start_ns", "end_ns")
+    known = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
+    facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", waits, "cause")
+    _check_fill(facts)
+    names_op = facts.a[waits["issue"]] == waits["op"]
+    facts.check(names_op, "a wait names the op of its step", "waits", waits, "op", "issue")
+    _check_transfers(facts)
+    could_start = np.maximum(ready, facts.issued)[waits["issue"]]
+    holds = np.isin(waits["cause"], _ROOM) | (waits["end"] <= could_start)
+    law = "a wait that is not for room ends when data, order, line and host let the op start"
+    facts.check(holds, law, "waits", waits, "op", "issue", "start_ns", "end_ns", "cause")
+    if facts.program.meets.any() and facts.complete:
+        _check_meetings(facts)
+
+
+def _check_fill(facts: Facts) -> None:
+    """Check that computes and waits of a stream fill it from 0 to its last end, and of what each wait is.
+
+    A collective that never began is where its stream ends: it may have come, and then tells how it waited before.
+    """
+    waits, unmet, came_ns = facts.waits, facts.unmet, facts.arrived_ns[facts.unmet]
+    computes = facts.ran(COMPUTE)
+    stream = np.concatenate((facts.track[computes], facts.b[unmet], waits["stream"]))
+    start = np.concatenate((facts.start_ns[computes], came_ns, waits["start_ns"]))
+    end = np.concatenate((facts.end_ns[computes], came_ns, waits["end_ns"]))
+    issue = np.concatenate((computes, unmet, waits["issue"]))
+    order = np.lexsort((issue, end, start, stream))
+    stream, start, end, issue = stream[order], start[order], end[order], issue[order]
+    is_wait, is_first, is_last = order >= len(order) - len(waits["row"]), firsts(stream), lasts(stream)
+    filled = facts.earlier.latest.get("filled", np.zeros(1 + max(facts.program.streams, default=0), np.int64))
+    before = np.append(0, end)[:-1]
+    before[is_first] = filled[stream[is_first]]
+    law = "every nanosecond of a stream, from 0 to its last end, is one compute or one wait"
+    shown = ("starts at ns", start), ("the one before it ends at ns", before)
+    facts.check_steps(issue, start == before, law, *shown)
+    filled[stream[is_last]] = end[is_last]
+    facts.earlier.latest["filled"] = filled
+    at = np.where(is_wait, len(order), np.arange(len(order)))
+    following = np.append(issue, NONE)[np.minimum.accumulate(at[::-1])[::-1]]
+    law = "a wait is of the compute that follows it"
+    facts.check_steps(issue, (following == issue) | ~is_wait, law, ("stream", stream))
+
+
+def _check_transfers(facts: Facts) -> None:
+    """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back).
+
+    Transfers are kept that a wait to come may be for: a stream's next wait begins where it has come to.
+    """
+    copies, many = facts.ran(COPY), len(facts.program.sizes) + 2
+    mine = (facts.track[copies], facts.a[copies], facts.start_ns[copies], facts.end_ns[copies])
+    rows = np.concatenate((facts.earlier.kept("copies", 4), mine), axis=1)
+    key, start, end = rows[0] * many + rows[1], facts.at(rows[2]), facts.at(rows[3])
+    waits = pick(facts.waits, facts.waits["cause"] == _TRANSFER)
+    under_way = Intervals(key, start, end, facts.stride, joined=True)
+    holds = under_way.cover(waits["on"] * many + waits["blocker"], waits["start"], waits["end"])
+    law = "a wait for a transfer lasts while that transfer is under way"
+    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
+    since = facts.earlier.latest["filled"][[*facts.program.streams]].min(initial=np.iinfo(np.int64).max)
+    facts.earlier.rows["copies"] = rows[:, rows[3] > since]
+
+
+def _check_meetings(facts: Facts) -> None:
+    """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
+    ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
+    under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
+    holds = under_way.cover(waits["blocker"], waits["start"], waits["end"])
+    law = "a wait for a collective lasts while that collective is under way"
+    facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
+    waits = pick(facts.waits, facts.waits["cause"] == PEER)
+    is_direct = facts.program.meets[waits["op"]]
+    direct, indirect = pick(waits, is_direct), pick(waits, ~is_direct)
+    peers = Intervals(direct["on"], direct["start"], direct["end"], facts.stride, joined=True)
+    law = "an op waits for a peer while a collective of its rank waits for that peer"
+    holds = peers.cover(indirect["on"], indirect["start"], indirect["end"])
+    facts.check(holds, law, "waits", indirect, "start_ns", "end_ns", "on")
