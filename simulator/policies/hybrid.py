@@ -13,9 +13,10 @@ everything on demand is tried as well: it has what is awaited only while that is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,17 +24,13 @@ from pydantic import Field, model_validator
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, Plan, Steps, View
+from simulator.plan import COMPUTE, PART, Code, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import Runtime, StaticPart
-from simulator.policies.runtime.runtime_cache import Setting
-from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
+from simulator.policies.runtime_cache import Eviction, RuntimeCache
 from simulator.policies.search import Best, tune
+from simulator.policies.working_sets import DynamicReads, WorkingSets
 from simulator.units import Bytes, FieldError, human
-
-_SHRINKS = 4
-"""So often a cache that is too large may shrink by what the static part lacks beside it: each is a plan of `static`."""
 
 
 class Options(Part):
@@ -89,7 +86,8 @@ def plan(problem: Problem, options: Options) -> Plan:
     dynamic = DynamicReads(problem)
     dynamic.check("hybrid")
     _check_apart(dynamic)
-    if not _may_be_slower(dynamic, options):
+    is_divided = bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes)
+    if options.cache is not None or options.prefetch != "none" or not is_divided:
         return _compiled(dynamic, options)
     best = Best[None](problem)
     for make in (_compiled, _undivided):
@@ -113,15 +111,6 @@ def _undivided(dynamic: DynamicReads, options: Options) -> Plan:
     made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(made, policy="hybrid", notes=(note, *made.notes))
-
-
-def _may_be_slower(dynamic: DynamicReads, options: Options) -> bool:
-    """Whether dividing the room could cost more than compiling saves, if nothing is asked for that divides it.
-
-    It costs nothing where the static part stays as a whole, and homes are given: then all else is the cache's.
-    """
-    is_asked = options.cache is not None or options.prefetch != "none"
-    return not is_asked and (bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes))
 
 
 def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int], ...]:
@@ -158,7 +147,12 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
     try:
         planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
     except CapacityError as error:
-        raise _beside(dynamic, options.cache, error) from None
+        left = _left_bytes(dynamic)
+        if left >= max(dynamic.awaited_bytes) and options.cache is not None:
+            smaller, tier = f"give the cache at most {human(left, 'B')} ({left:,} B)", error.report.tier
+            report = replace(error.report, tier=f"{tier} beside the cache", levers=(smaller,), rooms=())
+            raise CapacityError(report) from None
+        raise
     notes = [f"of all but what is read late: {note}" for note in planned.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
@@ -205,35 +199,6 @@ def _left_bytes(dynamic: DynamicReads) -> int:
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 
 
-def _beside(dynamic: DynamicReads, asked: int | None, error: CapacityError) -> CapacityError:
-    """Why the static part does not fit; beside a cache that is too large, with how large it may be."""
-    most = 0 if asked is None else _most_beside(dynamic, asked, error.report)
-    if most < max(dynamic.awaited_bytes):
-        return error
-    smaller = (f"give the cache at most {human(most, 'B')} ({most:,} B)",)
-    tier = f"{dynamic.problem.tiers[dynamic.problem.compute_tier]} beside the cache"
-    return CapacityError(replace(error.report, tier=tier, levers=smaller, rooms=()))
-
-
-def _most_beside(dynamic: DynamicReads, asked: int, short: Shortfall) -> int:
-    """The largest cache [B] beside which the static part has a plan: smaller by what it lacks, as often as it does.
-
-    If that takes too long, or another tier is too small, one beside which nothing of it moves.
-    """
-    problem, left, room = dynamic.problem, _left_bytes(dynamic), asked
-    for _ in range(_SHRINKS):
-        room -= short.gap_bytes
-        if room <= left or short.tier != problem.tiers[problem.compute_tier]:
-            break
-        try:
-            static.plan(problem.static_part(problem.budget_bytes - room), static.Options())
-        except CapacityError as error:
-            short = error.report
-        else:
-            return room
-    return left
-
-
 def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, cache_bytes: int) -> Plan:
     """Put a cache beside a static part, if there is anything for it to hold."""
     if not dynamic.candidates:
@@ -248,12 +213,12 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     parts, ends = _parts(dynamic, planned.fixed)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
-    setting = Setting(problem, homes, cache_bytes, order, stay, direct=problem.links)
-    issuer = partial(StaticPart, dynamic, ends, partial(_wanted, dynamic, options))
     return replace(
         planned,
         policy="hybrid",
-        steps=Runtime(dynamic, setting, issuer),
+        steps=BesideStatic(
+            dynamic, ends, options, lambda: RuntimeCache(problem, homes, cache_bytes, Eviction(order, problem, stay))
+        ),
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - set(dynamic.signal.values())),
@@ -261,11 +226,69 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     )
 
 
-def _wanted(dynamic: DynamicReads, options: Options, view: View, op: int) -> Sequence[int]:
-    """What is fetched for an op whose dynamic reads are revealed next."""
-    if options.prefetch == "speculative":
-        return view.predicted(op, options.accuracy)
-    return dynamic.readers[op].candidates if options.prefetch == "next_layer_all" else ()
+@dataclass(frozen=True)
+class BesideStatic:
+    """The steps of a plan whose static part was planned before; what comes into the cache it decides while it runs.
+
+    Each call starts afresh.
+
+    Attributes
+    ----------
+    dynamic, ends
+        The dynamic reads; and by part, the op that ends it, -1 for the last.
+    options
+        What is fetched ahead.
+    cache
+        Makes the cache of a run, for what is read dynamically, which no part moves.
+    """
+
+    dynamic: DynamicReads
+    ends: list[int]
+    options: Options
+    cache: Callable[[], RuntimeCache]
+
+    def __call__(self, view: View) -> Iterator[Code]:
+        """Issue all steps of a run.
+
+        Parameters
+        ----------
+        view
+            Asked how many steps there are, what is chosen, and for guesses.
+        """
+        return chain.from_iterable(self._batches(view, self.cache()))
+
+    def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
+        revealed, order = self.dynamic.revealed, sorted(self.dynamic.revealed)
+        following = dict(zip(order, (*order[1:], *order[:1]), strict=True))
+        for step in range(view.steps):
+            is_last = step == view.steps - 1
+            for part, op in enumerate(self.ends):
+                cache.codes.append((PART, part, 0, 0))
+                cache.awaited.pop(op, None)
+                if op in revealed:
+                    yield from cache.reveal(revealed[op], view)
+                    yield cache.take()
+                    if following[op] > op or not is_last:
+                        self._fetch_ahead(cache, view, op, following[op])
+            for tensor in [*cache.here] if is_last else ():
+                cache.evict(tensor)
+            yield cache.take()
+
+    def _fetch_ahead(self, cache: RuntimeCache, view: View, op: int, coming: int) -> None:
+        """Fetch, as far as there is room, for the ops whose dynamic reads are revealed next."""
+        fences, prefetch, wanted = self.dynamic.problem.fences, self.options.prefetch, dict[int, None]()
+        for reader in self.dynamic.revealed[coming] if prefetch != "none" else ():
+            # What the first op of a step reveals may be read behind the last one that reveals: then in this step.
+            if (coming > op or reader < op) and fences[reader] <= op + 1:
+                is_guess = prefetch == "speculative"
+                late = self.dynamic.readers[reader]
+                guess = view.predicted(reader, self.options.accuracy) if is_guess else late.candidates
+                wanted |= dict.fromkeys(t for t in guess if t in cache.homes)
+        for tensor in wanted:
+            if tensor not in cache.here:
+                if not cache.make_room(cache.sizes[tensor], wanted):
+                    return
+                cache.fetch(tensor)
 
 
 def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:

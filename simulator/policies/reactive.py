@@ -8,23 +8,29 @@ a queue of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.plan import Plan
+from simulator.plan import COMPUTE, SYNC, Code, Plan, View
 from simulator.policies.problem import Problem
-from simulator.policies.runtime import OpByOp, Runtime
-from simulator.policies.runtime.runtime_cache import Setting
-from simulator.policies.runtime.working_sets import DynamicReads, WorkingSets
+from simulator.policies.runtime_cache import Eviction, RuntimeCache
 from simulator.policies.search import tune
+from simulator.policies.working_sets import DynamicReads, WorkingSets
 
 EVICT = ("lru", "fifo", "furthest")
 ON_DEMAND = ("lru", "lfu", "hot")
 LOOK_AHEAD = (32, 0, 64)
 """What ``best`` tries; the second where dynamic reads are handled on demand."""
+
+_AT_ONCE = 64
+"""Most steps that are decided before they are handed on: a run that blocks ends soon, and one by one takes longer."""
 
 
 class Options(Part):
@@ -76,8 +82,8 @@ def plan(problem: Problem, options: Options) -> Plan:
     evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
     look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if sets.nothing_moves:
-        evict = evict[:1]
-    if sets.nothing_moves or (options.look_ahead == "best" and sets.only_dynamic_moves):
+        evict, look_ahead = evict[:1], (0,)
+    elif sets.only_dynamic_moves and options.look_ahead == "best":
         look_ahead = (0,)
     return tune(problem, (evict, look_ahead), partial(_make, sets, options.synchronous))
 
@@ -85,17 +91,129 @@ def plan(problem: Problem, options: Options) -> Plan:
 def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
     problem, homes, pinned = sets.problem, sets.homes, sets.pinned
     here = (t for t, home in enumerate(homes) if pinned[t] and home == problem.compute_tier)
-    setting = Setting(
-        problem,
-        {t: home for t, home in enumerate(homes) if not pinned[t]},
-        problem.budget_bytes - sum(problem.sizes[t] for t in here),
-        evict,
-        sets.hottest if evict == "hot" else (),
-        synchronous,
-    )
-    runtime = Runtime(sets.dynamic, setting, partial(OpByOp, sets, look_ahead))
+    room_bytes = problem.budget_bytes - sum(problem.sizes[t] for t in here)
+    moving = {t: home for t, home in enumerate(homes) if not pinned[t]}
+    stay = sets.hottest if evict == "hot" else ()
+
+    def cache() -> RuntimeCache:
+        return RuntimeCache(problem, moving, room_bytes, Eviction(evict, problem, stay), synchronous=synchronous)
+
     how = ", fetches late reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     untouched = frozenset(t for t, about in enumerate(problem.graph.tensors) if pinned[t] and about.persistent)
-    steps = problem.graph.steps
+    runtime, steps = OpByOp(sets, look_ahead, cache), problem.graph.steps
     return Plan("reactive", problem.tiers, homes, runtime, steps, (note,), looks=False, untouched=untouched)
+
+
+@dataclass(frozen=True)
+class OpByOp:
+    """The steps of a plan that decides about each op while it runs; each call starts afresh.
+
+    It fetches what each op needs and what ops in view will, evicts under pressure and frees what is dead.
+
+    Attributes
+    ----------
+    sets
+        What ops need.
+    ahead
+        How many ops ahead it looks, as far as there is no barrier between.
+    cache
+        Makes the cache of a run.
+    """
+
+    sets: WorkingSets
+    ahead: int
+    cache: Callable[[], RuntimeCache]
+
+    def __call__(self, view: View) -> Iterator[Code]:
+        """Issue all steps of a run.
+
+        Parameters
+        ----------
+        view
+            Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
+        """
+        return chain.from_iterable(self._batches(view, self.cache()))
+
+    def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
+        dynamic, ops = self.sets.dynamic, len(self.sets.uses)
+        for step in range(view.steps):
+            seen = 0
+            for op in range(ops):
+                seen = self._run(cache, op, step * ops, seen)
+                cache.unused.difference_update(cache.awaited.pop(op, ()))
+                if op in dynamic.revealed:
+                    cache.codes.append((SYNC, dynamic.signal[op], 0, 0))
+                    yield from cache.reveal(dynamic.revealed[op], view)
+                if len(cache.codes) >= _AT_ONCE:
+                    yield cache.take()
+            self._end_step(cache, is_last=step == view.steps - 1)
+            yield cache.take()
+
+    def _run(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
+        """Decide for an op, with what is awaited meanwhile as if it used it; say behind which op it has looked."""
+        sets, here, eviction, uses = self.sets, cache.here, cache.eviction, self.sets.uses[op]
+        for tensor in chain.from_iterable(cache.awaited.values()):
+            if tensor in here:
+                eviction.touch(tensor)
+        eviction.now = base + op
+        absent, needed_bytes = [], sets.born_bytes[op]
+        for tensor in uses:
+            if tensor in here:
+                eviction.touch(tensor)
+            else:
+                absent.append(tensor)
+                needed_bytes += cache.sizes[tensor]
+        if cache.unused:
+            cache.unused.difference_update(uses)
+        if cache.room[cache.tier] < needed_bytes:
+            cache.make_room(needed_bytes, uses)
+        for tensor in absent:
+            (cache.fetch if tensor in sets.reads[op] else cache.hold)(tensor)
+        if self.ahead:
+            seen = self._look_ahead(cache, op, base, max(seen, op + 1))
+        cache.codes.append((COMPUTE, op, sets.problem.streams[op], 0))
+        cache.room[cache.tier] -= sets.held_bytes[op]
+        for tensor in sets.writes[op]:
+            cache.is_clean[tensor] = False
+        for tensor in sets.problem.lifetimes.dead_after[op]:
+            cache.leave(tensor)
+            cache.drop(tensor)
+        return seen
+
+    def _look_ahead(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
+        """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""
+        sets, ops = self.sets, len(self.sets.uses)
+        behind = min(op + self.ahead + 1, bisect_right(sets.problem.fences, op, 0, ops))
+        for coming in range(seen, behind):
+            for tensor in sets.uses[coming]:
+                cache.needed_until[tensor] = base + coming
+                if tensor in cache.here:
+                    cache.eviction.touch(tensor)
+            for tensor in sets.reads[coming]:
+                if tensor not in cache.here and cache.is_clean[tensor]:
+                    needed_bytes = cache.sizes[tensor] + sets.born_bytes[op]
+                    if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
+                        cache.fetch(tensor)
+                        cache.unused.add(tensor)
+        return max(seen, behind)
+
+    def _end_step(self, cache: RuntimeCache, *, is_last: bool) -> None:
+        """Bring every persistent tensor home, but candidates of dynamic reads only at last, and release the outputs."""
+        sets = self.sets
+        may_stay = () if is_last else sets.dynamic.candidates
+        for tensor in sets.guests:
+            if tensor in cache.here and tensor not in may_stay:
+                cache.evict(tensor)
+        for tensor in sets.residents:
+            if tensor not in cache.here:
+                cache.make_room(cache.sizes[tensor], sets.residents)
+                cache.fetch(tensor)
+                cache.unused.add(tensor)
+            cache.drop(tensor)
+        for tensor in sets.guests:
+            cache.bring_home(tensor)
+        for tensor in sets.outputs:
+            if tensor in cache.here or sets.pinned[tensor]:
+                cache.leave(tensor)
+            cache.drop(tensor)

@@ -11,7 +11,6 @@ import pytest
 import simulator as hosim
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
-from simulator.run.results import Result
 from simulator.run.robustness import robustness
 
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64"
@@ -170,22 +169,6 @@ def test_a_cache_of_the_wrong_size_is_told_with_what_is_right(wrong: str, tier: 
     right = lever.split("(")[1].removesuffix(" B)").replace(",", "")
     story.write_text(story.read_text().replace(f"cache: {wrong}", f"cache: {right} B"))
     assert hosim.run(story, policies=["wrong"])["wrong"].status == "ok"
-
-
-@pytest.mark.parametrize(("budget", "others"), [("2 MB", "hbm"), ("2 MB", "free"), ("64 GB", "hbm")])
-def test_the_largest_cache_that_fits_is_named(budget: str, others: str, tmp_path: Path) -> None:
-    """Also where the backbone moves, or it is larger than all that it could hold; one byte more does not fit."""
-    story = folder(tmp_path, "draws: {distribution: zipf}\n")
-    text = story.read_text().replace("2 MB", budget).replace("{expert: ddr}", f"{{expert: ddr, weight: {others}}}")
-
-    def row_with(cache: str) -> Result:
-        row_of_it = f"  - {{policy: hybrid, label: mine, options: {{cache: {cache}}}}}\n  - static\n"
-        story.write_text(text.replace("  - static\n", row_of_it))
-        return hosim.run(story, policies=["mine"])["mine"]
-
-    (lever,) = row_with("900 TB").shortfall.levers
-    most = int(lever.split("(")[1].removesuffix(" B)").replace(",", ""))
-    assert [row_with(f"{size} B").status for size in (most, most + 1)] == ["ok", "infeasible"]
 
 
 def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stories import graph
 from simulator.errors import CapacityError
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
-from simulator.policies.runtime.runtime_cache import Eviction, LeastRecent
+from simulator.policies.runtime_cache import Eviction
 
 
 def chain(n):
@@ -39,7 +39,7 @@ def key_of(name, p, used, times):
 @pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "furthest"])
 def test_victims_follow_the_plain_rule(name):
     p = problem(chain(12))
-    victims = LeastRecent() if name == "lru" else Eviction(name, p)
+    victims = Eviction(name, p)
     used, held, times = {}, [], Counter()
     key, draw, tick = key_of(name, p, used, times), random.Random(1), 0
     for now, op in enumerate(p.graph.ops):
@@ -66,7 +66,7 @@ def test_victims_follow_the_plain_rule(name):
 
 
 def test_what_was_used_later_leaves_if_what_comes_first_must_stay():
-    order = LeastRecent()
+    order = Eviction("lru", problem(chain(3)))
     for tensor in range(3):
         order.touch(tensor)
     assert [order.first({0}), order.first({0, 1}), order.first({0, 1, 2})] == [1, 2, -1]
@@ -155,14 +155,6 @@ def test_an_op_that_cannot_run_is_a_shortfall():
         POLICIES["reactive"].plan(p)
     assert (caught.value.report.demand_bytes, caught.value.report.at) == (25, "op 'f1'")
     assert caught.value.report.largest == (("a0", 10), ("a1", 10), ("w", 5))
-
-
-@pytest.mark.parametrize("free", [False, True])
-def test_free_homes_are_advised_only_where_a_home_takes_room(free):
-    p = problem(train(4), budget=24, homes={"w": FREE} if free else {})
-    with pytest.raises(CapacityError) as caught:
-        POLICIES["reactive"].plan(p)
-    assert ("homes that are left free would pin less" in caught.value.report.levers) is not free
 
 
 def test_no_room_away_is_a_shortfall_of_that_tier():

@@ -10,10 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simulator.bounds import full
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Late
 from simulator.lifetime import NEVER, live_bytes
@@ -163,12 +159,10 @@ class WorkingSets:
 
     Attributes
     ----------
-    reads, writes, uses
-        By op: tensors that may move and are read, written, or either.
-    kept
-        By op: the last in a form that is quick to look into.
-    made
-        By op: those that are written and not read.
+    reads, uses
+        By op: tensors that may move and are read, or used; in order, and quick to look into.
+    writes
+        By op: tensors that may move and are written.
     held_bytes, born_bytes
         By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
     homes
@@ -189,40 +183,38 @@ class WorkingSets:
         graph, sizes = problem.graph, problem.sizes
         self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
         ops = graph.certain.ops if dynamic.readers else graph.ops
-        self.reads = [tuple(t for t in op.reads if not pinned[t]) for op in ops]
-        self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in graph.ops]
-        self.uses = [tuple(dict.fromkeys((*r, *w))) for r, w in zip(self.reads, self.writes, strict=True)]
-        self.kept = [frozenset(used) for used in self.uses]
-        self.made = [used[len({*r}) :] for used, r in zip(self.uses, self.reads, strict=True)]
-        self.held_bytes = [0] * len(graph.ops)
+        self.reads = [dict.fromkeys(t for t in op.reads if not pinned[t]) for op in ops]
+        self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in ops]
+        self.uses = [read | dict.fromkeys(written) for read, written in zip(self.reads, self.writes, strict=True)]
+        self.held_bytes = [0] * len(ops)
         for tensor, first in enumerate(problem.lifetimes.first_write):
             if pinned[tensor] and first != NEVER and not problem.starts_with[tensor]:
                 self.held_bytes[first] += sizes[tensor]
-        self.born_bytes = [held + op.workspace_bytes for held, op in zip(self.held_bytes, graph.ops, strict=True)]
+        self.born_bytes = [held + op.workspace_bytes for held, op in zip(self.held_bytes, ops, strict=True)]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
-        self._persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and not pinned[t]]
-        self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes())
-        self.residents = dict.fromkeys(t for t in self._persistent if self.homes[t] == problem.compute_tier)
-        self.guests = [t for t in self._persistent if self.homes[t] != problem.compute_tier]
+        persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and not pinned[t]]
+        self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes(persistent))
+        self.residents = dict.fromkeys(t for t in persistent if self.homes[t] == problem.compute_tier)
+        self.guests = [t for t in persistent if self.homes[t] != problem.compute_tier]
 
     @cached_property
     def nothing_moves(self) -> bool:
         """Whether all has room in the compute tier, and may be there."""
-        return self._has_room(self.problem.homes, live_bytes(self.problem.graph, self.problem.lifetimes))
+        return self._fit(frozenset())
 
     @property
     def only_dynamic_moves(self) -> bool:
         """Whether all has room there but what is read dynamically, beside what of that is read at once."""
-        problem, candidates = self.problem, self.dynamic.candidates
-        away = sum(problem.sizes[t] for t in candidates)
-        live = live_bytes(problem.graph, problem.lifetimes) - away + np.array(self.dynamic.awaited_bytes)
-        homes = (problem.homes[t] for t in self._persistent if t not in candidates)
-        return bool(self.dynamic.readers) and self._has_room(homes, live)
+        return bool(self.dynamic.readers) and self._fit(self.dynamic.candidates)
 
-    def _has_room(self, homes: Iterable[int], live: NDArray[np.int64]) -> bool:
-        return {*homes} <= {FREE, self.problem.compute_tier} and int(live.max()) <= self.problem.budget_bytes
+    def _fit(self, away: frozenset[int]) -> bool:
+        """Whether all but what is away has room in the compute tier, and may be there."""
+        problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
+        live = live_bytes(problem.graph, problem.lifetimes) - sum(problem.sizes[t] for t in away) + awaited
+        homes = {home for t, home in enumerate(problem.homes) if t not in away}
+        return homes <= {FREE, problem.compute_tier} and int(live.max()) <= problem.budget_bytes
 
-    def _choose_homes(self) -> dict[int, int]:
+    def _choose_homes(self, persistent: Iterable[int]) -> dict[int, int]:
         """By first use: the compute tier as far as all ops still run, then the nearest tier that has room.
 
         What is read dynamically comes last, the likeliest first.
@@ -230,7 +222,7 @@ class WorkingSets:
         problem, first_use, dynamic = self.problem, self.problem.lifetimes.first_use, self.dynamic
         left = {problem.compute_tier: problem.budget_bytes - self.demand_bytes, **problem.left_away}
         share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares
-        free = (t for t in self._persistent if problem.homes[t] == FREE)
+        free = (t for t in persistent if problem.homes[t] == FREE)
         order = sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t))
         return assigned(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
 
@@ -244,29 +236,18 @@ class WorkingSets:
     @cached_property
     def demand_bytes(self) -> int:
         """The most that any op needs with all else evicted [B]."""
-        demand = self._demand_by_op()
-        most = max(demand, default=0)
-        if most > self.problem.budget_bytes:
-            raise self._too_small(demand, demand.index(most))
-        return most
-
-    def _demand_by_op(self) -> list[int]:
-        """What each op needs with all else evicted [B]."""
         problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
+        pinned = [t for t, pinned in enumerate(self.pinned) if pinned and lifetimes.born[t] != NEVER]
         change = [0] * (len(self.uses) + 1)
-        for tensor, pinned in enumerate(self.pinned):
-            if pinned and lifetimes.born[tensor] != NEVER:
-                change[lifetimes.born[tensor]] += sizes[tensor]
-                change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
+        for tensor in pinned:
+            change[lifetimes.born[tensor]] += sizes[tensor]
+            change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
         needed = zip(problem.graph.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
-        return [held + op.workspace_bytes + sum(sizes[t] for t in used) + late for op, used, held, late in needed]
-
-    def _too_small(self, demand: list[int], op: int) -> CapacityError:
-        problem, graph, lifetimes = self.problem, self.problem.graph, self.problem.lifetimes
-        staying = {t: lifetimes.born[t] for t, pinned in enumerate(self.pinned) if pinned and lifetimes.dies[t] >= op}
-        held = {*self.uses[op], *(t for t, born in staying.items() if born <= op)}
-        is_home = problem.neighbours and any(graph.tensors[t].persistent and self.pinned[t] for t in held)
-        levers = ["homes that are left free would pin less"] if is_home else []
-        when = full(graph, lifetimes, demand, problem.budget_bytes, op, staying)
-        at = f"op {graph.ops[op].name!r}"
-        return CapacityError(problem.shortfall(problem.compute_tier, demand[op], at, held, levers, when))
+        demand = [held + op.workspace_bytes + sum(sizes[t] for t in used) + late for op, used, held, late in needed]
+        most = max(demand, default=0)
+        if most <= problem.budget_bytes:
+            return most
+        op = demand.index(most)
+        held = {*self.uses[op], *(t for t in pinned if lifetimes.born[t] <= op <= lifetimes.dies[t])}
+        at = f"op {problem.graph.ops[op].name!r}"
+        raise CapacityError(problem.shortfall(problem.compute_tier, most, at, held))

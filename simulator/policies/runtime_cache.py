@@ -1,0 +1,300 @@
+"""The cache of a runtime: where each tensor lies once all that was issued has acted, and the steps that change it.
+
+Room is counted in issue order, and what is given up unused is waited for, so that whatever is issued can run: a runtime
+never blocks itself where each link has a queue of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
+from typing import Any
+
+from simulator.errors import CapacityError
+from simulator.plan import COPY, DETACH, FREE, NOWHERE, SYNC, Code, View
+from simulator.policies.problem import Problem
+
+
+class Eviction:
+    """The tensors that are in the compute tier and may leave it, and which of them leaves first.
+
+    Parameters
+    ----------
+    order
+        ``lru``: the last use longest ago. ``hot``: as ``lru``, of those that do not stay. Others: the least of `RANKS`.
+    problem
+        What runs.
+    stay
+        What never leaves under ``hot``.
+
+    Attributes
+    ----------
+    now
+        Number of the running op since the run began; whoever runs ops sets it.
+    """
+
+    def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
+        self.problem, self.now, self.uses = problem, -1, Counter[int]()
+        self._rank, self._stay = RANKS.get(order), stay if order == "hot" else ()
+        # An ordered dictionary: of a plain one, the first of thousands is found slowly once those before were deleted.
+        self._ranks = OrderedDict[int, Any]()
+
+    def touch(self, tensor: int) -> None:
+        """Note that a tensor has come, or that the running op uses it."""
+        if tensor not in self._stay:
+            self._ranks[tensor] = self._rank(self, tensor) if self._rank else None
+            self._ranks.move_to_end(tensor)
+
+    def discard(self, tensor: int) -> None:
+        """Leave out a tensor that has left or died."""
+        self._ranks.pop(tensor, None)
+
+    def first(self, needed: Collection[int]) -> int:
+        """The first to evict, none of `needed`, or `NOWHERE`; of equals, the last use longest ago."""
+        others = (tensor for tensor in self._ranks if tensor not in needed)
+        if self._rank is None:
+            return next(others, NOWHERE)
+        return min(others, key=self._ranks.__getitem__, default=NOWHERE)
+
+
+def _times_used(eviction: Eviction, tensor: int) -> int:
+    """Used least often since the run began."""
+    eviction.uses[tensor] += 1
+    return eviction.uses[tensor]
+
+
+def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
+    """The oldest producer, then the larger: upstream's warm-up rule."""
+    problem = eviction.problem
+    born = -1 if problem.starts_with[tensor] else problem.lifetimes.first_write[tensor]
+    return born, -problem.sizes[tensor], tensor
+
+
+def _furthest_use(eviction: Eviction, tensor: int) -> tuple[int, int]:
+    """The next use furthest away: the rule of MindSpore's sliding window."""
+    ops, uses = len(eviction.problem.graph.ops), eviction.problem.lifetimes.uses[tensor]
+    step, op = divmod(eviction.now, ops)
+    following = bisect_right(uses, op)
+    next_use = uses[following] if following < len(uses) else ops + (uses[0] if uses else ops)
+    return -step * ops - next_use, tensor
+
+
+RANKS: dict[str, Callable[[Eviction, int], Any]] = {
+    "lfu": _times_used,
+    "fifo": _oldest_producer,
+    "furthest": _furthest_use,
+}
+"""By order: the rank of a tensor that has just come, or is just used."""
+
+
+class RuntimeCache:
+    """The places of the tensors that a runtime decides about.
+
+    Parameters
+    ----------
+    problem
+        What runs.
+    homes
+        The tensors that it decides about -> tier at time 0, or `NOWHERE`.
+    room_bytes
+        What they may take of the compute tier [B].
+    eviction
+        Which of them leaves first.
+    synchronous
+        Whether the host waits for each copy.
+
+    Attributes
+    ----------
+    codes
+        What is issued and not yet handed on.
+    here
+        What is in the compute tier, in the order in which it came.
+    below, is_clean
+        By tensor: the tier of its copy below, or `NOWHERE`; whether that is valid.
+    room
+        By tier: what is left [B].
+    awaited
+        By op with dynamic reads: what it is known to read, from when that is revealed until it runs.
+    unused
+        What came before an op needed it, and has not been used since.
+    needed_until
+        By tensor: the last op since the run began that is in view and uses it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        homes: Mapping[int, int],
+        room_bytes: int | float,
+        eviction: Eviction,
+        *,
+        synchronous: bool = False,
+    ) -> None:
+        self.problem, self.homes, self.eviction = problem, homes, eviction
+        self.sizes, self.tier, self._synchronous = problem.sizes, problem.compute_tier, synchronous
+        self.codes: list[Code] = []
+        self.here: dict[int, None] = {}
+        self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
+        self.room = list(problem.capacities)
+        self.room[self.tier] = room_bytes
+        self.awaited: dict[int, tuple[int, ...]] = {}
+        self.unused = set[int]()
+        self.needed_until = [-1] * len(self.sizes)
+        self._gone: dict[int, None] = {}
+        for tensor, tier in homes.items():
+            if tier == self.tier:
+                self.hold(tensor)
+            elif tier != NOWHERE:
+                self._lie(tensor, tier)
+
+    def take(self) -> list[Code]:
+        """Hand on what was issued."""
+        codes, self.codes = self.codes, []
+        return codes
+
+    def hold(self, tensor: int) -> None:
+        """Take in a tensor that an op makes, or that a copy brings."""
+        self.here[tensor] = None
+        self.room[self.tier] -= self.sizes[tensor]
+        self.eviction.touch(tensor)
+
+    def fetch(self, tensor: int) -> None:
+        """Copy a tensor in."""
+        self._copy(tensor, self.below[tensor], self.tier)
+        self.hold(tensor)
+
+    def reveal(self, readers: Iterable[int], view: View) -> Iterator[list[Code]]:
+        """Ask what ops read and bring it; whatever is in the way leaves, but nothing that is awaited.
+
+        What was issued is handed on before each question.
+        """
+        for op in readers:
+            yield self.take()
+            self.awaited[op] = wanted = tuple(t for t in view.chosen(op) if t in self.homes)
+            for tensor in wanted:
+                if tensor in self.here:
+                    self.eviction.touch(tensor)
+                else:
+                    self.make_room(self.sizes[tensor], ())
+                    self.fetch(tensor)
+
+    def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
+        """Evict until there is room, nothing that is kept or awaited, nor what comes first if used after op `until`."""
+        room = self.room
+        if room[self.tier] < needed_bytes and self.awaited:
+            kept = {*kept, *chain.from_iterable(self.awaited.values())}
+        while room[self.tier] < needed_bytes:
+            victim = self.eviction.first(kept)
+            if victim == NOWHERE or (until is not None and self.needed_until[victim] > until):
+                return False
+            self.evict(victim)
+        return True
+
+    def evict(self, tensor: int) -> None:
+        """Let a tensor leave, with a copy out if it has no valid one below; if it came unused, once it has come.
+
+        Until then what is issued later may take the room that is freed here, and keep the copy in out.
+        """
+        if tensor in self.unused:
+            self.unused.remove(tensor)
+            self.codes.append((SYNC, tensor, 0, 0))
+        if not self.is_clean[tensor]:
+            if self.below[tensor] == NOWHERE:
+                self._lie(tensor, self._room_below(tensor))
+            self._copy(tensor, self.tier, self.below[tensor])
+            self.is_clean[tensor] = True
+        self.leave(tensor)
+        self._gone.pop(tensor)
+        self._gone[tensor] = None
+
+    def leave(self, tensor: int) -> None:
+        """Give up the room of a tensor in the compute tier."""
+        self.codes.append((DETACH, tensor, self.tier, 0))
+        self.room[self.tier] += self.sizes[tensor]
+        if tensor in self.here:
+            del self.here[tensor]
+            self.eviction.discard(tensor)
+
+    def drop(self, tensor: int) -> None:
+        """Give up the copy of a tensor below, if there is one."""
+        tier = self.below[tensor]
+        if tier != NOWHERE:
+            self.codes.append((DETACH, tensor, tier, 0))
+            self.below[tensor], self.is_clean[tensor] = NOWHERE, False
+            del self._gone[tensor]
+            self.room[tier] += self.sizes[tensor]
+
+    def bring_home(self, tensor: int) -> None:
+        """Move the copy of a tensor below to its home."""
+        home = self.homes[tensor]
+        if self.below[tensor] != home:
+            self._clear(tensor, home)
+            self._move(tensor, home)
+
+    def _lie(self, tensor: int, tier: int) -> None:
+        """Take room for a valid copy in a tier below."""
+        self.below[tensor], self.is_clean[tensor] = tier, True
+        self._gone[tensor] = None
+        self.room[tier] -= self.sizes[tensor]
+
+    def _move(self, tensor: int, target: int) -> None:
+        """Move a copy from one tier below to another."""
+        self._copy(tensor, self.below[tensor], target)
+        self.drop(tensor)
+        self._lie(tensor, target)
+
+    def _copy(self, tensor: int, source: int, target: int) -> None:
+        """Copy over the link between two tiers, or else over those of the fastest way."""
+        is_joined = (source, target) in self.problem.links
+        path = (source, target) if is_joined else self.problem.path(source, target)
+        for start, end in pairwise(path):
+            if end != target:
+                self._clear(tensor, end)
+            self.codes.append((COPY, tensor, start, end))
+            if self._synchronous:
+                self.codes.append((SYNC, tensor, 0, 0))
+        self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])
+
+    def _room_below(self, tensor: int) -> int:
+        """The nearest tier with room for it, on the way there, too; or else one in which others make room."""
+        tiers, size, path = self.problem.away(tensor), self.sizes[tensor], self.problem.path
+        free = (tier for tier in tiers if all(self.room[hop] >= size for hop in path(self.tier, tier)[1:]))
+        for tier in chain(free, (tier for tier in tiers if self._demote_for(tensor, tier))):
+            return tier
+        raise self._too_small(tensor, tiers[0])
+
+    def _clear(self, tensor: int, tier: int) -> None:
+        """Make room for a tensor in a tier below."""
+        if not self._demote_for(tensor, tier):
+            raise self._too_small(tensor, tier)
+
+    def _demote_for(self, tensor: int, tier: int) -> bool:
+        """Until there is room in this tier, move on what left the compute tier longest ago; say whether there is."""
+        while self.room[tier] < self.sizes[tensor]:
+            lying = (
+                t for t in [*self._gone] if self.below[t] == tier and self.problem.homes[t] == FREE and t != tensor
+            )
+            if not any(self._gives_way(t, tier) for t in lying):
+                return False
+        return True
+
+    def _gives_way(self, tensor: int, tier: int) -> bool:
+        """Drop what is in the compute tier, too, and has no home; move others on to the next tier that has room."""
+        if tensor in self.here:
+            if self.homes[tensor] == NOWHERE:
+                self.drop(tensor)
+            return self.below[tensor] == NOWHERE
+        links, tiers = self.problem.links, self.problem.neighbours
+        behind = (other for other in tiers[tiers.index(tier) + 1 :] if (tier, other) in links)
+        target = next((other for other in behind if self.room[other] >= self.sizes[tensor]), NOWHERE)
+        if target != NOWHERE:
+            self._move(tensor, target)
+        return target != NOWHERE
+
+    def _too_small(self, tensor: int, tier: int) -> CapacityError:
+        problem = self.problem
+        demand_bytes = int(int(problem.capacities[tier]) - self.room[tier]) + self.sizes[tensor]
+        at = f"copy of {problem.graph.tensors[tensor].name!r}"
+        return CapacityError(problem.shortfall(tier, demand_bytes, at, (tensor,)))
