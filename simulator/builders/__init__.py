@@ -13,7 +13,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from simulator.builders import inference, residency_acceptance
+from simulator.builders import inference
 from simulator.builders.inference import Iteration as Iteration
 from simulator.builders.stage import Stage
 from simulator.builders.tape import blocks
@@ -172,11 +172,7 @@ def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
 
 
-MODELS: dict[str, Callable[[Workload, Any], Job]] = {
-    "llama": _decoder,
-    "decoder": _decoder,
-    "residency_acceptance": residency_acceptance.build,
-}
+MODELS: dict[str, Callable[[Workload, Any], Job]] = {"llama": _decoder, "decoder": _decoder}
 """Model family -> builder."""
 
 

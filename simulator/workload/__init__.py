@@ -15,7 +15,6 @@ from simulator.workload.models import (
     Experts,
     LlamaModel,
     Model,
-    ResidencyAcceptanceModel,
 )
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
@@ -38,7 +37,6 @@ __all__ = [
     "Prefixes",
     "Request",
     "Requests",
-    "ResidencyAcceptanceModel",
     "Select",
     "Sparse",
     "Workload",
@@ -145,7 +143,7 @@ class Workload(Document):
         if self.kv is not None and self.phase not in _INFERENCE:
             must, found = "kv is for phases prefill and decode", f"it with phase {self.phase}"
             raise FieldError(must, found, "remove kv", ("kv",))
-        self._check_inference(getattr(self.model, "decoder", None) if self.phase in _INFERENCE else None)
+        self._check_inference(self.model.decoder if self.model is not None and self.phase in _INFERENCE else None)
         self._check_family()
         self._check_serving()
 
@@ -169,9 +167,6 @@ class Workload(Document):
         if self.phase in _INFERENCE and "parallel" in self.model_fields_set:
             must = f"phase {self.phase} runs the whole model on one rank"
             raise FieldError(must, "the key parallel", "remove it, or use replicas", ("parallel",))
-        if self.phase in _INFERENCE and isinstance(self.model, ResidencyAcceptanceModel):
-            must = f"phase {self.phase} is of a model of the family llama or decoder"
-            raise FieldError(must, self.model.family, "set 'phase: train', or change the family", ("phase",))
         if self.phase not in ("train", "serve"):
             return
         if isinstance(self.model, DecoderModel):

@@ -126,15 +126,7 @@ class DecoderModel(Part):
             raise FieldError(must, found, "lower dense_layers, or name a dense feed_forward", ("feed_forward",))
 
 
-class _AlikeLayers(Part):
-    """A model whose layers are all alike."""
-
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
-
-
-class LlamaModel(_AlikeLayers):
+class LlamaModel(Part):
     """The dimensions of a decoder with grouped-query attention and a gated feed-forward (LLaMA family).
 
     Attributes
@@ -176,6 +168,10 @@ class LlamaModel(_AlikeLayers):
             must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
             raise FieldError(must, found, "lower top_k, or raise experts", ("top_k",))
 
+    def with_layers(self, layers: int) -> Self:
+        """Return the same with so many layers."""
+        return self.model_copy(update={"layers": layers})
+
     @property
     def decoder(self) -> DecoderModel:
         """The same, as a decoder's parts."""
@@ -194,26 +190,8 @@ class LlamaModel(_AlikeLayers):
         )
 
 
-class ResidencyAcceptanceModel(_AlikeLayers):
-    """The dimensions of the step on which the open-source HyperOffload planner was measured.
-
-    Attributes
-    ----------
-    layers, hidden, heads, ffn
-        Of a plain decoder: as many key and value heads as heads, and two linears without a gate.
-    """
-
-    family: Literal["residency_acceptance"]
-    layers: Layers
-    hidden: Count
-    heads: Count
-    ffn: Count
-
-
 Model = Annotated[
-    Annotated[LlamaModel, Tag("llama")]
-    | Annotated[DecoderModel, Tag("decoder")]
-    | Annotated[ResidencyAcceptanceModel, Tag("residency_acceptance")],
+    Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")],
     Discriminator(_family),
 ]
 """The dimensions of a model of one of the families; the first family where none is named."""

@@ -64,7 +64,8 @@ def workload(trace: str, accounting: str) -> Workload:
     """The workload of a shipped or a recorded trace."""
     outputs = {"outputs": OUTPUTS[accounting]}
     if trace == "acceptance":
-        return catalog.resolve("residency_acceptance").workload.model_copy(update=outputs)
+        about = {"graph": str(catalog.path_of("residency_acceptance", "workload").with_suffix(".jsonl"))}
+        return catalog.resolve("residency_acceptance").workload.model_copy(update=about | outputs)
     about = {"name": trace, "graph": str(RECORDED / f"{trace}.json"), "steps": 1}
     return Workload.model_validate(about | outputs)
 

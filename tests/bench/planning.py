@@ -20,8 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from acceptance_graph import graph
 
 from simulator import catalog
+from simulator.graph import Job
 from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
 from simulator.policies.static import compiler, mix
@@ -45,12 +50,8 @@ def case(layers: int, share: float, rate: int) -> Case:
             "policies": ["static"],
         }
     )
-    workload = catalog.resolve("residency_acceptance").workload
-    workload = workload.model_copy(update={"model": workload.model.model_copy(update={"layers": layers})})
-    found = prepare(
-        catalog.resolve(scenario, {"links.*.bandwidth": f"{rate} GiB/s"}, workload=workload),
-        is_changed=True,
-    )
+    loaded = catalog.resolve(scenario, {"links.*.bandwidth": f"{rate} GiB/s"})
+    found = prepare(loaded, Job.of(graph(layers)), is_changed=True)
     budget = int(live_bytes(found.graph, found.problem.lifetimes).max() * share)
     return within(found, budget)
 
@@ -58,7 +59,7 @@ def case(layers: int, share: float, rate: int) -> Case:
 def within(found: Case, budget: int) -> Case:
     """The same case with a budget."""
     loaded = replace(found.loaded, scenario=found.loaded.scenario.model_copy(update={"budget_bytes": budget}))
-    return prepare(loaded, is_changed=True)
+    return prepare(loaded, found.job, is_changed=True)
 
 
 def measure(layers: int, setting: str, **options: int) -> dict[str, float | int | str]:

@@ -7,14 +7,16 @@ enforces, so that the machine has no limit here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import pytest
+from acceptance_graph import graph
 
 from simulator import catalog, metrics, referee
 from simulator.errors import CapacityError, InvariantError
+from simulator.graph import Job
 from simulator.lifetime import live_bytes
 from simulator.plan import Plan
 from simulator.policies import POLICIES
@@ -57,11 +59,11 @@ class Run:
 def case(rate_gib_s: int, outputs: str, layers: int = 32) -> Case:
     """The acceptance trace on a machine without limit."""
     shipped = catalog.resolve("residency_acceptance")
-    model = shipped.workload.model.model_copy(update={"layers": layers})
-    workload = shipped.workload.model_copy(update={"outputs": outputs, "model": model})
+    step = graph(layers) if outputs == "kept" else replace(graph(layers), outputs=())
     scenario = shipped.scenario.model_copy(update={"budget_bytes": None})
     changes = {"links.*.bandwidth": f"{rate_gib_s} GiB/s"}
-    return prepare(catalog.resolve(scenario, changes, workload=workload, hardware=shipped.hardware))
+    loaded = catalog.resolve(scenario, changes, hardware=shipped.hardware)
+    return prepare(loaded, Job.of(step))
 
 
 def run(share: int, rate_gib_s: int, outputs: str = FREED, layers: int = 32, lead: int = 0) -> Run:

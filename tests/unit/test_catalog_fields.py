@@ -144,12 +144,12 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
     ("family", "message"),
     [
         (
-            "residency_acceptance",
-            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, heads, ffn (did you mean 'hidden'?)",
+            "decoder",
+            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, tied_embeddings (did you mean 'hidden'?)",
         ),
         (
             "lama",
-            "toy.yaml:3, model.family: family should be one of 'llama', 'decoder', 'residency_acceptance', found 'lama'; use one of llama, decoder, residency_acceptance (did you mean 'llama'?)",
+            "toy.yaml:3, model.family: family should be one of 'llama', 'decoder', found 'lama'; use one of llama, decoder (did you mean 'llama'?)",
         ),
     ],
 )

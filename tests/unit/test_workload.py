@@ -77,4 +77,4 @@ def test_an_unknown_family_is_refused():
 
 def test_keys_of_another_family_are_refused():
     with pytest.raises(ValidationError, match="kv_heads"):
-        Workload.model_validate({"name": "toy", "model": MODEL | {"family": "residency_acceptance"}})
+        Workload.model_validate({"name": "toy", "model": MODEL | {"family": "decoder"}})
