@@ -164,7 +164,7 @@ def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
         must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
         raise ConfigError(where, must, f"phase {workload.phase} of the family {model.family}", do)
     if workload.pools is not None:
-        return inference.build_pools(workload, model, workload.pools, mesh, spread)
+        return inference.build_pools(workload, model.decoder, workload.pools, mesh, spread)
     names, ends = blocks(model.layers), accumulate(_stage_layers(workload.parallel, model, where), initial=0)
     parts = [names[start:end] for start, end in pairwise(ends)]
     graphs = tuple(Stage(workload, model, mesh, spread, place).graph() for place in enumerate(parts))

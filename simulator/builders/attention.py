@@ -42,14 +42,14 @@ window at 65,536 tokens). A block has the keys of all groups, and is fetched and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
 from simulator.builders.layer import projected
 from simulator.builders.tape import ID_BYTES, Tape, numbered
 from simulator.graph import Late
-from simulator.workload import Gqa, Mla, Sparse
+from simulator.workload import Mla, Sparse
 
 
 class Query(NamedTuple):
@@ -77,9 +77,80 @@ class Query(NamedTuple):
     scores: tuple[int, int]
 
 
-def sparse(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
-    """Attend to three views of the tokens before, from the normed input to what the output projection takes."""
-    return _Views(t, part, cache, query).mixed(x)
+def attended(t: Tape, cache: Cache, x: str) -> str:
+    """Attend as the model's part says, from the normed input to what the output projection takes.
+
+    Latent attention takes the form that is the cheaper one in this phase.
+    """
+    part = cache.part
+    if isinstance(part, Mla):
+        form = _expanded if t.phase == "prefill" and part.sparse is None else _absorbed
+        return form(t, part, cache, x)
+    q, k, v = projected(t, x, is_normed=part.qk_norms)
+    width = part.heads * part.head_size
+    return _attend(
+        t, cache, Query([q], t.made_bytes(q), [k, v], width, 4 * width, (2 * width, cache.token_bytes // 2)), x
+    )
+
+
+def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
+    """Attend with a key and a value for each head, made from the latents."""
+    q, latent = _latent(t, part, x)
+    rows = cache.batch * (cache.seen + cache.span.new)
+    latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
+    k, v = (
+        t.multiply(f"attn.{name}", [latent, *cache.held], part.kv_lora_rank * latents_bytes, rows=rows)
+        for name in ("k_b", "v_b")
+    )
+    flops = 2 * cache.batch * cache.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
+    read_bytes = t.made_bytes(q, k, v) + part.qk_rope * latents_bytes
+    return _core(t, cache, [q, latent, k, v], part.heads * part.v_head, flops, read_bytes)
+
+
+def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
+    """Attend to the latents themselves."""
+    q, latent = _latent(t, part, x)
+    nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
+    wide = part.heads * part.kv_lora_rank
+    absorbing = t.multiply("attn.k_b", [q], nope, width=wide)
+    score_flops = 2 * part.heads * (part.kv_lora_rank + part.qk_rope)
+    scores = (score_flops, cache.token_bytes)
+    query_bytes = t.made_bytes(absorbing) + rope
+    mixed = _attend(t, cache, Query([absorbing, q], query_bytes, [latent], wide, score_flops + 2 * wide, scores), x)
+    return t.multiply("attn.v_b", [mixed], t.made_bytes(mixed))
+
+
+def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
+    """Queries of all heads, and of each token the latent with the rotary part of the key; rope works in place."""
+    if part.q_lora_rank:
+        q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
+    else:
+        q = t.linear("attn.q", x)
+    kv = t.linear("attn.kv_a", x)
+    weight = t.weight("attn.kv_a_norm")
+    latent = t.tensor("attn.latent", part.kv_elements)
+    t.op("attn.kv_a_norm", [kv, weight.name], [latent])
+    for name, tensor, width in (("rope.q", q, part.heads * part.qk_rope), ("rope.k", latent, part.qk_rope)):
+        turned_bytes = t.own_tokens * width * t.element_bytes
+        t.op(name, [tensor], [tensor], read_bytes=turned_bytes, write_bytes=turned_bytes)
+    return q, latent
+
+
+def _attend(t: Tape, cache: Cache, query: Query, x: str) -> str:
+    """Attend to what is in reach, or to the three views of sparse attention."""
+    if cache.part.sparse is not None:
+        return _Views(t, cache.part.sparse, cache, query).mixed(x)
+    flops = cache.batch * cache.pairs * query.pair_flops
+    read_bytes = query.taken_bytes + t.made_bytes(*query.new) + cache.held_bytes
+    return _core(t, cache, [*query.taken, *query.new], query.width, flops, read_bytes)
+
+
+def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_bytes: int) -> str:
+    """Attend, and cache the new tokens."""
+    out = t.tensor("attn.core.out", width)
+    reads, writes, write_bytes = [*taken, *cache.held], [out, *cache.added], t.made_bytes(out) + cache.added_bytes
+    t.attention("attn.core", reads, writes, flops, read_bytes=read_bytes, write_bytes=write_bytes)
+    return out
 
 
 class _Views:
@@ -90,22 +161,14 @@ class _Views:
         self.complete = compressed(cache.span.length, part.compress)
 
     def mixed(self, x: str) -> str:
-        t, cache = self.tape, self.cache
+        """Attend to all views, from the normed input on."""
+        t, cache, new = self.tape, self.cache, self.query.new
         gates = t.linear("attn.gate", x)
-        partial = set(cache.held).intersection(cache.added)
-        new_bytes = t.made_bytes(*self.query.new)
-        t.op(
-            "attn.cache",
-            [*self.query.new, *sorted(partial)],
-            cache.added,
-            read_bytes=new_bytes,
-            write_bytes=cache.added_bytes,
-        )
+        reads = [*new, *sorted({*cache.held}.intersection(cache.added))]
+        t.op("attn.cache", reads, cache.added, read_bytes=t.made_bytes(*new), write_bytes=cache.added_bytes)
         self._compress()
-        chosen = self._select()
-        views = [self._compressed()] if self.complete else []
-        views += [self._window(), *self._selected(chosen)]
-        out = t.tensor("attn.core.out", self.query.width, t.cut())
+        views = [*self._views(self._select())]
+        out = t.tensor("attn.core.out", self.query.width)
         t.op("attn.mix", [gates, *views], [out])
         return out
 
@@ -119,79 +182,55 @@ class _Views:
             return
         start, stop = before * about.stride, (self.complete - 1) * about.stride + about.block
         width = weights[0].shape[-1]
-        parts = cache.part.kv_elements // width
-        read_bytes = cache.batch * (stop - start) * cache.token_bytes
-        t.op(
-            "attn.compress",
-            [*cache.store.of(start, stop), *(weight.name for weight in weights)],
-            cache.compressed.of(before, self.complete),
-            flops=made * parts * 2 * width * width * (about.block + 1),
-            op_class="matmul",
-            read_bytes=read_bytes + sum(map(t.weight_bytes, weights)),
-            write_bytes=made * cache.token_bytes,
-        )
+        flops = made * (cache.part.kv_elements // width) * 2 * width * width * (about.block + 1)
+        read_bytes = cache.batch * (stop - start) * cache.token_bytes + sum(map(t.weight_bytes, weights))
+        reads = [*cache.store.of(start, stop), *(weight.name for weight in weights)]
+        writes, write_bytes = cache.compressed.of(before, self.complete), made * cache.token_bytes
+        t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=write_bytes)
 
-    def _select(self) -> str | None:
-        """Score what is compressed, and choose blocks; None as long as there are no more than are selected."""
-        t, cache, about, (flops, key_bytes) = self.tape, self.cache, self.part.select, self.query.scores
+    def _select(self) -> list[str]:
+        """Score what is compressed, and choose blocks; none as long as there are no more than are selected."""
+        t, cache, about, (pair_flops, key_bytes) = self.tape, self.cache, self.part.select, self.query.scores
         if cache.span.length <= about.top * about.block:
-            return None
-        out = t.tensor("attn.blocks", cache.part.groups * about.top, t.cut(), ID_BYTES)
-        t.op(
-            "attn.select",
-            [*self.query.taken, *cache.compressed.of(0, self.complete)],
-            [out],
-            flops=cache.batch * compressed_pairs(cache.span, self.part.compress) * flops,
-            op_class="attention",
-            read_bytes=self.query.taken_bytes + cache.batch * self.complete * key_bytes,
-        )
-        return out
+            return []
+        out = t.tensor("attn.blocks", cache.part.groups * about.top, size=ID_BYTES)
+        flops = cache.batch * compressed_pairs(cache.span, self.part.compress) * pair_flops
+        read_bytes = self.query.taken_bytes + cache.batch * self.complete * key_bytes
+        reads = [*self.query.taken, *cache.compressed.of(0, self.complete)]
+        t.attention("attn.select", reads, [out], flops, read_bytes=read_bytes)
+        return [out]
 
-    def _compressed(self) -> str:
-        cache = self.cache
-        seen = compressed_pairs(cache.span, self.part.compress)
-        names = cache.compressed.of(0, self.complete)
-        return self._view("compressed", names, seen, cache.batch * self.complete)
-
-    def _window(self) -> str:
-        cache, window = self.cache, self.part.window
-        names = cache.store.of(max(0, cache.span.cached + 1 - window), cache.span.length)
-        read = cache.batch * (min(cache.span.cached, window - 1) + cache.span.new)
-        return self._view("window", names, pairs(cache.span, window), read)
-
-    def _selected(self, chosen: str | None) -> list[str]:
-        cache, about = self.cache, self.part.select
-        seen, length = selected_pairs(cache.span, about), cache.span.length
-        first, last = about.first, -(-length // about.block) - about.last
-        free = min(last, (length - self.part.window) // about.block) - first
-        if chosen is None or cache.store.block is None or self.tape.phase == "prefill" or free < about.chosen:
-            names = [*cache.store.of(0, length), *([chosen] if chosen else [])]
-            return [self._view("selected", names, seen, cache.batch * seen)]
-        certain = seen - about.chosen * about.block
-        found = []
+    def _views(self, chosen: list[str]) -> Iterator[str]:
+        """Attend to compressed tokens, to near ones, and to selected blocks."""
+        cache, part, span = self.cache, self.part, self.cache.span
+        if self.complete:
+            names, seen = cache.compressed.of(0, self.complete), compressed_pairs(span, part.compress)
+            yield self._view("compressed", names, seen, cache.batch * self.complete)
+        near = cache.batch * (min(span.cached, part.window - 1) + span.new)
+        names = cache.store.of(max(0, span.cached + 1 - part.window), span.length)
+        yield self._view("window", names, pairs(span, part.window), near)
+        about, seen = part.select, selected_pairs(span, part.select)
+        first, last = about.first, -(-span.length // about.block) - about.last
+        free = min(last, (span.length - part.window) // about.block) - first
+        if not chosen or cache.store.block is None or self.tape.phase == "prefill" or free < about.chosen:
+            yield self._view("selected", [*cache.store.of(0, span.length), *chosen], seen, cache.batch * seen)
+            return
+        start, stop = first * about.block, (first + free) * about.block
+        samples, each = cache.part.groups, about.chosen
         for group, name in enumerate(numbered("selected.s", cache.batch)):
-            fixed = [(0, first * about.block), (last * about.block, length)]
-            known = [tensor for start, stop in fixed for tensor in cache.store.of(start, stop, group)]
-            candidates = cache.store.of(first * about.block, (first + free) * about.block, group)
-            samples, each = cache.part.groups, about.chosen
+            known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
+            candidates = cache.store.of(start, stop, group)
             late = self.tape.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
-            found.append(self._view(name, [*known, *candidates, chosen], seen, certain, late))
-        return found
+            yield self._view(name, [*known, *candidates, *chosen], seen, seen - about.chosen * about.block, late)
 
     def _view(self, name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
         """Attend to `seen` tokens for each sequence, of which `read` are read in all; late, of one sequence."""
         t, query, cache = self.tape, self.query, self.cache
         batch = 1 if late else cache.batch
-        out = t.tensor(f"attn.{name}.out", query.width, t.cut(), rows=(batch * cache.span.new,))
-        t.op(
-            f"attn.{name}",
-            [*query.taken, *dict.fromkeys(reads)],
-            [out],
-            flops=batch * seen * query.pair_flops,
-            op_class="attention",
-            read_bytes=query.taken_bytes * batch // cache.batch + read * cache.token_bytes,
-            late=late,
-        )
+        out = t.tensor(f"attn.{name}.out", query.width, rows=(batch * cache.span.new,))
+        read_bytes = query.taken_bytes * batch // cache.batch + read * cache.token_bytes
+        taken, flops = [*query.taken, *dict.fromkeys(reads)], batch * seen * query.pair_flops
+        t.attention(f"attn.{name}", taken, [out], flops, read_bytes=read_bytes, late=late)
         return out
 
 
@@ -199,111 +238,3 @@ def compression(kind: str) -> tuple[str, ...]:
     """Names of the weights that compress: of latents whole, or of keys and of values."""
     parts = ("",) if kind == "mla" else ("k.", "v.")
     return tuple(f"{part}{name}" for part in parts for name in ("in", "out", "position"))
-
-
-def attended(t: Tape, cache: Cache, x: str) -> str:
-    """Attend as the model's part says; latent attention in the form that is the cheaper one in this phase."""
-    if isinstance(cache.part, Gqa):
-        return gqa(t, cache.part, cache, x)
-    form = expanded if t.phase == "prefill" and cache.part.sparse is None else absorbed
-    return form(t, cache.part, cache, x)
-
-
-def gqa(t: Tape, part: Gqa, cache: Cache, x: str) -> str:
-    """Attend in groups of heads that share keys and values."""
-    q, k, v = projected(t, x, is_normed=part.qk_norms)
-    width, key_bytes = part.heads * part.head_size, cache.token_bytes // 2
-    query = Query([q], t.made_bytes(q), [k, v], width, 4 * width, (2 * width, key_bytes))
-    return _attend(t, cache, query, x)
-
-
-def expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
-    """Attend with a key and a value for each head, made from the latents."""
-    q, latent = _latent(t, part, x)
-    k = _expand(t, part, cache, ("attn.k_b", latent, part.heads * part.qk_nope))
-    v = _expand(t, part, cache, ("attn.v_b", latent, part.heads * part.v_head))
-    flops = 2 * cache.batch * cache.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
-    rope_bytes = part.qk_rope * (cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes)
-    read_bytes = t.made_bytes(q, k, v) + rope_bytes
-    return _core(t, cache, [q, latent, k, v], part.heads * part.v_head, flops, read_bytes)
-
-
-def absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
-    """Attend to the latents themselves."""
-    q, latent = _latent(t, part, x)
-    nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
-    wide = part.heads * part.kv_lora_rank
-    absorbing = _absorb(t, "attn.k_b", q, (wide, nope))
-    score_flops = 2 * part.heads * (part.kv_lora_rank + part.qk_rope)
-    scores = (score_flops, cache.token_bytes)
-    query_bytes = t.made_bytes(absorbing) + rope
-    query = Query([absorbing, q], query_bytes, [latent], wide, score_flops + 2 * wide, scores)
-    mixed = _attend(t, cache, query, x)
-    return _absorb(t, "attn.v_b", mixed, (part.heads * part.v_head, t.made_bytes(mixed)))
-
-
-def _attend(t: Tape, cache: Cache, query: Query, x: str) -> str:
-    """Attend as the part says: to what is in reach, or to the three views of sparse attention."""
-    if cache.part.sparse is not None:
-        return sparse(t, cache.part.sparse, cache, query, x)
-    flops = cache.batch * cache.pairs * query.pair_flops
-    read_bytes = query.taken_bytes + t.made_bytes(*query.new) + cache.held_bytes
-    return _core(t, cache, [*query.taken, *query.new], query.width, flops, read_bytes)
-
-
-def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_bytes: int) -> str:
-    """Attend, and cache the new tokens."""
-    out = t.tensor("attn.core.out", width, t.cut())
-    t.op(
-        "attn.core",
-        [*taken, *cache.held],
-        [out, *cache.added],
-        flops=flops,
-        op_class="attention",
-        read_bytes=read_bytes,
-        write_bytes=t.made_bytes(out) + cache.added_bytes,
-    )
-    return out
-
-
-def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
-    """Queries of all heads, and of each token the latent with the rotary part of the key; rope works in place."""
-    if part.q_lora_rank:
-        q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
-    else:
-        q = t.linear("attn.q", x)
-    kv = t.linear("attn.kv_a", x)
-    weight = t.weight("attn.kv_a_norm")
-    latent = t.tensor("attn.latent", part.kv_elements, t.cut())
-    t.op("attn.kv_a_norm", [kv, weight.name], [latent])
-    for name, tensor, width in (("rope.q", q, part.heads * part.qk_rope), ("rope.k", latent, part.qk_rope)):
-        turned_bytes = t.own_tokens * width * t.element_bytes
-        t.op(name, [tensor], [tensor], read_bytes=turned_bytes, write_bytes=turned_bytes)
-    return q, latent
-
-
-def _expand(t: Tape, part: Mla, cache: Cache, about: tuple[str, str, int]) -> str:
-    """Multiply the latents of all tokens, cached and new, by a weight."""
-    name, latent, width = about
-    weight = t.weight(name)
-    rows = cache.batch * (cache.seen + cache.span.new)
-    out = t.tensor(f"{name}.out", width, t.cut(), rows=(rows,))
-    latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
-    t.op(
-        name,
-        [latent, *cache.held, weight.name],
-        [out],
-        flops=2 * rows * weight.parameters,
-        op_class="matmul",
-        read_bytes=part.kv_lora_rank * latents_bytes + t.weight_bytes(weight),
-    )
-    return out
-
-
-def _absorb(t: Tape, name: str, x: str, sizes: tuple[int, int]) -> str:
-    """Multiply each head by its part of a weight; `sizes` are the width made and what is read of `x` [B]."""
-    weight, (width, read_bytes) = t.weight(name), sizes
-    out = t.tensor(f"{name}.out", width, t.cut())
-    flops, read_bytes = 2 * t.own_tokens * weight.parameters, read_bytes + t.weight_bytes(weight)
-    t.op(name, [x, weight.name], [out], flops=flops, op_class="matmul", read_bytes=read_bytes)
-    return out

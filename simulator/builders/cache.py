@@ -20,10 +20,8 @@ tier. If new blocks come as needed, those behind the one that the first new toke
 with their first token and put out, as blocks of prompts are. What compresses tokens has one tensor in place of each
 that is not cut (``L03/kv.compressed``).
 
-A block has *left* when a window has passed it, so that no token of its sequence sees it any more. If such blocks are
-dropped, those that left before the step are not there, and what the step begins and leaves behind dies with its last
-reader. If they are stored, all are there, and those that the step leaves behind are persistent: they are written in it,
-so that they must be at home when it ends; or put out, if they come as needed.
+A block has *left* when a window has passed it, so that no token of its sequence sees it any more. Those that left
+before the step are not there, and what the step begins and leaves behind dies with its last reader.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simulator.builders.tape import Tape, numbered
-from simulator.workload import Compress, Gqa, KvBlocks, Mla, Select, Workload
+from simulator.workload import Compress, Gqa, KvBlocks, Mla, Select
 
 
 class Span(NamedTuple):
@@ -132,80 +130,52 @@ class Store:
         return [name for names in found for name in (names if group is None else names[group : group + 1])]
 
 
-class Cache(NamedTuple):
+class Cache:
     """What is cached of a layer, and what these tokens add to it.
 
-    Attributes
+    Parameters
     ----------
     part
         How tokens attend.
-    store
-        Where the tokens of all sequences are, those that run now included.
+    stores
+        Where the tokens of all sequences are, those that run now included; and the compressed ones.
     batch
         How many sequences there are.
     span
         Their tokens.
     token_bytes
         What a token takes [B].
-    compressed
-        Where the compressed tokens are, if there are some.
+
+    Attributes
+    ----------
+    near
+        Cached tokens that some new token attends to: those before the first number, and those from the second on.
+    seen
+        How many these are.
+    held, held_bytes
+        Tensors with them, and what an op reads that attends to them [B].
+    added, added_bytes
+        Tensors that the new tokens join, and what an op writes that caches them [B].
+    tokens, pairs
+        How many new tokens all sequences have, and how often one of those of a sequence attends to a token.
     """
 
-    part: Gqa | Mla
-    store: Store
-    batch: int
-    span: Span
-    token_bytes: int
-    compressed: Store
-
-    @property
-    def tokens(self) -> int:
-        """How many new tokens all sequences have."""
-        return self.batch * self.span.new
-
-    @property
-    def pairs(self) -> int:
-        """How often one of the new tokens of a sequence attends to a token."""
-        return pairs(self.span, reach(self.part))
-
-    @property
-    def seen(self) -> int:
-        """How many cached tokens of a sequence some new token attends to."""
-        most = reach(self.part)
-        return self.span.cached if most is None else min(self.span.cached, most - 1)
-
-    @property
-    def near(self) -> tuple[int, int]:
-        """Cached tokens that some new token attends to: those before the first number, and those from the second on."""
-        cached, window = self.span.cached, self.part.window
-        return (cached, cached) if window is None else (min(self.part.sinks, cached), max(0, cached + 1 - window))
-
-    @property
-    def held(self) -> list[str]:
-        """Tensors with the tokens that were there before and that some new token attends to."""
+    def __init__(self, part: Gqa | Mla, stores: tuple[Store, Store], batch: int, span: Span, token_bytes: int) -> None:
+        self.part, (self.store, self.compressed), self.batch, self.span = part, stores, batch, span
+        self.token_bytes, cached, most = token_bytes, span.cached, reach(part)
+        self.near = (cached, cached)
+        if part.window is not None:
+            self.near = min(part.sinks, cached), max(0, cached + 1 - part.window)
+        self.seen = cached if most is None else min(cached, most - 1)
         sinks, near = self.near
-        found = [*self.store.of(0, sinks), *self.store.of(near, self.span.cached)]
-        return list(dict.fromkeys(found))
+        self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, cached)]))
+        self.added = self.store.of(cached, span.length)
+        self.tokens, self.pairs = batch * span.new, pairs(span, most)
+        self.held_bytes, self.added_bytes = batch * self.seen * token_bytes, self.tokens * token_bytes
 
     def sees(self, start: int, stop: int) -> bool:
         """Whether the new tokens attend to one of those from `start` to before `stop`, or are among them."""
-        sinks, near = self.near
-        return start < sinks or stop > near
-
-    @property
-    def added(self) -> list[str]:
-        """The tensors that the new ones join."""
-        return self.store.of(self.span.cached, self.span.length)
-
-    @property
-    def held_bytes(self) -> int:
-        """What an op reads that attends to what was there before [B]."""
-        return self.batch * self.seen * self.token_bytes
-
-    @property
-    def added_bytes(self) -> int:
-        """What an op writes that caches the new tokens [B]."""
-        return self.tokens * self.token_bytes
+        return start < self.near[0] or stop > self.near[1]
 
 
 class Room:
@@ -215,12 +185,8 @@ class Room:
     ----------
     tape
         What its tensors are declared on.
-    workload
-        With the number of sequences and of their tokens.
     part
         How tokens attend.
-    layers
-        Names of the layers.
 
     Attributes
     ----------
@@ -228,77 +194,68 @@ class Room:
         Blocks that come as needed, and that the step puts out.
     """
 
-    def __init__(self, tape: Tape, workload: Workload, part: Gqa | Mla, layers: list[str]) -> None:
-        self.tape, self.work, self.part = tape, workload, part
-        self.token_bytes = part.kv_elements * workload.dtypes.kv_bytes
-        size = workload.kv.block if workload.kv else None
-        self.stores = {layer: (Store(size), Store()) for layer in layers}
+    def __init__(self, tape: Tape, part: Gqa | Mla) -> None:
+        self.tape, self.work, self.part = tape, tape.workload, part
+        self.token_bytes = part.kv_elements * tape.workload.dtypes.kv_bytes
+        self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
-    def cache(self, layer: str, span: Span) -> Cache:
+    def cache(self, span: Span, layer: str) -> Cache:
         """What the tokens of a span find of a layer."""
-        store, compact = self.stores[layer]
-        return Cache(self.part, store, self.work.batch, span, self.token_bytes, compact)
+        block = self.work.kv.block if self.work.kv else None
+        stores = self.stores.setdefault(layer, (Store(block), Store()))
+        return Cache(self.part, stores, self.work.batch, span, self.token_bytes)
 
-    def read(self, layer: str, span: Span) -> Cache:
+    def read(self, span: Span, layer: str) -> Cache:
         """Add what a chunk of the prompts caches."""
-        name = f"{self.tape.micro}{layer}/kv"
-        self._compress(layer, span, name, is_there=False)
-        if self.work.kv is None:
-            self._whole(layer, span, name, is_there=False)
-        else:
-            self._cut(layer, span, self.work.kv, is_there=False)
-        return self.cache(layer, span)
+        self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], there=0)
+        return self.cache(span, layer)
 
     def decode(self, layer: str) -> None:
         """Add what is cached before a step, and what the step caches."""
-        there, new = Span(0, self.work.sequence), Span(self.work.sequence, self.work.new_tokens)
-        self._compress(layer, there, f"{layer}/kv", is_there=True)
-        self._compress(layer, new, f"{layer}/kv.tail", is_there=False)
-        if self.work.kv is None:
-            self._whole(layer, there, f"{layer}/kv", is_there=True)
-            self._whole(layer, new, f"{layer}/kv.tail", is_there=False)
-        else:
-            self._cut(layer, Span(0, new.length), self.work.kv, is_there=True)
+        there = self.work.sequence
+        spans = [(f"{layer}/kv", Span(0, there)), (f"{layer}/kv.tail", Span(there, self.work.new_tokens))]
+        self._add(layer, spans, there)
 
     def kept(self, layer: str) -> list[str]:
         """What the next token after the prompts needs of a layer."""
-        cache = self.cache(layer, Span(self.work.sequence, 1))
+        cache = self.cache(Span(self.work.sequence, 1), layer)
         return [*cache.held, *cache.compressed.of(0, self.work.sequence)]
 
-    def _whole(self, layer: str, span: Span, name: str, *, is_there: bool) -> None:
-        tokens = self.cache(layer, Span(span.new, 1)).seen if is_there else span.new
-        self._tensor(name, self.work.batch * tokens, is_there=is_there)
-        self.stores[layer][0].add(span.length, [name])
-
-    def _cut(self, layer: str, span: Span, kv: KvBlocks, *, is_there: bool) -> None:
-        work, store, together = self.work, self.stores[layer][0], kv.together(self.work.batch)
-        groups = numbered("s", -(-work.batch // together))
-        there, end = (work.sequence, work.sequence + work.new_tokens) if is_there else (0, work.sequence)
-        numbers = numbered("b", -(-end // kv.block), 4)
-        first, after = self.cache(layer, Span(there, 1)), self.cache(layer, Span(end, 1))
-        for number in range(span.cached // kv.block, -(-span.length // kv.block)):
-            start, stop = number * kv.block, (number + 1) * kv.block
-            is_begun, is_stored = start >= there, kv.left == "stored"
-            is_used = is_begun or first.sees(start, stop)
-            is_seen = not is_begun or after.sees(start, stop)
-            is_new = kv.new == "as_needed" and start > there
-            lasts = not is_new and (is_there if is_seen else is_stored)
-            names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
-            self.come += names if is_new and (is_seen or is_stored) else []
-            if is_used or is_stored:
-                for place, name in enumerate(names):
-                    sequences = min(together, work.batch - place * together)
-                    self._tensor(name, sequences * kv.block, is_there=lasts)
-            store.add(stop, names if is_used else [])
-
-    def _compress(self, layer: str, span: Span, name: str, *, is_there: bool) -> None:
-        if self.part.sparse is None:
+    def _add(self, layer: str, spans: list[tuple[str, Span]], there: int) -> None:
+        """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
+        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.part.sparse
+        for name, span in spans:
+            before, after = ((compressed(n, about.compress) if about else 0) for n in (span.cached, span.length))
+            if after > before:
+                self._tensor(f"{name}.compressed", work.batch * (after - before), lasts=span.length <= there)
+                cache.compressed.add(after, [f"{name}.compressed"])
+        if work.kv is not None:
+            self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, there)
             return
-        before, after = (compressed(length, self.part.sparse.compress) for length in (span.cached, span.length))
-        if after > before:
-            self._tensor(f"{name}.compressed", self.work.batch * (after - before), is_there=is_there)
-            self.stores[layer][1].add(after, [f"{name}.compressed"])
+        for name, span in spans:
+            tokens = cache.seen if span.length <= there else span.new
+            self._tensor(name, work.batch * tokens, lasts=span.length <= there)
+            cache.store.add(span.length, [name])
 
-    def _tensor(self, name: str, tokens: int, *, is_there: bool) -> None:
-        self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=is_there)
+    def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
+        """Add the blocks of these tokens; those that no token sees are left out."""
+        work, together = self.work, kv.together(self.work.batch)
+        end = work.sequence + work.new_tokens if there else work.sequence
+        first, after = self.cache(Span(there, 1), layer), self.cache(Span(end, 1), layer)
+        numbers, groups = numbered("b", -(-end // kv.block), 4), numbered("s", -(-work.batch // together))
+        for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
+            start, stop = number * kv.block, (number + 1) * kv.block
+            is_begun, is_new = start >= there, kv.new == "as_needed" and start > there
+            is_seen = not is_begun or after.sees(start, stop)
+            names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
+            if not (is_begun or first.sees(start, stop)):
+                names = []
+            for place, name in enumerate(names):
+                sequences = min(together, work.batch - place * together)
+                self._tensor(name, sequences * kv.block, lasts=there > 0 and is_seen and not is_new)
+            self.come += names if is_new and is_seen else []
+            first.store.add(stop, names)
+
+    def _tensor(self, name: str, tokens: int, *, lasts: bool) -> None:
+        self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=lasts)

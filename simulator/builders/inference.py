@@ -32,17 +32,18 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from simulator.builders.attention import attended
 from simulator.builders.cache import Cache, Room, Span, Store
-from simulator.builders.layer import answer, balanced, embed, fed, forward, projected
+from simulator.builders.layer import answer, embed, fed, forward, projected
 from simulator.builders.layer import attended as trained
 from simulator.builders.tape import ID_BYTES, Tape, blocks, numbered
 from simulator.graph import Graph, Job
 from simulator.layout import Mesh, Weight
-from simulator.workload import DecoderModel, Gqa, LlamaModel, Pools, Workload
+from simulator.workload import DecoderModel, Gqa, Pools, Workload
 
 
 def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str, Weight]) -> Job:
@@ -52,56 +53,121 @@ def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str
     ----------
     workload, model
         What runs.
-    mesh
+    mesh, weights
         Of one rank, which holds the whole model.
-    weights
-        The whole model.
     """
-    tape = Tape(workload, mesh, weights, workload.name)
-    tape.phase = workload.phase
-    run = _prefill if workload.phase == "prefill" else _decode
-    names = blocks(model.layers)
-    outputs = run(tape, workload, model, Room(tape, workload, model.attention, names), names)
-    return Job.of(tape.graph.build(outputs, steps=workload.steps))
+    t = Tape(workload, mesh, weights)
+    t.phase, room, layers = workload.phase, Room(t, model.attention), blocks(model.layers)
+    if t.phase == "prefill":
+        spans, x = chunks(workload.sequence, workload.chunk), ""
+        for span, name in zip(spans, numbered("c", len(spans)), strict=True):
+            t.micro = f"{name}/" if len(spans) > 1 else ""
+            t.rows = (workload.batch * span.new,)
+            x = _through(t, model, embed(t, t.cut()), partial(room.read, span))
+        token = answer(t, x, is_tied=model.tied_embeddings, last=workload.batch)
+        outputs = [*(name for layer in layers for name in room.kept(layer)), token]
+    else:
+        t.rows = (workload.batch,)
+        for layer in layers:
+            room.decode(layer)
+        names = [f"{name}/" for name in numbered("t", workload.new_tokens)] if workload.new_tokens > 1 else [""]
+        outputs = [*room.come, *_answers(t, model, names, room.cache, [])]
+    return Job.of(t.graph.build(outputs, steps=workload.steps))
 
 
-def _prefill(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: list[str]) -> list[str]:
-    """Read the prompts chunk by chunk; return what the step puts out."""
-    spans, x = chunks(work.sequence, work.chunk), ""
-    for span, name in zip(spans, numbered("c", len(spans)), strict=True):
-        t.micro = f"{name}/" if len(spans) > 1 else ""
-        t.rows = (work.batch * span.new,)
-        x = embed(t, t.cut())
-        for block in layers:
-            x = _layer(t, model, block, room.read(block, span), x)
-    token = answer(t, x, is_tied=model.tied_embeddings, last=work.batch)
-    return [*(name for block in layers for name in room.kept(block)), token]
+def _through(t: Tape, model: DecoderModel, x: str, find: Callable[[str], Cache]) -> str:
+    """Go through all layers; `find` says what a layer has cached."""
+    for layer in blocks(model.layers):
+        x = forward(t, layer, x, partial(attended, t, find(layer)), partial(fed, t, model))
+    return x
 
 
-def _decode(t: Tape, work: Workload, model: DecoderModel, room: Room, layers: list[str]) -> list[str]:
-    """Add tokens one after another; return what the step puts out."""
-    t.rows = (work.batch,)
-    for block in layers:
-        room.decode(block)
-    tokens: list[str] = []
-    for number, step in enumerate(numbered("t", work.new_tokens)):
-        t.micro = f"{step}/" if work.new_tokens > 1 else ""
-        x = embed(t, t.cut(), tokens)
-        for block in layers:
-            x = _layer(t, model, block, room.cache(block, Span(work.sequence + number, 1)), x)
+def _answers(
+    t: Tape, model: DecoderModel, names: list[str], find: Callable[[Span, str], Cache], tokens: list[str]
+) -> list[str]:
+    """Add tokens to sequences one after another, the first behind these; return the last ones."""
+    for number, t.micro in enumerate(names):
+        span = Span(t.workload.sequence + number, 1)
+        x = _through(t, model, embed(t, t.cut(), tokens), partial(find, span))
         tokens = [answer(t, x, is_tied=model.tied_embeddings)]
-    return [*room.come, *tokens]
-
-
-def _layer(t: Tape, model: DecoderModel, block: str, cache: Cache, x: str) -> str:
-    """Attend to what is cached, and go through the feed-forward."""
-    return forward(t, block, x, lambda normed: attended(t, cache, normed), lambda normed: fed(t, model, normed))
+    return tokens
 
 
 def chunks(sequence: int, chunk: int | None) -> list[Span]:
     """The chunks of a prompt, in order; the last one may be shorter."""
     size = chunk or sequence
     return [Span(start, min(size, sequence - start)) for start in range(0, sequence, size)]
+
+
+def build_pools(workload: Workload, model: DecoderModel, pools: Pools, mesh: Mesh, weights: dict[str, Weight]) -> Job:
+    """Build what the ranks of both pools run.
+
+    Parameters
+    ----------
+    workload, model, pools
+        What is served, and by how many ranks.
+    mesh, weights
+        Of one rank, which holds the whole model.
+
+    Returns
+    -------
+    Job
+        One graph for each prefill rank of a decode rank, and one for decode.
+    """
+    share = pools.prefill // pools.decode
+    groups = numbered("kv.", share) if share > 1 else ["kv"]
+    labels = [f"prefill for {group}" for group in groups] if share > 1 else ["prefill"]
+
+    def tape(label: str, rows: int, met: list[str]) -> Tape:
+        t = Tape(workload, mesh, weights, f"{workload.name} {label}", rows)
+        for group in met:
+            slot = groups.index(group)
+            t.group(group, ((decode * share + slot, pools.prefill + decode) for decode in range(pools.decode)))
+        return t
+
+    prompts = workload.batch * workload.sequence
+    graphs = [
+        _send_cache(tape(label, prompts, [group]), model, group) for group, label in zip(groups, labels, strict=True)
+    ]
+    graphs.append(_serve(tape("decode", workload.batch * share, groups), model, pools.new_tokens, groups))
+    graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
+    return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
+
+
+def _send_cache(t: Tape, model: DecoderModel, group: str) -> Graph:
+    """One prefill rank."""
+    t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
+    x, attend = embed(t, t.cut()), partial(trained, t, model.attention.heads, t.workload.sequence)
+    for layer in blocks(model.layers):
+        x = forward(t, layer, x, attend, partial(fed, t, model))
+        t.send([t.name("rope.k.out"), t.name("attn.v.out")], group)
+    token = answer(t, x, is_tied=model.tied_embeddings, last=t.workload.batch)
+    t.send([token], group, t.workload.batch * ID_BYTES)
+    return t.graph.build(steps=t.workload.steps)
+
+
+def _serve(t: Tape, model: DecoderModel, new_tokens: int, groups: list[str]) -> Graph:
+    """One decode rank."""
+    t.phase, part, (rows,), prompts = "decode", model.attention, t.rows, t.workload.batch
+    token_bytes, length = part.kv_elements * t.element_bytes, t.workload.sequence
+    stores = {layer: Store() for layer in blocks(model.layers)}
+
+    def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
+        t.graph.tensor(t.name(name), size_bytes, kind)
+        return t.receive(f"recv.{group}", t.name(name), group, size_bytes)
+
+    for t.block, store in stores.items():
+        store.add(length, [receive(group, group, prompts * length * token_bytes, "kv_cache") for group in groups])
+        t.graph.tensor(t.name("kv.tail"), rows * new_tokens * token_bytes, "kv_cache")
+        store.add(length + new_tokens, [t.name("kv.tail")])
+    t.block = "head"
+    tokens = [receive(group, f"token.{group}", prompts * ID_BYTES, "activation") for group in groups]
+
+    def find(span: Span, layer: str) -> Cache:
+        return Cache(part, (stores[layer], Store()), rows, span, token_bytes)
+
+    _answers(t, model, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
+    return t.graph.build(steps=t.workload.steps)
 
 
 class Iteration(NamedTuple):
@@ -170,142 +236,46 @@ def build_iteration(workload: Workload, weights: dict[str, Weight], mesh: Mesh, 
     room
         How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
     """
-    model, tokens = workload.model, work.decoding + work.reading
+    model, rows = workload.model, work.decoding + work.reading
     if not isinstance(model, DecoderModel) or not isinstance(model.attention, Gqa):
         raise TypeError(f"an iteration is of a decoder with grouped-query attention, not of {model!r}")
-    t = Tape(workload, mesh, weights, workload.name, tokens)
+    t = Tape(workload, mesh, weights, rows=rows)
     t.phase = "prefill" if work.reading else "decode"
-    layers = [_Mixed(t, model.attention, block, work) for block in blocks(model.layers)]
-    for number, layer in enumerate(layers):
-        layer.cache(room, work.stored(model.layers, number))
-    if not tokens:
+    token_bytes = model.attention.kv_elements * workload.dtypes.kv_bytes
+    coming = {loaded(tier): tokens for tier, tokens in work.loads}
+    here = {"kv": max(0, room - sum(coming.values()))}
+    for number, layer in enumerate(blocks(model.layers)):
+        leaving = {stored(*way): tokens for way, tokens in work.stored(model.layers, number).items()}
+        for name, tokens in (here | coming | leaving).items():
+            t.graph.tensor(f"{layer}/{name}", tokens * token_bytes, "kv_cache", persistent=True)
+    if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
         return t.graph.build(steps=1)
     x = embed(t, t.cut())
-    for layer in layers:
-        x = forward(t, layer.block, x, layer.attend, lambda normed: fed(t, model, normed))
+    for layer in blocks(model.layers):
+        x = forward(t, layer, x, partial(_apart, t, model.attention, work), partial(fed, t, model))
     if work.answers:
-        x = answer(t, x, is_tied=model.tied_embeddings, last=work.answers if work.answers < tokens else 0)
+        x = answer(t, x, is_tied=model.tied_embeddings, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 
-class _Mixed:
-    """The attention of a layer in which two kinds of tokens attend."""
-
-    def __init__(self, tape: Tape, part: Gqa, block: str, work: Iteration) -> None:
-        self.tape, self.part, self.block, self.work = tape, part, block, work
-        self.token_bytes = part.kv_elements * tape.workload.dtypes.kv_bytes
-
-    def cache(self, room: int, stores: dict[tuple[str, str], int]) -> None:
-        """Declare what is cached, what comes in, and what is stored."""
-        coming = {f"{self.block}/{loaded(tier)}": tokens for tier, tokens in self.work.loads}
-        leaving = {f"{self.block}/{stored(*way)}": tokens for way, tokens in stores.items()}
-        here = {f"{self.block}/kv": max(0, room - sum(coming.values()))}
-        for name, tokens in (here | coming | leaving).items():
-            self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=True)
-        self.own, self.coming = [*here], [*coming]
-
-    def attend(self, x: str) -> str:
-        """Attend apart, into one tensor."""
-        t, work = self.tape, self.work
-        taken = projected(t, x, is_normed=self.part.qk_norms)
-        out = t.tensor("attn.core.out", self.part.heads * self.part.head_size, t.cut())
-        if work.decoding:
-            self._core("attn.decode", taken, [out], (work.decoding, work.context, work.context + work.decoding))
-        if work.reading:
-            there = [out] if work.decoding else []
-            self._core("attn.prefill", [*taken, *self.coming, *there], [out], (work.reading, work.cached, work.pairs))
-        return out
-
-    def _core(self, name: str, taken: list[str], out: list[str], about: tuple[int, int, int]) -> None:
-        """Attend with some of the tokens, and cache them: so many, with so many cached before, and so many pairs."""
-        t, (new, cached, pairs) = self.tape, about
-        width = self.part.heads * self.part.head_size
-        taken_bytes = new * (width * t.element_bytes + self.part.kv_elements * t.element_bytes)
-        t.op(
-            name,
-            [*taken, *self.own],
-            [*out, *self.own],
-            flops=4 * width * pairs,
-            op_class="attention",
-            read_bytes=taken_bytes + cached * self.token_bytes,
-            write_bytes=new * (width * t.element_bytes + self.token_bytes),
+def _apart(t: Tape, part: Gqa, work: Iteration, x: str) -> str:
+    """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
+    taken = projected(t, x, is_normed=part.qk_norms)
+    width, size, row_bytes = part.heads * part.head_size, t.element_bytes, part.kv_elements * t.workload.dtypes.kv_bytes
+    out, kv = t.tensor("attn.core.out", width), t.name("kv")
+    parts = []
+    if work.decoding:
+        parts.append(("decode", list[str](), (work.decoding, work.context, work.context + work.decoding)))
+    if work.reading:
+        more = [*(t.name(loaded(tier)) for tier, _ in work.loads), *([out] if work.decoding else [])]
+        parts.append(("prefill", more, (work.reading, work.cached, work.pairs)))
+    for name, more, (new, cached, pairs) in parts:
+        reads, flops = [*taken, *more, kv], 4 * width * pairs
+        read_bytes, write_bytes = (
+            new * (width + part.kv_elements) * size + cached * row_bytes,
+            new * (width * size + row_bytes),
         )
-
-
-def build_pools(workload: Workload, model: LlamaModel, pools: Pools, mesh: Mesh, weights: dict[str, Weight]) -> Job:
-    """Build what the ranks of both pools run.
-
-    Parameters
-    ----------
-    workload, model, pools
-        What is served, and by how many ranks.
-    mesh
-        Of one rank: each holds the whole model.
-    weights
-        The whole model.
-
-    Returns
-    -------
-    Job
-        One graph for each prefill rank of a decode rank, and one for decode.
-    """
-    share = pools.prefill // pools.decode
-    groups = numbered("kv.", share) if share > 1 else ["kv"]
-    members = {
-        group: [(decode * share + slot, pools.prefill + decode) for decode in range(pools.decode)]
-        for slot, group in enumerate(groups)
-    }
-    labels = [f"prefill for {group}" for group in groups] if share > 1 else ["prefill"]
-    graphs = []
-    for group, label in zip(groups, labels, strict=True):
-        tape = Tape(workload, mesh, weights, f"{workload.name} {label}", workload.batch * workload.sequence)
-        tape.graph.group(group, members[group])
-        graphs.append(_prefill_rank(tape, workload, model, group))
-    tape = Tape(workload, mesh, weights, f"{workload.name} decode", workload.batch * share)
-    for group in groups:
-        tape.graph.group(group, members[group])
-    graphs.append(_decode_rank(tape, workload, model, pools.new_tokens, groups))
-    graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
-    return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
-
-
-def _prefill_rank(t: Tape, workload: Workload, model: LlamaModel, group: str) -> Graph:
-    """One prefill rank."""
-    t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
-    attend, feed = partial(trained, t, model, workload.sequence), partial(balanced, t, model)
-    x = embed(t, t.cut())
-    for block in blocks(model.layers):
-        x = forward(t, block, x, attend, feed)
-        t.send([t.name("rope.k.out"), t.name("attn.v.out")], group)
-    token = answer(t, x, is_tied=model.tied_embeddings, last=workload.batch)
-    t.send([token], group, workload.batch * ID_BYTES)
-    return t.graph.build(steps=workload.steps)
-
-
-def _decode_rank(t: Tape, workload: Workload, model: LlamaModel, new_tokens: int, groups: list[str]) -> Graph:
-    """One decode rank."""
-    t.phase, part, batch = "decode", model.decoder.attention, t.own_tokens
-    token_bytes, caches = part.kv_elements * t.element_bytes, {}
-    for t.block in blocks(model.layers):
-        size_bytes = workload.batch * workload.sequence * token_bytes
-        store = caches[t.block] = Store()
-        store.add(workload.sequence, [_receive(t, group, group, size_bytes, "kv_cache") for group in groups])
-        t.graph.tensor(t.name("kv.tail"), batch * new_tokens * token_bytes, "kv_cache")
-        store.add(workload.sequence + new_tokens, [t.name("kv.tail")])
-    t.block = "head"
-    tokens = [_receive(t, group, f"token.{group}", workload.batch * ID_BYTES, "activation") for group in groups]
-    for number, step in enumerate(numbered("t", new_tokens, 2)):
-        t.micro, span = f"{step}/", Span(workload.sequence + number, 1)
-        x = embed(t, t.cut(), tokens)
-        for block, store in caches.items():
-            cache = Cache(part, store, batch, span, token_bytes, Store())
-            x = forward(t, block, x, partial(attended, t, cache), partial(balanced, t, model))
-        tokens = [answer(t, x, is_tied=model.tied_embeddings)]
-    return t.graph.build(steps=workload.steps)
-
-
-def _receive(t: Tape, group: str, name: str, size_bytes: int, kind: str) -> str:
-    t.graph.tensor(t.name(name), size_bytes, kind)
-    return t.receive(f"recv.{group}", t.name(name), group, size_bytes)
+        t.attention(f"attn.{name}", reads, [out, kv], flops, read_bytes=read_bytes, write_bytes=write_bytes)
+    return out

@@ -28,6 +28,7 @@ from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, numbered
 from simulator.builders.weights import BATCH, EXPERT, TENSOR
 from simulator.errors import ConfigError
 from simulator.graph import chosen_number
+from simulator.graph_builder import OpFields
 from simulator.layout import Layout
 from simulator.workload import DecoderModel, Experts, LlamaModel
 
@@ -54,8 +55,8 @@ def forward(t: Tape, block: str, x: str, attend: Part, feed_forward: Part) -> st
     """
     t.block, residual = block, t.layout(x)
     context = attend(t.norm("norm1", x))
-    r = t.add("add1", x, t.linear("attn.o", context), residual)
-    return t.add("add2", r, feed_forward(t.norm("norm2", r, sums="add1")), residual)
+    r = t.vector("add1", [x, t.linear("attn.o", context)], residual, adds=True)
+    return t.vector("add2", [r, feed_forward(t.norm("norm2", r, sums="add1"))], residual, adds=True)
 
 
 # attention
@@ -72,21 +73,21 @@ def projected(t: Tape, x: str, *, is_normed: bool = False) -> list[str]:
     return [q, k, v]
 
 
-def attended(t: Tape, model: LlamaModel, sequence: int, x: str) -> str:
+def attended(t: Tape, heads: int, sequence: int, x: str) -> str:
     """Attend to so many tokens in groups of heads that share keys and values, each rank with its heads."""
     qkv = projected(t, x)
     here = t.cut(max((t.layout(x).tensor_map[1] for x in qkv), key=len))
     taken = [t.to(x, here) for x in qkv]
-    context = t.tensor("attn.core.out", model.hidden, here)
-    statistics = [t.tensor("attn.core.lse", model.heads, here, FP32_BYTES)] if t.phase == "forward" else []
+    context = t.tensor("attn.core.out", t.spread[qkv[0]].width, here)
+    statistics = [t.tensor("attn.core.lse", heads, here, FP32_BYTES)] if t.phase == "forward" else []
     flops = 2 * sequence * t.elements(context)
-    t.attention("attn.core", taken, [context, *statistics], flops=flops)
+    t.attention("attn.core", taken, [context, *statistics], flops)
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, here) for x in (dy, *qkv))
         grads = [t.like(f"{x}.grad", saved[i]) for i, x in enumerate(qkv)]
         reads, size_bytes = [*saved, context, *statistics, dy], t.made_bytes(*statistics)
-        t.attention("attn.core", reads, grads, flops=5 * flops // 2, workspace_bytes=size_bytes)
+        t.attention("attn.core", reads, grads, 5 * flops // 2, workspace_bytes=size_bytes)
         t.give(qkv, [t.to(grad, t.layout(x).whole) for grad, x in zip(grads, qkv, strict=True)])
 
     return t.record(context, back)
@@ -133,13 +134,7 @@ def _together(t: Tape, part: Experts, x: str) -> str:
     read = -(-chosen_number(part.routed, t.own_tokens * part.ranks, part.top_k) // part.ranks)
 
     def through(name: str, x: str) -> str:
-        weight = t.weight(name)
-        experts, _, outputs = weight.shape
-        rows = t.spread[x].rows
-        out = t.tensor(f"{name}.out", outputs, rows=rows)
-        read_bytes = t.made_bytes(x) + t.weight_bytes(weight) // experts * read
-        t.op(name, [x, weight.name], [out], flops=2 * rows[0] * weight.parameters // experts, read_bytes=read_bytes)
-        return out
+        return t.multiply(name, [x], t.made_bytes(x), rows=t.spread[x].rows[0], share=(read, part.held))
 
     gate, up = through("ffn.gate", x), through("ffn.up", x)
     return through("ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]))
@@ -150,19 +145,12 @@ def _each(t: Tape, part: Experts, x: str) -> str:
     stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
     size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
     names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    rows = t.spread[x].rows
-    out = t.like(t.name("ffn.experts.out"), x)
-    within = 3 * rows[0] * part.width * t.element_bytes
-    t.op(
-        "ffn.experts",
-        [x, *names],
-        [out],
-        flops=2 * rows[0] * sum(stack.parameters // part.routed for stack in stacks),
-        read_bytes=t.made_bytes(x) + within,
-        write_bytes=t.made_bytes(out) + within,
-        workspace_bytes=within,
-        late=t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k),
-    )
+    out, rows = t.like(t.name("ffn.experts.out"), x), t.spread[x].rows[0]
+    inside = 3 * rows * part.width * t.element_bytes
+    more: OpFields = {"read_bytes": t.made_bytes(x) + inside, "write_bytes": t.made_bytes(out) + inside}
+    more["workspace_bytes"], more["flops"] = inside, 2 * rows * sum(stack.parameters // part.routed for stack in stacks)
+    more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
+    t.op("ffn.experts", [x, *names], [out], **more)
     return out
 
 

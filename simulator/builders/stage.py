@@ -311,7 +311,7 @@ class Stage:
         else:
             x = self._receive(self.layers[0], "in", NEXT, 1)
         self._send_back()
-        attend = partial(attended, t, self.model, t.workload.sequence)
+        attend = partial(attended, t, self.model.heads, t.workload.sequence)
         between = self.between[micro] = [x]
         for block in self.layers:
             self.replicas.before(block, x)

@@ -55,6 +55,7 @@ class Spread(NamedTuple):
         return (*self.rows, self.width)
 
 
+Share = tuple[int, int]
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
 
@@ -192,10 +193,39 @@ class Tape:
         kind = "collective" if more.get("collective") else "compute"
         self.graph.op(self.op_name(name), reads, writes, kind, **more)
 
-    def attention(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
-        """Add an op that scores pairs of tokens."""
-        more["op_class"] = "attention"
+    def attention(
+        self, name: str, reads: Iterable[str], writes: Iterable[str], work: int, **more: Unpack[OpFields]
+    ) -> None:
+        """Add an op that scores pairs of tokens, with its work [FLOP]."""
+        more["op_class"], more["flops"] = "attention", work
         self.op(name, reads, writes, **more)
+
+    def multiply(
+        self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0, share: Share = (1, 1)
+    ) -> str:
+        """Multiply rows (default: all tokens) by a weight that is read, whatever else is; without gradients.
+
+        Parameters
+        ----------
+        name
+            Of the op and of its weight.
+        reads, read_bytes
+            What else is read, and how much of it [B].
+        width
+            Elements of a row that comes out; default: as the weight has it.
+        rows
+            How many.
+        share
+            Of the parts of the weight how many are read, and how many there are; a row goes through one.
+        """
+        weight, rows, (read, parts) = self.weight(name), rows or self.own_tokens, share
+        out = self.tensor(f"{name}.out", width or weight.shape[-1], rows=(rows,))
+        flops, read_bytes = (
+            2 * rows * (weight.parameters // parts),
+            read_bytes + self.weight_bytes(weight) // parts * read,
+        )
+        self.op(name, [*reads, weight.name], [out], flops=flops, read_bytes=read_bytes)
+        return out
 
     def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
         """Late reads of the op of the current block that is added next."""
@@ -250,7 +280,9 @@ class Tape:
 
     # ops with gradients
 
-    def vector(self, name: str, reads: list[str], layout: Layout | None = None, *, saves: bool = True) -> str:
+    def vector(
+        self, name: str, reads: list[str], layout: Layout | None = None, *, saves: bool = True, adds: bool = False
+    ) -> str:
         """Add an op of equal shapes: in the given layout, or else in the one of its inputs that is cut most.
 
         Parameters
@@ -259,34 +291,25 @@ class Tape:
             The op.
         saves
             Whether its gradients depend on what it took.
+        adds
+            Whether it adds two tensors; the gradient of both is that of the sum.
         """
-        out = self._vector(name, reads, layout)
+        target = layout or max((self.layout(x).whole for x in reads), key=lambda layout: layout.parts)
+        taken = [self.to(x, target) for x in reads]
+        out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, rows=self.spread[taken[0]].rows)
+        self.op(name, taken, [out])
 
         def back(dy: str) -> None:
+            if adds:
+                self._shared.add(dy)
+                self.give(reads, [dy] * len(reads))
+                return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
             grads = [self.like(f"{x}.grad", dy) for x in reads]
             self.op(name, [dy, *saved], grads)
             self.give(reads, [self.to(grad, self.layout(x).whole) for x, grad in zip(reads, grads, strict=True)])
 
         return self.record(out, back)
-
-    def add(self, name: str, x: str, y: str, layout: Layout) -> str:
-        """Add two tensors; the gradient of both is that of the sum."""
-        return self.record(self._vector(name, [x, y], layout), lambda dy: self._pass_on(dy, x, y))
-
-    def _pass_on(self, dy: str, x: str, y: str) -> None:
-        self._shared.add(dy)
-        self.give([x, y], [dy, dy])
-
-    def _vector(self, name: str, reads: list[str], layout: Layout | None) -> str:
-        target = layout or self._most_cut(reads)
-        reads = [self.to(x, target) for x in reads]
-        out = self.tensor(f"{name}.out", self.spread[reads[0]].width, target, rows=self.spread[reads[0]].rows)
-        self.op(name, reads, [out])
-        return out
-
-    def _most_cut(self, names: list[str]) -> Layout:
-        return max((self.layout(x).whole for x in names), key=lambda layout: layout.parts)
 
     def norm(self, name: str, x: str, sums: str = "") -> str:
         """Normalise rows; the layout stays. Gradients of what it took add up in an op that is named after `sums`."""

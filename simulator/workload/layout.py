@@ -97,9 +97,6 @@ class KvBlocks(Part):
         Tokens of a sequence in a block.
     sequences
         How many sequences have a block in the same tensor, or ``all``.
-    left
-        What becomes of a block that a window has passed: it is ``dropped``, as no token of its sequence sees it again,
-        or ``stored``, for others that may (a prompt that shares only what is before it): it goes home, and stays there.
     new
         With phase ``decode``, whether the blocks of later new tokens are ``reserved`` from the start, at home, or come
         ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds. If their
@@ -108,7 +105,6 @@ class KvBlocks(Part):
 
     block: Count
     sequences: Count | Literal["all"] = 1
-    left: Literal["dropped", "stored"] = "dropped"
     new: Literal["reserved", "as_needed"] = "reserved"
 
     def together(self, batch: int) -> int:
@@ -126,12 +122,6 @@ class KvBlocks(Part):
         if chunk is not None and chunk % self.block:
             must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
             raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
-        if self.left == "stored" and part.sparse is not None:
-            must, found = "sparse attention leaves no block behind, as any may be selected again", "left: stored"
-            raise FieldError(must, found, "remove left", ("kv", "left"))
-        if self.left == "stored" and part.window is None:
-            must, found = "blocks leave where attention has a window", "left: stored without one"
-            raise FieldError(must, found, "remove left, or add attention.window", ("kv", "left"))
         if part.sparse is None:
             return
         if part.sparse.select.block != self.block:

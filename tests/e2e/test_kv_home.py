@@ -49,19 +49,18 @@ def test_a_prompt_without_a_home_elsewhere_moves_nothing_if_there_is_room(rows, 
 
 
 @pytest.mark.parametrize("new", ["as_needed", "reserved"])
-@pytest.mark.parametrize(("window", "left"), [("", "dropped"), (", window: 20", "stored")])
-def test_what_is_decoded_has_room_at_home_and_ends_there(rows, new, window, left):
+def test_what_is_decoded_has_room_at_home_and_ends_there(rows, new):
     """64 tokens in 8 blocks and 32 new ones in 4, that are stored once, whether they came or were there."""
-    kv = f"{{block: 8, new: {new}, left: {left}}}"
-    for name, row in rows("decode", "{kv_cache: ddr}", window, new_tokens=32, kv=kv).items():
+    kv = f"{{block: 8, new: {new}}}"
+    for name, row in rows("decode", "{kv_cache: ddr}", "", new_tokens=32, kv=kv).items():
         assert row.status == "ok"
         assert row.summary["peak_ddr_bytes"] == 2 * 8 * 12 * TOKEN_BYTES, name
         if name in ("resident", "reactive", "static"):
             assert row.summary["moved_d2h_bytes"] == 2 * 8 * 4 * TOKEN_BYTES, name
 
 
-def test_what_comes_as_needed_and_is_dropped_takes_no_room_at_home(rows):
+def test_what_comes_as_needed_and_leaves_takes_no_room_at_home(rows):
     """With a window of 20, blocks 5 to 7 are there for the first new token, and 9 to 11 for the one after the last."""
-    kv = "{block: 8, new: as_needed, left: dropped}"
+    kv = "{block: 8, new: as_needed}"
     for name, row in rows("decode", "{kv_cache: ddr}", ", window: 20", new_tokens=32, kv=kv).items():
         assert row.summary["peak_ddr_bytes"] == 2 * 8 * (3 + 3) * TOKEN_BYTES, name

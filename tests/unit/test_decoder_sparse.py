@@ -203,9 +203,8 @@ def test_cutting_changes_no_work_and_no_traffic(block, sequence, sinks, window, 
     if is_prefill:
         more = {"phase": "prefill"} | ({"chunk": chunk} if chunk else {})
     whole = graph(about, sequence=sequence, **more)
-    left = {"left": data.draw(st.sampled_from(["dropped", "stored"]))} if "window" in about else {}
-    left |= {"new": data.draw(st.sampled_from(["reserved", "as_needed"]))}
-    cut = graph(about, sequence=sequence, kv={"block": min(block, sequence)} | left, **more)
+    new = data.draw(st.sampled_from(["reserved", "as_needed"]))
+    cut = graph(about, sequence=sequence, kv={"block": min(block, sequence), "new": new}, **more)
     assert [(op.name, op.flops, op.read_bytes, op.write_bytes) for op in cut.ops] == [
         (op.name, op.flops, op.read_bytes, op.write_bytes) for op in whole.ops
     ]
@@ -244,15 +243,13 @@ def test_the_cache_grows_block_by_block() -> None:
     assert lives["L01/kv/s0/b0012"][1] == (*cores[8:],)
 
 
-def test_blocks_that_come_as_needed_are_put_out_unless_they_are_left_and_dropped() -> None:
+def test_blocks_that_come_as_needed_are_put_out_unless_they_are_left() -> None:
     """40 tokens cached and 30 decoded, in blocks of 4; the window of 9 ends with tokens 63 to 70, in blocks 15 on."""
-    for left, first in (("dropped", 15), ("stored", 11)):
-        kv = {"block": 4, "new": "as_needed", "left": left}
-        found = graph(GQA | {"window": 9}, phase="decode", new_tokens=30, kv=kv)
-        put_out = {found.tensors[t].name for t in found.outputs if found.tensors[t].kind == "kv_cache"}
-        names = {f"L{i:02}/kv/s{s}/b{b:04}" for i in range(LAYERS) for s in range(BATCH) for b in range(first, 18)}
-        assert put_out == names
-        assert not any(one.persistent for one in found.tensors if one.name in names)
+    found = graph(GQA | {"window": 9}, phase="decode", new_tokens=30, kv={"block": 4, "new": "as_needed"})
+    put_out = {found.tensors[t].name for t in found.outputs if found.tensors[t].kind == "kv_cache"}
+    names = {f"L{i:02}/kv/s{s}/b{b:04}" for i in range(LAYERS) for s in range(BATCH) for b in range(15, 18)}
+    assert put_out == names
+    assert not any(one.persistent for one in found.tensors if one.name in names)
 
 
 def test_several_sequences_in_a_tensor() -> None:
@@ -326,11 +323,6 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
     assert refusal(changed(), kv={"block": 4, "sequences": 2}).startswith("each sequence selects blocks of its own")
-    none_left = refusal(changed(), kv={"block": 4, "left": "stored"})
-    assert none_left.startswith("sparse attention leaves no block behind, as any may be selected again, found left:")
-    assert none_left.endswith("; remove left")
-    without = refusal(GQA, kv={"block": 8, "left": "stored"})
-    assert without.startswith("blocks leave where attention has a window, found left: stored without one; remove left")
     assert refusal(GQA, kv={"block": 1}, sequence=10**6, batch=9).startswith("a KV cache has at most 500,000 blocks")
     many = refusal(GQA, kv={"block": 1}, sequence=10**4, new_tokens=10**3)
     assert many.startswith("the tokens of a step read at most 10,000,000 blocks, found 66,000 blocks, 1,000 times")
@@ -373,26 +365,19 @@ def lasting(found: Graph, is_lasting: bool = True) -> list[str]:
     ]
 
 
-def test_what_leaves_the_window_while_tokens_are_added_is_dropped_or_stored() -> None:
+def test_what_leaves_the_window_while_tokens_are_added_dies() -> None:
     """Thirty tokens after 40, a window of 10 and 3 sinks, in blocks of 4: 61 to 70 are in the window of the next one.
 
     Block 0 has the sinks; 7 to 9 are seen at first, 10 to 17 begun in the step, of which 10 to 14 leave in it.
     """
-    about, more = GQA | {"window": 10, "sinks": 3}, {"phase": "decode", "new_tokens": 30}
-    dropped, stored = (graph(about, kv={"block": 4, "left": left}, **more) for left in ("dropped", "stored"))
-    assert dropped.ops == graph(about, kv={"block": 4}, **more).ops, "to be dropped is the default"
-    assert lasting(dropped) == ["00", "07", "08", "09", "15", "16", "17"]
-    assert lasting(dropped, is_lasting=False) == ["10", "11", "12", "13", "14"]
-    assert lasting(stored) == [f"{b:02}" for b in range(18)]
-    assert lasting(stored, is_lasting=False) == []
-    assert cached(dropped, dropped.outputs) == cached(stored, stored.outputs) == []
+    found = graph(GQA | {"window": 10, "sinks": 3}, phase="decode", new_tokens=30, kv={"block": 4})
+    assert lasting(found) == ["00", "07", "08", "09", "15", "16", "17"]
+    assert lasting(found, is_lasting=False) == ["10", "11", "12", "13", "14"]
+    assert cached(found, found.outputs) == []
 
 
-def test_what_leaves_the_window_while_a_prompt_is_read_is_dropped_or_stored() -> None:
+def test_what_leaves_the_window_while_a_prompt_is_read_dies() -> None:
     """Forty tokens in blocks of 8: the next one sees the sinks in block 0, and blocks 3 and 4."""
-    about, more = GQA | {"window": 10, "sinks": 3}, {"phase": "prefill", "chunk": 8}
-    dropped, stored = (graph(about, kv={"block": 8, "left": left}, **more) for left in ("dropped", "stored"))
-    assert lasting(dropped) == []
-    assert lasting(stored) == ["01", "02"]
-    for found in (dropped, stored):
-        assert cached(found, found.outputs) == [f"s{s}/b000{b}" for b in (0, 3, 4) for s in range(BATCH)]
+    found = graph(GQA | {"window": 10, "sinks": 3}, phase="prefill", chunk=8, kv={"block": 8})
+    assert lasting(found) == []
+    assert cached(found, found.outputs) == [f"s{s}/b000{b}" for b in (0, 3, 4) for s in range(BATCH)]
