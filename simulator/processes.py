@@ -19,11 +19,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib import import_module
 from multiprocessing import Pipe, current_process, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from queue import Queue
 from threading import Thread, active_count
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,12 +34,6 @@ Make = Callable[[], Callable[[Any], Any]]
 """Builds what all tasks share and returns what does one task; it is sent to other processes."""
 Process = Callable[..., BaseProcess]
 """Makes a process, afresh or as a fork."""
-
-_MOST_WAITING = 64
-"""So many things may wait to be taken in another process: of a run, a third of a megabyte each."""
-
-_PIPE_BYTES = 1 << 20
-"""What waits in the pipe itself: as much as Linux grants to all."""
 
 
 def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Generator[tuple[int, Any], None, None]:
@@ -189,56 +181,35 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
     with _ending() as started:
         if _can_fork():
             with suppress(OSError):
-                taking = _taking(started, taker)
+                taking = _Given(_opened(started, get_context("fork").Process, _take, taker))
         yield taking
-
-
-def _taking(started: list[BaseProcess], taker: Taker[Outcome]) -> Taker[Outcome]:
-    """Start a fork that takes; what is given waits in a wide pipe, so that who gives need not wait until it is read."""
-    given, giving = Pipe(duplex=False)
-    with suppress(ImportError, AttributeError, OSError):
-        fcntl = import_module("fcntl")
-        fcntl.fcntl(giving.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    with given:
-        return _Given(giving, _opened(started, get_context("fork").Process, _take, taker, given))
 
 
 class _Given(Generic[Outcome]):
     """A taker in another process."""
 
-    def __init__(self, giving: Connection, told: Connection) -> None:
-        self._giving, self._told = giving, told
+    def __init__(self, here: Connection) -> None:
+        self._here = here
 
-    def take(self, value: Any) -> None:
+    def take(self, value: Any, *, is_last: bool = False) -> None:
         with suppress(ConnectionError):  # it has failed, which it tells at the end
-            self._giving.send((False, value))
+            self._here.send((is_last, value))
 
     def finish(self, value: Any) -> Outcome:
-        with suppress(ConnectionError):
-            self._giving.send((True, value))
-        outcome: Outcome = _told(self._told)
+        self.take(value, is_last=True)
+        outcome: Outcome = _told(self._here)
         return outcome
 
 
-def _take(there: Connection, taker: Taker[Any], given: Connection) -> None:
-    """In a fork: take what comes, and tell what came of it; some of it waits here while one thing takes long."""
-    inbox: Queue[tuple[bool, Any]] = Queue(_MOST_WAITING)
-
-    def receive() -> None:
-        is_last = False
-        with suppress(EOFError):
-            while not is_last:
-                is_last, _ = received = given.recv()
-                inbox.put(received)
+def _take(there: Connection, taker: Taker[Any]) -> None:
+    """In a fork: take what comes, and tell what came of it."""
 
     def taken() -> Any:
         is_last = False
         while not is_last:
-            is_last, value = inbox.get()
+            is_last, value = there.recv()
             outcome = (taker.finish if is_last else taker.take)(value)
         return outcome
-
-    Thread(target=receive, daemon=True).start()
 
     _tell(there, taken)
 

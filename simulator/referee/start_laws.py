@@ -82,17 +82,19 @@ def check_tracks(facts: Facts) -> None:
 
 def check_durations(facts: Facts, switches: Switches) -> None:
     """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
-    computes, contended = np.setdiff1d(facts.ran(COMPUTE), facts.met), switches.hbm_contention
-    every = facts.ran(COMPUTE)
-    alone = facts.program.alone_ns(facts.a[every], facts.earlier.runs)[np.isin(every, computes)]
+    ran, contended = facts.ran(COMPUTE), switches.hbm_contention
+    is_alone = ~facts.program.meets[facts.a[ran]]
+    computes = ran[is_alone]
+    alone = facts.program.alone_ns(facts.a[ran], facts.earlier.runs)[is_alone]
     took = facts.end_ns - facts.start_ns
     right = took[computes] >= alone if contended else took[computes] == alone
     law = f"a compute takes {'at least ' if contended else ''}its own time"
     facts.check_steps(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
     copies, links = facts.ran(COPY), [*facts.program.hardware.links.values()]
-    pairs = np.stack((facts.track[copies], facts.program.sizes[facts.a[copies]]))
-    sorts, which = np.unique(pairs, axis=1, return_inverse=True)
-    alone = np.array([transfer_ns(size, links[link]) for link, size in sorts.T.tolist()], np.int64)[which.ravel()]
+    keys = facts.program.sizes[facts.a[copies]] * len(links) + facts.track[copies]
+    different, which = np.unique(keys, return_inverse=True)
+    times = [transfer_ns(key // len(links), links[key % len(links)]) for key in different.tolist()]
+    alone = np.array(times, np.int64)[which]
     right, shown = took[copies] >= alone, (("takes ns", took[copies]), ("alone ns", alone))
     facts.check_steps(copies, right, "a transfer takes at least its time alone", *shown)
 
