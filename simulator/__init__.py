@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from simulator.claims import Validation, validate
     from simulator.claims.sensitivity import sensitivity
-    from simulator.claims.validation import Validation, validate
     from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
     from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, Op, OpKind, Tensor, TensorKind
     from simulator.graph_builder import GraphBuilder
@@ -45,7 +45,7 @@ else:
 
 _HOMES = {
     "simulator.claims.sensitivity": ("sensitivity",),
-    "simulator.claims.validation": ("Validation", "validate"),
+    "simulator.claims": ("Validation", "validate"),
     "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
     "simulator.graph": (
         "Collective",

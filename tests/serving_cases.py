@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.serving.asked import Rooms
-from simulator.serving.replays import Replayed
+from simulator.serving.replays import Replays
 from simulator.serving.story import Story, serve_row
+from simulator.trace import CAUSES
 from simulator.workload import Request, Requests
 
 BOX = """\
@@ -74,17 +75,24 @@ def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box:
     return path
 
 
+class Exact(Replays):
+    """Each iteration is replayed as it is."""
+
+    def rounded(self, work):
+        return work
+
+
 class Told:
     """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
-
-    layers = 1
 
     def __init__(self):
         self.works = []
 
     def of(self, work):
         self.works.append(work)
-        return Replayed("ok", 100 * work.decoding + 10 * work.reading + sum(tokens for _, tokens in work.loads))
+        took_ns = 100 * work.decoding + 10 * work.reading + sum(tokens for _, tokens in work.loads)
+        spent = dict.fromkeys(("stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)), 0)
+        return {"status": "ok", "why": "", "took_ns": took_ns, **spent}
 
     def __len__(self):
         return len(self.works)

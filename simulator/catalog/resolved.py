@@ -173,13 +173,16 @@ def taken(loaded: Loaded, number: int) -> float:
                     do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
                     raise FieldError(must, ".".join(path), do)
     if len(found) > 1:
-        values = " and ".join(f"{one.written(value)} ({path})" for value, path in found.items())
+        written = axis(loaded, number).written
+        values = " and ".join(f"{written(value)} ({path})" for value, path in found.items())
         must, do = "the fields of a parameter have one value", "make parameters of their own of them"
         raise ConfigError(where, must, values, do)
     (value,) = found
     if not one.number(one.low) <= value <= one.number(one.high):
         must = "what the scenario takes lies in the range"
-        raise ConfigError(where, must, f"{one.written(value)} outside {one.low} to {one.high}", "widen the range")
+        raise ConfigError(
+            where, must, f"{axis(loaded, number).written(value)} outside {one.low} to {one.high}", "widen the range"
+        )
     return value
 
 

@@ -1,1 +1,259 @@
-"""Published figures held against what comes out: `hosim validate`, and what they hang on: `hosim sensitivity`."""
+"""The sweep of `hosim validate`: run every claim, and hold what came out against what is printed.
+
+A line is told per printed figure, and how many free parameters explain how many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator import catalog
+from simulator.catalog import Axis, Loaded
+from simulator.document import Fit
+from simulator.errors import ConfigError
+from simulator.report.expectations import Check, Verdict, check, untested, verdicts
+from simulator.report.rows import ABSENT, listed
+from simulator.report.text import Column
+from simulator.report.view import Section, View, by
+from simulator.run import prepare, run_case
+from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
+from simulator.scenario import Expectation
+from simulator.serving import serve
+from simulator.units import counted
+
+
+class Judged(NamedTuple):
+    """A verdict on what a scenario expects, and the free parameters that its row stands on.
+
+    Attributes
+    ----------
+    scenario, verdict
+        What was expected where, and whether it holds.
+    fits
+        What was fitted, each with the paths of the fields where it stands.
+    """
+
+    scenario: str
+    verdict: Verdict
+    fits: Mapping[Fit, Sequence[str]] = {}
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The verdict as a row: printed and obtained are for people, the error is a share of what is printed."""
+        one = self.verdict
+        return {
+            "scenario": self.scenario,
+            "row": one.row,
+            "column": one.column,
+            "claim": one.why or str(one),
+            "figure": one.figure,
+            "source": one.source,
+            "printed": one.printed,
+            "obtained": one.found,
+            "error": one.error,
+            "difference": one.difference,
+            "tolerance": one.tolerance or one.must,
+            "verdict": one.word,
+            "kind": one.kind,
+            "fitted": ", ".join(fit.parameter for fit in self.fits),
+            "missed": one.missed,
+        }
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has a line: if it is about a printed figure, or fails."""
+        return bool(self.verdict.printed) or self.verdict.is_broken
+
+
+def claims_view(judged: Sequence[Judged]) -> View:
+    """Show verdicts: a line for each printed figure, and for each other expectation that fails.
+
+    Parameters
+    ----------
+    judged
+        All that was expected.
+    """
+    title, rows = "Printed figures, recomputed", [one.row for one in judged if one.is_shown]
+    if not rows:
+        return View(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
+    heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
+    numbers = {"printed", "obtained", "difference", "tolerance"}
+    sections = [
+        Section(
+            source or "No source",
+            [Column(head, tuple(row[head] or ABSENT for row in own), left=head not in numbers) for head in heads],
+        )
+        for (source,), own in by(rows, "source").items()
+    ]
+    free = {(fit.parameter, fit.figure): (fit, fields) for one in judged for fit, fields in one.fits.items()}
+    fitted = [(fit.parameter, f"{', '.join(fields)}, to {fit.figure}: {fit.why}") for fit, fields in free.values()]
+    missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
+    why = [("", f"{'; '.join(row['claim'] for row in own)}: {reason}") for (reason,), own in missed.items()]
+    notes = [Section(head, notes=lines) for head, lines in (("Fitted", fitted), ("Missed", why)) if lines]
+    return View(title, [*sections, *notes], sentences(judged))
+
+
+_WORST_FIRST = ("BROKEN", "missed", "fitted", "holds", "shown")
+"""Words for verdicts; to be shown in one place says nothing against a figure that another place holds."""
+
+
+def sentences(judged: Sequence[Judged]) -> list[str]:
+    """Say how many free parameters explain how many printed figures, and what is missed or broken.
+
+    Parameters
+    ----------
+    judged
+        All that was expected. A printed figure that several of them are about counts once, by its worst verdict.
+    """
+    words: dict[str, str] = {}
+    fits: dict[str, list[str]] = {}
+    for one in judged:
+        if one.verdict.printed:
+            figure, word = one.verdict.figure or one.verdict.why or str(one.verdict), one.verdict.word
+            words[figure] = min(word, words.get(figure, word), key=_WORST_FIRST.index)
+            fits.setdefault(figure, []).extend(fit.parameter for fit in one.fits if word == "holds")
+    count = Counter(words.values())
+    held = [fits[figure] for figure, word in words.items() if word == "holds"]
+    free = list(dict.fromkeys(parameter for parameters in held for parameter in parameters))
+    fitted = sum(map(bool, held))
+    kinds = {"nothing fitted": len(held) - fitted, f"{counted(len(free), 'free parameter')} ({listed(free)})": fitted}
+    by_kind = listed([f"{number} with {kind}" for kind, number in kinds.items() if number])
+    told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if by_kind else ''}{by_kind}."]
+    if rest := [f"{count[word]} {word}" for word in ("fitted", "shown", "missed", "BROKEN") if count[word]]:
+        told.append(f"Of {counted(len(words), 'printed figure')} {listed(rest)}.")
+    for scenario, verdict, _ in judged:
+        if verdict.is_broken:
+            told.append(f"BROKEN: {scenario}: {verdict}")
+        elif verdict.missed and verdict.holds:
+            told.append(f"{scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
+    return told
+
+
+@dataclass(frozen=True, eq=False)
+class Validation(Sweep):
+    """What came of it; one row per printed figure, and per other expectation that fails.
+
+    Attributes
+    ----------
+    judged
+        Verdicts on all that is expected.
+    """
+
+    judged: Sequence[Judged] = field(default=(), repr=False)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether something that must hold does not."""
+        return any(one.verdict.is_broken for one in self.judged)
+
+    @property
+    def checks(self) -> dict[str, list[Check]]:
+        """What it fails for, as tests, by scenario."""
+        return {
+            one.scenario.name: [check(own.verdict) for own in self.judged if own.scenario == one.scenario.name]
+            for one in self.loaded
+        }
+
+
+def claims() -> list[str]:
+    """Name the scenarios of the catalogue that put a claim to the test, papers before measurements."""
+    found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
+    names = [name for name, scenario in found.items() if scenario.claim and scenario.expect]
+    return sorted(names, key=lambda name: catalog.path_of(name, "scenario").parent.name)
+
+
+def validate(
+    scenarios: Sequence[str | Path] | None = None,
+    *,
+    scale: Mapping[str, float] | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> Validation:
+    """Recompute printed figures, and say of each whether it is reproduced.
+
+    Parameters
+    ----------
+    scenarios
+        Names in the catalogue, or paths that end in ``.yaml``; default: all of the catalogue with a claim.
+    scale
+        Dotted path of figures of the machines -> what they are multiplied by, to see which claims depend on them:
+        ``{"links.*.bandwidth": 0.5}``. A scenario whose machine has no such figure runs as it is.
+    workers
+        Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
+        depend on it.
+    progress
+        Called when a scenario is done.
+
+    Raises
+    ------
+    HosimError
+        If a document, an option or a plan is wrong.
+    ConfigError
+        If there is nothing to validate, or no machine has a figure that is to be multiplied.
+    """
+    loaded = [catalog.resolve(name) for name in (claims() if scenarios is None else scenarios)]
+    if not loaded:
+        raise ConfigError("scenarios", "a claim is named to be validated", "none", "name one, or leave them out")
+    axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
+    own = [{axis: factor for axis, factor in axes.items() if _has(one, axis, factor)} for one in loaded]
+    for axis in axes.keys() - {axis for scaled in own for axis in scaled}:
+        catalog.at(loaded[0], {axis: axes[axis]})
+    studies = [
+        Study(one, checked, tuple(scaled), [tuple(scaled.values())], is_strict=True)
+        for one, scaled in zip(loaded, own, strict=True)
+    ]
+    judged = [row["judged"] for row in sweep(studies, workers, progress)]
+    rows, more = [one.row for one in judged if one.is_shown], {"broken": any(one.verdict.is_broken for one in judged)}
+    return Validation("validate", loaded, rows, claims_view(judged), more=more, judged=judged)
+
+
+def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
+    """Whether the machine has a figure that is to be multiplied."""
+    try:
+        catalog.at(loaded, {axis: factor})
+    except ConfigError:
+        return False
+    return True
+
+
+def checked(loaded: Loaded, point: Point) -> Rows:
+    """Run, or serve, the rows of a scenario that something is expected of, and judge."""
+    scenario, claim = loaded.scenario, loaded.scenario.claim
+    if not scenario.expect:
+        must, do = "a scenario that is validated expects something of a row", "add expect, or run it: hosim run"
+        raise ConfigError(loaded.place("expect"), must, "nothing", do)
+    found = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
+    fits: dict[str, dict[Fit, list[str]]] = {choice.row: {} for choice in scenario.policies}
+    for document in (scenario, loaded.hardware, loaded.workload):
+        for path, fit in document.fitted.items():
+            for choice in scenario.policies:
+                if choice.allocator != "ideal" or not path.startswith("allocator."):
+                    fields = fits[choice.row].setdefault(fit, [])
+                    fields += [] if path in fields else [path]
+    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}))} for verdict in found]
+
+
+def judged(loaded: Loaded, expected: Sequence[Expectation], *, is_changed: bool = False) -> list[Verdict]:
+    """Run, or serve, the rows that something is expected of, and judge.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+    expected
+        What is expected, whether or not a document was changed.
+    is_changed
+        Whether the machine is another one than the documents say.
+    """
+    labels = list(dict.fromkeys(row for one in expected for row in one.rows.values()))
+    rows: Mapping[str, Mapping[str, Any]]
+    if loaded.workload.requests is None:
+        rows = run_case(prepare(loaded), labels).summaries
+    else:
+        changes = dict(loaded.scenario.set_) if is_changed else None
+        rows = {str(row["policy"]): row for row in serve(loaded.paths["scenario"], set=changes, policies=labels).rows}
+    return verdicts(expected, rows, loaded.scenario.claim.source if loaded.scenario.claim else "")

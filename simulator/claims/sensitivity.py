@@ -6,13 +6,13 @@ It tells where each holds, and how far its figure moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
-from simulator.claims.validation import Judged, judged, validate
+from simulator.claims import Judged, judged
 from simulator.errors import ConfigError
 from simulator.report.rows import listed, present, signed
 from simulator.report.view import Panel, Section, View, by, curve, texts
@@ -24,13 +24,11 @@ from simulator.units import human
 
 _PARTS = 4
 """A range is cut into so many parts at first: five values show whether a figure goes up and down."""
-_SEEN = 0.0005
-"""A smaller change of a share is not shown."""
 _MEANT = (
     "One parameter varies at a time, and nothing is fitted again. The ends of a stretch were searched by halving; "
-    "between two values that were tried and both hold, or both fail on the same side, nothing was looked at."
+    "between two values that were tried and both hold, or both fail on the same side, nothing was looked at. "
+    "A figure that is only shown does not hold: told is for which values ours is near to what is printed."
 )
-_NEAR = "A figure that is only shown does not hold: told is for which values ours is near to what is printed."
 
 
 def open_claims() -> list[str]:
@@ -57,7 +55,7 @@ def sensitivity(
     Returns
     -------
     Sweep
-        Its outcomes: a verdict per parameter, value and printed figure. Its rows: one per figure and parameter, see
+        Its points: a verdict per parameter, value and printed figure. Its rows: one per figure and parameter, see
         `dependences`.
 
     Raises
@@ -67,41 +65,28 @@ def sensitivity(
     """
     names = open_claims() if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
     loaded = [catalog.resolve(name) for name in names]
-    for one in loaded:
-        _check(one)
     if not loaded:
         raise ConfigError("scenarios", "a scenario whose claim leaves something open is named", "none", "name one")
-    validation = validate(names, workers=workers, progress=progress)
-    nominal = sweep([Study(one, figures, is_strict=True) for one in loaded], workers, progress)
-    studies = []
-    for one in loaded:
-        verdicts = [row for row in nominal if row["scenario"] == one.scenario.name]
-        studies += [_study(one, number, verdicts) for number in range(len(catalog.unstated(one)))]
-    outcomes = sweep(studies, workers, progress)
-    for row in outcomes:
+    points = sweep([study for one in loaded for study in _studies(one)], workers, progress)
+    for row in points:
         row["value"] = row.pop(row["parameter"])
-    rows = dependences(outcomes)
-    return Sweep("sensitivity", loaded, rows, sensitivity_view(rows, outcomes, validation.sentences), outcomes)
+    rows = dependences(points)
+    return Sweep("sensitivity", loaded, rows, sensitivity_view(rows, points), {"points": points})
 
 
-def _check(loaded: Loaded) -> None:
-    """Refuse a claim that leaves nothing open, or prints nothing that ours could be held against."""
-    if not catalog.unstated(loaded):
-        must, do = "the claim says which parameters its source leaves open", "list them under claim: unstated"
-        raise ConfigError(loaded.place("claim"), must, "none", f"{do}, with a range each")
-    if not _compared(loaded):
-        must = "something is held against a printed figure, or shown beside a number"
-        raise ConfigError(loaded.place("expect"), must, "nothing", "add printed to an expectation")
-
-
-def _study(loaded: Loaded, number: int, nominal: Rows) -> Study:
-    """How one parameter is varied: a few values over its range, then between those where a figure turns."""
-    one, axis, taken = catalog.unstated(loaded)[number], catalog.axis(loaded, number), catalog.taken(loaded, number)
-    last = len(one.values) - 1
-    points = [(taken,), *((one.values[part * last // _PARTS],) for part in range(_PARTS + 1))]
-    about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
-    known = {(taken,): nominal}
-    return Study(loaded, figures, (axis,), points, one.values, _turned, about, known, is_strict=True)
+def _studies(loaded: Loaded) -> list[Study]:
+    """How each parameter is varied: a few values over its range, then between those where a figure turns."""
+    studies = []
+    for number, one in enumerate(catalog.unstated(loaded)):
+        axis, taken, last = catalog.axis(loaded, number), catalog.taken(loaded, number), len(one.values) - 1
+        points = [(taken,), *((one.values[part * last // _PARTS],) for part in range(_PARTS + 1))]
+        about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
+        studies.append(Study(loaded, figures, (axis,), points, one.values, _turned, about, is_strict=True))
+    if not studies or not _compared(loaded):
+        must = "a claim leaves parameters open, and prints numbers that ours are held against"
+        do = "list parameters under claim: unstated, with a range each, and add printed to an expectation"
+        raise ConfigError(loaded.place("claim"), must, "no number" if studies else "no parameter", do)
+    return studies
 
 
 def _turned(rows: Rows, others: Rows) -> bool:
@@ -121,25 +106,29 @@ def _compared(loaded: Loaded) -> list[Expectation]:
     return [one for one in printed if one.kind != "shown" or len(one.printed_ends) == 1]
 
 
-def figures(loaded: Loaded, _: Point) -> Rows:
+def figures(loaded: Loaded, point: Point) -> Rows:
     """Run the rows with printed figures, and judge; what is only shown is held against what is printed, too."""
     ours: dict[str, object] = {**dict.fromkeys(LIMITS, None), "faster_than": None, "kind": "predicted"}
     compared = _compared(loaded)
     held = [one.model_copy(update=ours) if one.kind == "shown" else one for one in compared]
     return [
         Judged(loaded.scenario.name, verdict).row
-        | {"claim": verdict.why or f"{verdict.row}: {verdict.column}", "kind": one.kind}
-        | {"asks": verdict.asks, "holds": verdict.holds}
+        | {
+            "kind": one.kind,
+            "asks": verdict.asks,
+            "holds": verdict.holds,
+            "verdict": "shown" if one.kind == "shown" else verdict.word,
+        }
         for verdict, one in zip(judged(loaded, held), compared, strict=True)
     ]
 
 
-def dependences(outcomes: ShownRows) -> list[dict[str, Any]]:
+def dependences(points: ShownRows) -> list[dict[str, Any]]:
     """Sum up what each figure depends on.
 
     Parameters
     ----------
-    outcomes
+    points
         One per scenario, parameter, value and figure: see `figures`.
 
     Returns
@@ -148,111 +137,69 @@ def dependences(outcomes: ShownRows) -> list[dict[str, Any]]:
         ``scenario``, ``claim``, ``figure``, ``row``, ``column``, ``printed``, ``kind``, ``verdict``, ``tolerance``;
         ``parameter``, ``unit``; ``taken``, ``low``, ``high``, as numbers; ``obtained``, ``obtained_low``,
         ``obtained_high``, for people, and ``error``, ``error_low``, ``error_high``, as shares of what is printed, with
-        what is taken and at the ends; ``error_least``, ``error_most`` over all values; ``swing``, from one to the
-        other, None if no step ends with some value; ``monotone``; ``holds``, a list of stretches (of what is only
-        shown: where it is near); ``tried``, with how many values.
+        what is taken and at the ends; ``swing``, from the least error to the largest, None if no step ends with some
+        value; ``holds``, a list of stretches (of what is only shown: where it is near); ``tried``, with how many
+        values.
     """
     rows = []
-    for group in by(outcomes, "scenario", "asks", "parameter").values():
+    for group in by(points, "scenario", "asks", "parameter").values():
         own = sorted(group, key=lambda row: row["value"])
         nominal, low, high = next(row for row in own if row["value"] == row["taken"]), own[0], own[-1]
         errors = [row["error"] for row in own if present(row["error"])]
-        steps = [later - earlier for earlier, later in pairwise(errors)]
         stretches = [list(run) for holds, run in groupby(own, lambda row: row["holds"]) if holds]
-        ends = (("", nominal), ("_low", low), ("_high", high))
-        about = ("scenario", "claim", "figure", "row", "column", "printed", "kind", "verdict", "tolerance", "asks",
-                 "parameter", "unit", "taken")  # fmt: skip
         rows.append(
-            {key: nominal[key] for key in about}
-            | {"low": low["value"], "high": high["value"]}
-            | {f"{key}{end}": row[key] for key in ("obtained", "error") for end, row in ends}
-            | {"error_least": min(errors, default=None), "error_most": max(errors, default=None)}
+            {key: value for key, value in nominal.items() if key not in ("value", "holds")}
+            | {f"{key}_{end}": row[key] for end, row in (("low", low), ("high", high)) for key in ("obtained", "error")}
+            | {"low": low["value"], "high": high["value"], "tried": len(own)}
             | {"swing": max(errors) - min(errors) if len(errors) == len(own) else None}
-            | {"monotone": min(steps, default=0) >= -_SEEN or max(steps, default=0) <= _SEEN}
-            | {"holds": [[stretch[0]["value"], stretch[-1]["value"]] for stretch in stretches], "tried": len(own)}
+            | {"holds": [[stretch[0]["value"], stretch[-1]["value"]] for stretch in stretches]}
         )
     return rows
 
 
-def sensitivity_view(rows: ShownRows, outcomes: ShownRows, explained: Sequence[str]) -> View:
+def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
     """Show dependences.
 
     Parameters
     ----------
-    rows, outcomes
+    rows, points
         What `dependences` gives, and what it sums up.
-    explained
-        How many free parameters explain how many figures.
     """
-    sections, sentences = [], []
+    sections = []
     for own in by(rows, "scenario", "asks").values():
-        group = sorted(own, key=lambda row: -float("inf") if row["swing"] is None else -row["swing"])
-        sections.append(Section(_headline(group[0]), _columns(group)))
-        sentences += _told(group)
-    meant = [f"{_MEANT} {_NEAR}" if any(row["kind"] == "shown" for row in rows) else _MEANT]
+        group = sorted(own, key=lambda row: float("-inf") if row["swing"] is None else -row["swing"])
+        row = group[0]
+        head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
+        columns = [
+            texts("  what is not stated", group, lambda row: f"  {row['parameter']}"),
+            texts("taken", group, lambda row: _value(row, row["taken"]), left=False),
+            texts("tried", group, lambda row: _stretch(row, row["low"], row["high"]), left=False),
+            texts("error at the ends", group, lambda row: f"{signed(row['error_low'])} to {signed(row['error_high'])}"),
+            texts("near for" if row["kind"] == "shown" else "holds for", group, _holds),
+        ]
+        sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
-    for (scenario, parameter), own in by(outcomes, "scenario", "parameter").items():
+    for (scenario, parameter), own in by(points, "scenario", "parameter").items():
         curves = [
             curve(claim, sorted(figure, key=lambda row: row["value"]), "value", "error", 100)
             for (claim,), figure in by(own, "claim").items()
         ]
         unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
         panels.append(Panel(scenario, f"{parameter}{unit}, difference from what is printed; dots: holds", "%", curves))
-    return View("What claims depend on", sections, [*sentences, *meant, "", *explained], panels)
-
-
-def _headline(row: ShownRow) -> str:
-    """Say what is claimed, printed and obtained."""
-    is_shown = row["kind"] == "shown"
-    told = f"{row['claim']}: {'shown' if is_shown else row['verdict']}, {row['printed']} printed"
-    accepted = f", {row['tolerance']} {'is near' if is_shown else 'accepted'}" if row["tolerance"].endswith("%") else ""
-    return f"{told}, {row['obtained']} obtained{accepted}"
+    return View("What claims depend on", sections, [_MEANT], panels)
 
 
 def _value(row: ShownRow, value: float) -> str:
-    if row["unit"] == "x":
-        return f"{value:.3g}x"
-    if row["unit"]:
+    if row["unit"] not in ("", "x"):
         return human(value, row["unit"])
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}{row['unit']}"
 
 
 def _stretch(row: ShownRow, low: float, high: float) -> str:
-    ends = dict.fromkeys(_value(row, end) for end in (low, high))
-    return " to ".join(ends)
+    return " to ".join(dict.fromkeys(_value(row, end) for end in (low, high)))
 
 
 def _holds(row: ShownRow) -> str:
     if row["holds"] == [[row["low"], row["high"]]]:
         return "all"
     return listed([_stretch(row, *stretch) for stretch in row["holds"]]) or "nowhere"
-
-
-def _columns(group: ShownRows) -> list[Any]:
-    def at_ends(row: ShownRow) -> str:
-        told = f"{signed(row['error_low'])} to {signed(row['error_high'])}"
-        between = f", {signed(row['error_least'])} to {signed(row['error_most'])} between"
-        return told if row["monotone"] else told + between
-
-    return [
-        texts("  what is not stated", group, lambda row: f"  {row['parameter']}"),
-        texts("taken", group, lambda row: _value(row, row["taken"]), left=False),
-        texts("tried", group, lambda row: _stretch(row, row["low"], row["high"]), left=False),
-        texts("error at the ends", group, at_ends),
-        texts("near for" if group[0]["kind"] == "shown" else "holds for", group, _holds),
-    ]
-
-
-def _told(group: ShownRows) -> list[str]:
-    """Say of one figure for what it holds, or is near, and with what it goes up and down."""
-    name, nominal = group[0]["claim"], group[0]
-    does, would = ("is near", "would be near") if nominal["kind"] == "shown" else ("holds", "would hold")
-    is_held = any(low <= nominal["taken"] <= high for low, high in nominal["holds"])
-    some = [f"{row['parameter']} {_holds(row)}" for row in group if _holds(row) not in ("all", "nowhere")]
-    wide = [row["parameter"] for row in group if _holds(row) == "all"]
-    jumping = [row["parameter"] for row in group if not row["monotone"]]
-    told = [f"{name} {does if is_held else would} for {listed(some)}."] if some else []
-    told += [f"{name} {does} with no value that was tried."] if not some and not is_held else []
-    told += [f"{name} {does} for any {listed(wide)} that was tried."] if wide else []
-    jumps = f"{name} goes up and down with {listed(jumping)}, so that where it {does} is no range."
-    return [*told, *([jumps] if jumping else [])]

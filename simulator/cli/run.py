@@ -124,12 +124,6 @@ def _judged(results: Results) -> int:
 @click.argument("scenario")
 @common.rows("Run only this row, or this policy.")
 @common.changes()
-@click.option("--exact", is_flag=True, help="Replay each iteration as it is; takes longer.")
-@click.option(
-    "--replays",
-    type=click.IntRange(1),
-    help="End a row that needs more iterations to be replayed, or a hundred times as many in all. [default: 10,000]",
-)
 @common.folder("Write tables of requests and iterations and a picture.")
 def serve(scenario: str, **more: Any) -> int:
     """Serve the requests of SCENARIO iteration by iteration, one row per policy.
@@ -142,9 +136,7 @@ def serve(scenario: str, **more: Any) -> int:
 
     The scheduler is fixed: each sequence that runs adds a token, prompts fill the rest of max_tokens,
     first come, first served. The policy moves data within an iteration, which the engine replays; alike
-    ones once, for which what they attend to is rounded up by less than 1/16, unless --exact is given.
-    Requests that come at once are all served; a row that takes more than --replays, or a hundred times
-    as many iterations in all, is ended, and says so.
+    ones once, for which what they attend to is rounded up by less than 1/16.
     How far a row is, is told on stderr: on a terminal always, elsewhere every 30 s.
 
     The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches

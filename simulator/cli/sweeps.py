@@ -184,7 +184,7 @@ def validate(
     The exit code is 1 if one is BROKEN.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
-    from simulator.claims.validation import validate as sweep
+    from simulator.claims import validate as sweep
 
     common.check(None, junit)
     found, _ = common.written(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)

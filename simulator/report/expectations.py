@@ -91,7 +91,7 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
     source
         Of printed figures that name none of their own.
     """
-    known = (one for one in expected if {one.row, one.faster_than or one.row, one.over or one.row} <= set(rows))
+    known = (one for one in expected if set(one.rows.values()) <= set(rows))
     return [_verdict(one, rows, source) for one in known]
 
 
@@ -147,15 +147,15 @@ def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> st
         return f"none, as the row is {status}"
     if found not in must or not isinstance(value, int | float) or one.faster_than is not None:
         return found
-    return f"{found} ({value:,}{f' {one.unit}' if one.unit and not one.is_ratio else ''} to be exact)"
+    return f"{found} ({value:,}{f' {one.unit}' if one.unit and one.over is None else ''} to be exact)"
 
 
 def _value(one: Expectation, rows: Summaries) -> object:
     """What the expectation is about; None if the row, or the one it is divided by, has no such value."""
     value = _summed(one, rows[one.row])
-    if not one.is_ratio:
+    if one.over is None:
         return value
-    divisor = one.divisor if one.over is None else _summed(one, rows[one.over])
+    divisor = _summed(one, rows[one.rows["over"]]) if "over" in one.rows else one.divisor
     return _number(value) / _number(divisor) if present(value) and divisor else None
 
 
@@ -168,7 +168,7 @@ def asks(one: Expectation) -> str:
     """Say what is expected, in words that do not change with what comes out: by them two runs are compared."""
     faster = [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
     limits = " and ".join([*(text for text, _ in _limits(one)), *faster])
-    over = "".join(f" over {divisor}" for divisor in (one.over, one.over_printed) if divisor is not None)
+    over = "" if one.over is None else f" over {one.over}"
     return f"{one.row}: {one.column}{over} is {limits or 'shown'}"
 
 
@@ -205,7 +205,7 @@ def _said_range(one: Expectation) -> str:
 
 def _said(one: Expectation, value: object) -> str:
     """Write a value for people; of a ratio as its printed figure is written, ``2.7x`` or ``-26 %``."""
-    if not one.is_ratio or not present(value) or isinstance(value, str):
+    if one.over is None or not present(value) or isinstance(value, str):
         return _shown(one.columns[0], value)
     printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
     if isinstance(printed, str) and "%" in printed:

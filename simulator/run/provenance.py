@@ -155,7 +155,7 @@ def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict
     if choices:
         kept = {choice.row for choice in choices}
         expected = () if is_changed else loaded.scenario.expect
-        expect = tuple(one for one in expected if {one.row, one.faster_than or one.row} <= kept)
+        expect = tuple(one for one in expected if set(one.rows.values()) <= kept)
         changes |= {"policies": tuple(choices), "expect": expect}
     workload = loaded.workload
     if "graph" in loaded.paths:

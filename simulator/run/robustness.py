@@ -230,7 +230,7 @@ def robustness(
     columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
     tidy = [{column: row.get(column) for column in columns} for row in outcomes]
     rows = quantiles(tidy)
-    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), tidy, {"seed": seed})
+    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), {"points": tidy}, {"seed": seed})
 
 
 def _labels(case: Case, policies: Sequence[str]) -> tuple[str, str]:

@@ -29,9 +29,6 @@ __all__ = [
     "label_of",
 ]
 
-Fold = Literal["auto", "never", "always"]
-"""Whether ranks that run the same stand for one another."""
-
 Keep = Literal["kept", "none"]
 """Whether a run keeps its trace."""
 
@@ -241,7 +238,7 @@ class Scenario(Document):
     homes: dict[str, str] = {}
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
-    fold: Fold = "auto"
+    fold: Literal["auto", "never", "always"] = "auto"
     trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
@@ -278,25 +275,11 @@ class Scenario(Document):
                 must, do = "each row of the table has a label of its own", "give one of them another label"
                 raise FieldError(must, f"{row!r} twice", do, ("policies", str(index)))
         for index, expectation in enumerate(self.expect):
-            for key in ("row", "faster_than", "over"):
-                named = getattr(expectation, key)
-                if named is not None and named not in rows:
-                    at = ("expect", str(index), key)
+            for key, named in expectation.rows.items():
+                if named not in rows:
                     must = "an expectation names a row of policies"
-                    raise FieldError(must, repr(named), nearest(named, tuple(rows)), at)
-        self._check_names_of_figures()
-
-    def _check_names_of_figures(self) -> None:
-        names: dict[tuple[object, str], str] = {}
-        for index, expectation in enumerate(self.expect if self.claim else ()):
-            if expectation.printed is None:
-                continue
-            at = ("expect", str(index), "figure")
-            if expectation.figure is None:
+                    raise FieldError(must, repr(named), nearest(named, tuple(rows)), ("expect", str(index), key))
+            if self.claim and expectation.printed is not None and expectation.figure is None:
                 must = "a printed figure that puts a claim to the test has a name"
                 do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
-                raise FieldError(must, "none", do, at)
-            known = names.setdefault((expectation.printed, expectation.source), expectation.figure)
-            if known != expectation.figure:
-                must, do = "what one source prints has one name", f"name it {known!r} here, too; fitted is told by name"
-                raise FieldError(must, f"{expectation.printed} of that source as {expectation.figure!r}", do, at)
+                raise FieldError(must, "none", do, ("expect", str(index), "figure"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from simulator.document import Count, Key, Line, Part, flaw
-from simulator.units import FieldError, exact, in_field, parse, unit_of
+from simulator.units import FieldError, in_field, parse, unit_of
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
@@ -56,12 +55,7 @@ class Unstated(Part):
         """Unit of its values, of factors ``x``; None if they have none."""
         if not isinstance(self.low, str):
             return None
-        if _FACTOR.fullmatch(self.low):
-            return "x"
-        if (unit := unit_of(self.low)) is None:
-            must, do = "an end of a range is a quantity, or a number", "write such as '20 GB/s'"
-            raise FieldError(must, repr(self.low), do, ("from",))
-        return unit
+        return "x" if self.low.endswith("x") else unit_of(self.low)
 
     def number(self, value: object) -> float:
         """Read a value of one of its fields, as a number of its unit.
@@ -76,57 +70,39 @@ class Unstated(Part):
         FieldError
             If it has another unit.
         """
-        if self.is_factor:
-            return self._factor(value)
-        if self.unit is not None:
-            return parse(value, self.unit)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            must = "a value of a range without a unit is a number"
-            raise FieldError(must, repr(value), "give the ends of the range the same unit")
-        return value
+        if self.unit not in (None, "x"):
+            return parse(value, str(self.unit))
+        if self.is_factor and isinstance(value, str) and _FACTOR.fullmatch(value):
+            return float(value[:-1])
+        if self.unit is None and isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        must = "both ends of a range, and what is varied, are numbers, quantities of one unit, or factors such as 0.5x"
+        raise FieldError(must, repr(value), "write them alike")
 
     @property
     def is_factor(self) -> bool:
         """Whether figures are multiplied, and not replaced."""
         return self.unit == "x"
 
-    def _factor(self, value: object) -> float:
-        if isinstance(value, str) and _FACTOR.fullmatch(value):
-            return float(value[:-1])
-        raise FieldError("both ends of a range are factors", repr(value), "write such as '2x'")
-
-    def written(self, number: float) -> str | float:
-        """Write a number of its unit as a document states it."""
-        if self.unit is not None and not self.is_factor:
-            return exact(int(number), self.unit)
-        return int(number) if self.multiple_of else number
-
     @cached_property
     def values(self) -> tuple[float, ...]:
-        """The values that may be tried, ascending."""
+        """The values that may be tried, ascending: multiples, or both ends and what lies between in equal parts."""
         low, high = self.number(self.low), self.number(self.high)
         if self.multiple_of:
             first, last = math.ceil(low / self.multiple_of), math.floor(high / self.multiple_of)
-            if last - first >= MOST_VALUES:
-                must, found = f"a range has at most {MOST_VALUES:,} multiples", f"{last - first + 1:,}"
-                raise FieldError(must, found, "narrow it, or raise multiple_of", ("to",))
-            return tuple(self.multiple_of * number for number in range(first, last + 1))
+            return tuple(self.multiple_of * number for number in range(first, min(last, first + MOST_VALUES) + 1))
         points = (low + part * (high - low) / _PARTS for part in range(_PARTS + 1))
-        whole = self.unit is not None and not self.is_factor
+        whole = self.unit not in (None, "x")
         return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
 
     def _check(self) -> None:
         if self.is_factor and any(field.startswith(WORKLOAD) for field in self.fields):
             must, found = "figures of the machine are multiplied", "a field of the workload"
             raise FieldError(must, found, "state values", ("from",))
-        for key, end in (("from", self.low), ("to", self.high)):
-            with in_field(key):
-                number = self.number(end)
-            if math.isinf(number):
-                raise FieldError("an end of a range is finite", repr(end), "write a number", (key,))
-        if len(self.values) < 2 or self.number(self.low) >= self.number(self.high):
-            must = "a range goes from a value to a higher one, with two values in it at least"
-            raise FieldError(must, f"{self.low} to {self.high}", "widen it", ("to",))
+        low, high = self.number(self.low), self.number(self.high)
+        if not low < high < math.inf or not 2 <= len(self.values) <= MOST_VALUES:
+            must = f"a range goes from a value to a higher one, with 2 to {MOST_VALUES:,} values in it"
+            raise FieldError(must, f"{self.low} to {self.high}", "widen or narrow it", ("to",))
 
 
 def label_of(label: str) -> str:
@@ -151,8 +127,7 @@ Kind = Literal["predicted", "fitted", "shown"]
 Limit = Literal["about", "at_most", "at_least", "equals"]
 LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
 """Fields that say what must hold of a value by itself."""
-_TIMES = re.compile(r"(\d+(?:\.\d+)?) ?x")
-_CHANGE = re.compile(r"([+-]\d+(?:\.\d+)?) ?%")
+_RATIO = re.compile(r"(?P<times>\d+(\.\d+)?) ?x|(?P<change>[+-]\d+(\.\d+)?) ?%")
 
 
 class Expectation(Part):
@@ -164,9 +139,9 @@ class Expectation(Part):
         Label of the policy row.
     column
         Column of the summary, such as ``step_ns`` or ``peak_hbm_bytes``; or a sum of several, joined by `` + ``.
-    over, over_printed
-        What is meant is the column's value divided by that of this row, or by this printed figure. It is then a ratio,
-        and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
+    over
+        What is meant is the column's value divided by that of this row, or by this printed figure (``5.2 s``). It is
+        then a ratio, and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
     about, within
         The expected value, as a quantity (``5.36 s``) or a bare share or text, and the accepted relative error.
     at_most, at_least
@@ -192,8 +167,7 @@ class Expectation(Part):
 
     row: Label
     column: str = "step_ns"
-    over: Label | None = None
-    over_printed: Bound | None = None
+    over: Bound | None = None
     about: Bound | None = None
     within: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.05
     at_most: Bound | None = None
@@ -213,49 +187,46 @@ class Expectation(Part):
         return tuple(self.column.split(" + "))
 
     @property
-    def is_ratio(self) -> bool:
-        """Whether the value is divided by another one."""
-        return self.over is not None or self.over_printed is not None
+    def rows(self) -> dict[str, str]:
+        """The rows that it is about, by the field that names them."""
+        named = {"row": self.row, "faster_than": self.faster_than}
+        named |= {"over": self.over} if isinstance(self.over, str) and unit_of(self.over) is None else {}
+        return {key: row for key, row in named.items() if row is not None}
 
     @property
     def is_close_to_printed(self) -> bool:
         """Whether what must hold is that ours is close to what is printed."""
-        said = any(getattr(self, key) is not None for key in (*LIMITS, "faster_than"))
-        return not said and self.kind != "shown"
+        return self.kind != "shown" and all(getattr(self, key) is None for key in (*LIMITS, "faster_than"))
 
     @property
     def unit(self) -> str | None:
-        """Unit of the value, by the end of the column's name; None for a ratio, a share, a count or a text."""
-        return None if self.is_ratio else self._unit_of_column
-
-    @property
-    def _unit_of_column(self) -> str | None:
+        """Unit of the column, by the end of its name; None for a share, a count or a text."""
         ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
         return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
 
     @property
     def divisor(self) -> int | float | None:
         """The printed figure that the value is divided by, as a number of the column's unit."""
-        unit, said = self._unit_of_column, self.over_printed
-        return parse(said, unit) if unit and said is not None else said  # type: ignore[return-value]
+        if self.over is None or "over" in self.rows:
+            return None
+        return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
 
     def bound(self, key: Limit) -> int | float | str | None:
         """What `key` says, as a number of the value's unit; None if it says nothing."""
-        said: str | float | None = getattr(self, key)
-        return None if said is None else self._read(said)
+        stated: str | float | None = getattr(self, key)
+        return None if stated is None else self._read(stated)
 
-    def _read(self, said: str | float) -> int | float | str:
-        if self.is_ratio:
-            return _ratio(said)
-        return parse(said, self.unit) if self.unit else math.inf if said == "inf" else said
+    def _read(self, stated: str | float) -> int | float | str:
+        if self.over is not None:
+            return _ratio(stated)
+        return parse(stated, self.unit) if self.unit else math.inf if stated == "inf" else stated
 
     @property
     def printed_ends(self) -> tuple[int | float | str, ...]:
         """What is printed, as a number of the value's unit; of a range both ends; empty if it is no number."""
-        if self.printed is None:
-            return ()
+        stated = self.printed if isinstance(self.printed, tuple) else (self.printed,)
         try:
-            ends = tuple(map(self._read, self.printed if isinstance(self.printed, tuple) else (self.printed,)))
+            ends = tuple(self._read(end) for end in stated if end is not None)
         except FieldError:
             if self.kind != "shown":
                 raise
@@ -263,40 +234,28 @@ class Expectation(Part):
         return () if self.kind == "shown" and any(isinstance(end, str) for end in ends) else ends
 
     def _check(self) -> None:
-        keys = (*LIMITS, "faster_than", "printed")
-        if all(getattr(self, key) is None for key in keys):
-            must = f"an expectation says {', '.join(keys[:-1])} or printed"
-            raise FieldError(must, "none of them", "add one")
+        limits = (*LIMITS, "faster_than", "printed")
+        must, do = f"an expectation says {', '.join(limits[:-1])} or printed", "add one"
+        if all(getattr(self, key) is None for key in limits):
+            raise FieldError(must, "none of them", do)
         for key in (*LIMITS, "printed"):
             with in_field(key):
                 ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
-            texts = [end for end in ends if isinstance(end, str)]
-            if any(map(_is_quantity, texts)):
-                must = "a limit with a unit is of a column that ends in _ns, _bytes or _bytes_per_s"
-                found = f"{texts[0]!r} of {self.column!r}"
-                raise FieldError(must, found, "correct the column, or write a number without a unit", ("column",))
-            if texts and (key != "equals" or any(map(_is_number, texts))):
-                must = f"{key} of the column {self.column!r} is a number"
-                do = "write a finite number, or a text under equals"
-                raise FieldError(must, repr(getattr(self, key)), do, (key,))
-            if len(ends) == 2 and not ends[0] < ends[1]:  # type: ignore[operator]
-                must, found = "a range goes from less to more", f"{ends[0]} and {ends[1]}"
-                raise FieldError(must, found, "write the lower end first", (key,))
-        self._check_divisor()
-
-    def _check_divisor(self) -> None:
-        if self.over is not None and self.over_printed is not None:
-            must = "a value is divided by that of a row, or by a printed figure"
-            raise FieldError(must, "both", "drop over or over_printed", ("over_printed",))
-        with in_field("over_printed"):
+            numbers = [end for end in ends if isinstance(end, int | float)]
+            is_text = key == "equals" and self.unit is None and self.over is None
+            if (len(numbers) < len(ends) and ends != (None,) and not is_text) or numbers != sorted(set(numbers)):
+                must = f"{key} of the column {self.column!r} is a number, or a range from less to more"
+                raise FieldError(
+                    must, repr(getattr(self, key)), "write a finite number, or a text under equals", (key,)
+                )
+        with in_field("over"):
             divisor = self.divisor
-        if divisor is not None and not (isinstance(divisor, int | float) and divisor > 0):
-            must = "a value is divided by a number above 0"
-            raise FieldError(must, repr(self.over_printed), "write the printed figure", ("over_printed",))
-        said = "missed" if self.missed else self.kind
-        if said != "predicted" and self.printed is None:
+        if divisor is not None and not divisor > 0:
+            must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
+            raise FieldError(must, repr(self.over), do, ("over",))
+        if (self.missed or self.kind != "predicted") and self.printed is None:
             must = "what is fitted, shown or missed is a printed figure"
-            raise FieldError(must, f"{said} without one", "add printed", ("printed",))
+            raise FieldError(must, "none", "add printed", ("printed",))
         if self.missed and self.kind != "predicted":
             must = "what is missed was to be predicted"
             raise FieldError(must, f"kind: {self.kind}", "drop kind, or missed", ("missed",))
@@ -344,26 +303,14 @@ class Claim(Part):
     unstated: tuple[Unstated, ...] = ()
 
 
-def _is_quantity(said: str) -> bool:
-    """Whether a text is a quantity of some unit."""
-    return unit_of(said) is not None and said.strip() != "inf"
-
-
-def _is_number(said: str) -> bool:
-    """Whether a text says a number, also none that is finite (``nan``, ``.inf``)."""
-    with suppress(ValueError):
-        return bool(float(re.sub(r"\.(?=[a-z])", "", said.lower())) or True)
-    return False
-
-
-def _ratio(said: str | float) -> float | str:
+def _ratio(stated: str | float) -> float:
     """Read ``2.7x``, ``-26 %`` or a number."""
-    if not isinstance(said, str):
-        return said
-    if said.strip() == "inf":
+    if not isinstance(stated, str):
+        return stated
+    if stated.strip() == "inf":
         return math.inf
-    times, change = _TIMES.fullmatch(said.strip()), _CHANGE.fullmatch(said.strip())
-    if times is None and change is None:
+    found = _RATIO.fullmatch(stated.strip())
+    if found is None:
         must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
-        raise FieldError(must, repr(said), "write it so")
-    return float(times[1]) if times else 1 + float(change[1]) / 100  # type: ignore[index]
+        raise FieldError(must, repr(stated), "write it so")
+    return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,28 +12,24 @@ from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.report.expectations import Verdict, verdicts
-from simulator.report.view import Section, View
 from simulator.run.row import Progress, silent
-from simulator.run.sweep import Sweep, filled, frame
+from simulator.run.sweep import Sweep, frame
 from simulator.scenario import Scenario
 from simulator.serving import latencies
 from simulator.serving.asked import Rooms, arriving, asked_of, rooms
-from simulator.serving.counts import iterations_of, requests_of, summary
-from simulator.serving.replays import MOST_REPLAYED, Replays, rows_of
+from simulator.serving.replays import Replays, rows_of
 from simulator.serving.scheduler import Served
-from simulator.serving.story import Story, serve_row
+from simulator.serving.story import Story, serve_row, summary
 from simulator.units import nearest
 from simulator.workload import Arriving
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.report.drawing import Picture
-
 
 @dataclass(frozen=True, eq=False)
 class Serving(Sweep):
-    """What came of it; one row per policy, see `simulator.serving.counts.summary`.
+    """What came of it; one row per policy, see `simulator.serving.story.summary`.
 
     Attributes
     ----------
@@ -42,48 +38,22 @@ class Serving(Sweep):
     """
 
     is_changed: bool = False
-    _stories: Sequence[Story] = field(default=(), repr=False)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One line per policy and request: when it came, was admitted, had its first and last token; what it hit."""
-        return frame([row for story in self._stories for row in requests_of(story)])
+        return frame(self.tables["requests"])
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
         """One line per policy and iteration: who ran, what it took, waits by cause, and bytes moved."""
-        return frame([row for story in self._stories for row in iterations_of(story)])
+        return frame(self.tables["iterations"])
 
     @cached_property
     def expectations(self) -> list[Verdict]:
         """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
-        if self.is_changed:
-            return []
-        return verdicts(self.loaded[0].scenario.expect, {str(row["policy"]): row for row in self.rows})
-
-    def figure(self) -> Picture:
-        """Draw who has the first token after how long, what a further one takes, and how many wait."""
-        from simulator.serving.latency_figure import serving_picture  # noqa: PLC0415 - drawing takes time to import
-
-        about = {story.policy: (requests_of(story), iterations_of(story)) for story in self._stories}
-        return serving_picture(about, self.view.title)
-
-    def write(self, out: str | Path) -> None:
-        """Write the rows, the requests, the iterations, the picture and the documents into a folder.
-
-        Parameters
-        ----------
-        out
-            The folder; filled beside its place and renamed. An earlier run's is replaced.
-        """
-        told, seed = [asdict(verdict) for verdict in self.expectations], self.loaded[0].scenario.seed
-        more = {"sentences": self.sentences, "expectations": told, "seed": seed}
-        with filled(out, self.loaded, self.rows, more) as folder:
-            for name, table in (("requests", self.requests), ("iterations", self.iterations)):
-                table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-            picture = self.figure()
-            for kind in ("png", "svg"):
-                picture.write(str(folder / f"serving.{kind}"), kind)
+        expected = () if self.is_changed else self.loaded[0].scenario.expect
+        return verdicts(expected, {str(row["policy"]): row for row in self.rows})
 
 
 def serve(
@@ -91,11 +61,11 @@ def serve(
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
-    exact: bool = False,
-    replays: int = MOST_REPLAYED,
     progress: Progress | None = None,
 ) -> Serving:
     """Serve requests that come and leave.
+
+    Iterations that attend to about as much (less than 1/16 apart) are replayed once.
 
     Parameters
     ----------
@@ -105,12 +75,6 @@ def serve(
         Changes to the hardware, as in `simulator.run`.
     policies
         Only these rows of the scenario, or policies with their default options.
-    exact
-        Whether each iteration is replayed as it is; else what it attends to is rounded up (less than 1/16), so that
-        alike ones are replayed once.
-    replays
-        The most iterations of a row that are replayed; one that needs more, or a hundred times as many in all, ends
-        there, as ``unfinished``.
     progress
         Called now and then.
 
@@ -123,17 +87,16 @@ def serve(
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)
-    token_bytes = room.block_bytes // asked.block
     enough = sum(one.prompt + one.output for one in come.requests)  # more blocks than all together ever hold
     tokens = int(min(room.blocks[0], enough)) * asked.block
-    stories = []
-    for name in names:
-        known = Replays(loaded, name, tokens, exact=exact, most=replays)
-        stories.append(serve_row(name, known, room, asked, come.requests, progress))
-    rows = [summary(story, loaded, come, token_bytes) for story in stories]
-    title = loaded.scenario.title or loaded.scenario.name
-    view = View(title, [Section(latencies.table(rows))], latencies.sentences(rows))
-    return Serving("serving", [loaded], rows, view, is_changed=bool(set), _stories=stories)
+    stories = [serve_row(name, Replays(loaded, name, tokens), room, asked, come.requests, progress) for name in names]
+    rows = [summary(story, loaded, come, room.block_bytes // asked.block) for story in stories]
+    view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
+    tables = {
+        "requests": [row for story in stories for row in story.requests],
+        "iterations": [row for story in stories for row in story.iterations],
+    }
+    return Serving("serve", [loaded], rows, view, tables, {"seed": loaded.scenario.seed}, is_changed=bool(set))
 
 
 def read_served(
@@ -156,16 +119,13 @@ def read_served(
     if loaded.scenario.trace == "none":
         must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
         raise ConfigError(loaded.place("trace"), must, "trace: none", do)
-    come = arriving(loaded, progress)
-    room = rooms(loaded, come.requests)
-    one_came = Story("", room.names, [Served(0, come.requests[0])])
-    columns = tuple(summary(one_came, loaded, come, 0))
     for number, choice in enumerate(loaded.scenario.policies):
         if choice.set_:
-            where = loaded.place("policies", str(number), "set")
-            raise ConfigError(
-                where, "all rows that serve run on one machine", "changes to it", "move set out of the row"
-            )
+            must, do = "all rows that serve run on one machine", "move set out of the row"
+            raise ConfigError(loaded.place("policies", str(number), "set"), must, "changes to it", do)
+    come = arriving(loaded, progress)
+    room = rooms(loaded, come.requests)
+    columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, 0))
     for number, one in enumerate(loaded.scenario.expect):
         if one.column not in columns or one.faster_than is not None:
             must = "an expectation of what is served names a column of its summary, and no faster_than"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -75,8 +76,11 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
         _lengths(about or Lengths(mean=1), number, (seed, kind))
         for kind, about in ((1, asked.prompt), (2, asked.output))
     )
-    prefixes = _prefixes(asked.prefixes, number, seed)
-    tokens = asked.prefixes.tokens if asked.prefixes else 0
+    about = asked.prefixes or Prefixes(number=1, tokens=1)
+    shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
+    points = np.random.default_rng((seed, 3)).random(number)
+    chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
+    prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
     rows = zip(times, prompts, outputs, prefixes, strict=True)
     return [Request(at, prompt, output, prefix, min(tokens, prompt)) for at, prompt, output, prefix in rows]
 
@@ -92,15 +96,6 @@ def _lengths(about: Lengths, number: int, seed: tuple[int, int]) -> list[int]:
     sigma = math.sqrt(math.log1p(about.spread**2))
     normal = np.random.default_rng(seed).standard_normal(number)
     return [max(1, round(about.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]
-
-
-def _prefixes(about: Prefixes | None, number: int, seed: int) -> list[int]:
-    if about is None:
-        return [0] * number
-    shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
-    bounds = np.cumsum(shares) / shares.sum()
-    points = np.random.default_rng((seed, 3)).random(number)
-    return [min(int(at), about.number - 1) for at in np.searchsorted(bounds, points, side="right")]
 
 
 class Rooms(NamedTuple):
@@ -140,52 +135,44 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     """
     asked, model = asked_of(loaded), loaded.workload.model
     here, kept = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
-    elements = model.kv_elements if isinstance(model, DecoderModel) else 0
-    size = asked.block * elements * loaded.workload.dtypes.kv_bytes
-    decoding = min(asked.max_sequences, len(requests))
-    fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
-    graph = iteration(loaded.workload, fullest, 0)
     names = (here, *(tier for tier in kept if tier != here))
     if here in kept and next(iter(kept)) != here:
         must, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
         raise ConfigError(loaded.place("kv_tiers", here), must, f"{here} after {next(iter(kept))}", do)
-    there = [_room_bytes(loaded, graph, tier) for tier in names]
+    decoding = min(asked.max_sequences, len(requests))
+    fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
+    graph = iteration(loaded.workload, fullest, 0)
+    elements = model.kv_elements if isinstance(model, DecoderModel) else 0
+    size = asked.block * elements * loaded.workload.dtypes.kv_bytes
+    there = (_room_bytes(loaded, graph, tier) for tier in names)
     blocks = tuple(room if room == math.inf else int(room // size) for room in there)
-    found = Rooms(names, blocks, here in kept or not kept, size)
-    _check_longest(loaded, asked, requests, found)
-    return found
+    number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
+    needed = -(-(longest.prompt + longest.output) // asked.block)
+    if needed > blocks[0]:
+        must = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
+        found = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {needed:,} blocks"
+        do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
+        raise ConfigError(f"workload {loaded.workload.name}, requests", must, found, do)
+    return Rooms(names, blocks, here in kept or not kept, size)
 
 
 def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
     """What a tier has room for."""
     (homes,) = home_ids(loaded, [graph])
     names, here = loaded.hardware.tier_names, loaded.hardware.compute_tier
-    lasting = [
-        (names[home] if home != FREE else "free", one.size_bytes)
-        for home, one in zip(homes, graph.tensors, strict=True)
-        if one.persistent
-    ]
-    left: float = loaded.hardware.tiers[tier].usable_bytes
+    lasting = Counter[str]()
+    for home, tensor in zip(homes, graph.tensors, strict=True):
+        lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
+    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tiers.get(tier)
     if tier == here:
-        left = left if loaded.scenario.budget_bytes is None else loaded.scenario.budget_bytes
-        left -= int(live_bytes(graph).max()) - sum(size for _, size in lasting)
-    left = max(0.0, left - sum(size for home, size in lasting if home == tier))
-    said = loaded.scenario.kv_tiers.get(tier)
-    if said is None and tier == here and any(home != here for home, _ in lasting):
-        must, do = "with weights at home elsewhere, the room for KV blocks in the compute tier is said", "add it"
-        raise ConfigError(loaded.place("kv_tiers", tier), must, "none", do)
-    if said is not None and said > left:
+        budget = loaded.scenario.budget_bytes
+        left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
+        left -= int(live_bytes(graph).max()) - lasting.total()
+        if stated is None and lasting.total() > lasting[here]:
+            must, do = "with weights at home elsewhere, the room for KV blocks in the compute tier is said", "add it"
+            raise ConfigError(loaded.place("kv_tiers", tier), must, "none", do)
+    left = max(0.0, left)
+    if stated is not None and stated > left:
         must = f"KV blocks get at most what weights and iterations leave of {tier} ({human(int(left), 'B')})"
-        raise ConfigError(loaded.place("kv_tiers", tier), must, human(said, "B"), "lower it, or raise the capacity")
-    return left if said is None else said
-
-
-def _check_longest(loaded: Loaded, asked: Requests, requests: Sequence[Request], found: Rooms) -> None:
-    number = max(range(len(requests)), key=lambda number: requests[number].prompt + requests[number].output)
-    one = requests[number]
-    needed = -(-(one.prompt + one.output) // asked.block)
-    if needed > found.blocks[0]:
-        must = f"each request fits in the compute tier ({found.names[0]}, {found.blocks[0]:,} blocks of {asked.block})"
-        said = f"request {number} of {one.prompt:,} and {one.output:,} tokens, {needed:,} blocks"
-        do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
-        raise ConfigError(f"workload {loaded.workload.name}, requests", must, said, do)
+        raise ConfigError(loaded.place("kv_tiers", tier), must, human(stated, "B"), "lower it, or raise the capacity")
+    return left if stated is None else stated

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simulator.builders import Iteration
@@ -75,23 +75,6 @@ class Tiers:
     def held(self) -> int:
         """How many blocks the sequences that run have."""
         return len(self._held)
-
-    def needs(self, leaving: Mapping[tuple[str, str], int], read: Iterable[str]) -> bool:
-        """Whether stores must have ended before others go on: their room is taken, or what they store may be read.
-
-        Parameters
-        ----------
-        leaving
-            How many blocks are on their way, from each tier to another.
-        read
-            Tiers from which blocks are copied in now.
-        """
-        known = {target for (_, target), number in leaving.items() if number}
-        held = Counter[str]()
-        for (source, _), number in leaving.items():
-            held[source] += number
-        full = (self.used(tier) + held[name] > self.rooms[tier] for tier, name in enumerate(self.names))
-        return not known.isdisjoint(read) or (bool(known) and any(full))
 
     def find(self, blocks: Iterable[Block]) -> list[int]:
         """In which tier each of the first blocks is, up to one that is nowhere."""
@@ -234,8 +217,7 @@ def _apart(start_ns: int | None, end_ns: int | None) -> int | None:
     return None if start_ns is None or end_ns is None else end_ns - start_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Who runs in an iteration.
 
     Attributes
@@ -248,25 +230,10 @@ class Work:
         How many blocks are copied in from each tier, and from each one to another.
     """
 
-    decoding: tuple[Served, ...]
-    parts: tuple[tuple[Served, int], ...]
-    loads: tuple[tuple[str, int], ...]
-    stores: tuple[tuple[tuple[str, str], int], ...]
-
-    def in_room(self, here: str, room: float, left: Counter[tuple[str, str]]) -> tuple[Work, ...]:
-        """What leaves the compute tier goes before, if there is no room for it beside what is copied in.
-
-        Parameters
-        ----------
-        here, room
-            The compute tier, and how many blocks it has room for.
-        left
-            How many blocks earlier iterations have left to store, from each tier to another.
-        """
-        leaving = sum(number for (source, _), number in (*self.stores, *left.items()) if source == here)
-        if leaving + sum(number for _, number in self.loads) <= room:
-            return (self,)
-        return Work((), (), (), self.stores), replace(self, stores=())
+    decoding: Sequence[Served] = ()
+    parts: Sequence[tuple[Served, int]] = ()
+    loads: Mapping[str, int] = {}
+    stores: Mapping[tuple[str, str], int] = {}
 
     def iteration(self, block: int) -> Iteration:
         """What that is to a builder, for blocks of so many tokens."""
@@ -278,8 +245,8 @@ class Work:
             cached=sum(one.cached for one, _ in self.parts),
             pairs=sum(new * one.cached + new * (new + 1) // 2 for one, new in self.parts),
             answers=len(self.decoding) + ends,
-            loads=tuple((tier, number * block) for tier, number in self.loads),
-            stores=tuple((way, number * block) for way, number in self.stores),
+            loads=tuple(sorted((tier, number * block) for tier, number in self.loads.items())),
+            stores=tuple(sorted((way, number * block) for way, number in self.stores.items())),
         )
 
 
@@ -300,50 +267,56 @@ class Scheduler:
         self.waiting: deque[Served] = deque()
         self.running: list[Served] = []
 
-    def next(self, now_ns: int) -> Work:
-        """Admit who can be, and say who runs next."""
-        decoding = tuple(one for one in self.running if not one.is_reading)
+    def next(self, now_ns: int) -> list[Work]:
+        """Admit who can be, and say who runs next: mostly one iteration, none if there is nothing to do.
+
+        What leaves the compute tier goes in an iteration before, if there is no room for it beside what is copied in.
+        """
+        decoding = [one for one in self.running if not one.is_reading]
         left, loads = self._max_tokens - len(decoding), Counter[str]()
         parts: list[tuple[Served, int]] = []
-        for one in self.running:
-            if one.is_reading and left:
-                left -= self._part(one, left, parts)
-        while left and self.waiting and len(self.running) < self._max_sequences:
-            if not self._admit(self.waiting[0], loads):
-                break
-            one = self.waiting.popleft()
-            one.admitted_ns = now_ns
-            self.running.append(one)
-            left -= self._part(one, left, parts)
+        waiting = (one for one in self.running if one.is_reading)
+        while left and (one := next(waiting, None) or self._admitted(loads, now_ns)):
+            new = min(left, one.request.prompt - one.cached)
+            parts.append((one, new))
+            left -= new
         stores, self.tiers.stores = self.tiers.stores, Counter()
-        return Work(decoding, tuple(parts), tuple(sorted(loads.items())), tuple(sorted(stores.items())))
+        leaving = sum(number for (source, _), number in stores.items() if source == self.tiers.names[0])
+        if leaving + loads.total() > self.tiers.rooms[0]:
+            return [Work(stores=stores), Work(decoding, parts, loads)]
+        return [Work(decoding, parts, loads, stores)] if decoding or parts or stores else []
 
-    def _part(self, one: Served, left: int, parts: list[tuple[Served, int]]) -> int:
-        new = min(left, one.request.prompt - one.cached)
-        parts.append((one, new))
-        return new
-
-    def _admit(self, one: Served, loads: Counter[str]) -> bool:
-        """Look its prefix up, and hold its blocks, if they fit."""
-        request, size = one.request, self._block
-        shared = request.shared // size
-        found = self.tiers.find(Block(True, request.prefix, number) for number in range(shared))
+    def _admitted(self, loads: Counter[str], now_ns: int) -> Served | None:
+        """Look up the prefix of who is next, and let it hold its blocks, if they fit; note what is copied in."""
+        if not self.waiting or len(self.running) >= self._max_sequences:
+            return None
+        one, size = self.waiting[0], self._block
+        request = one.request
+        found = self.tiers.find(Block(True, request.prefix, number) for number in range(request.shared // size))
         hit = [Block(True, request.prefix, number) for number in range(len(found))]
         total = -(-(request.prompt + request.output) // size)
         if not self.tiers.fits(hit, total - len(hit)):
-            return False
+            return None
         new = [Block(False, one.number, number) for number in range(len(hit), total)]
         self.tiers.admit(hit, new)
-        one.blocks = [*hit, *new]
-        one.cached = size * len(hit)
+        one.blocks, one.cached, one.admitted_ns = [*hit, *new], size * len(hit), now_ns
         one.hit = [size * found.count(tier) for tier in range(len(self.tiers.names))]
         loads.update(self.tiers.names[tier] for tier in found if tier)
-        return True
+        self.running.append(self.waiting.popleft())
+        return one
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
-        """Note that an iteration has ended; return who left."""
+        """Note that an iteration has ended; return who left.
+
+        Blocks of a prefix that were filled can be found from now on.
+        """
         for one, new in work.parts:
-            self._read(one, new)
+            before, one.cached = one.cached // self._block, one.cached + new
+            shared = min(one.cached, one.request.prefix_tokens) // self._block
+            for number in range(before, shared):
+                block = Block(True, one.request.prefix, number)
+                if self.tiers.computed(one.blocks[number], block):
+                    one.blocks[number] = block
             if not one.is_reading:
                 one.first_ns, one.made = now_ns, 1
         for one in work.decoding:
@@ -357,12 +330,3 @@ class Scheduler:
         if left:
             self.running = [one for one in self.running if one.made < one.request.output]
         return left
-
-    def _read(self, one: Served, new: int) -> None:
-        """Cache a part of a prompt; blocks of a prefix that it fills can be found from now on."""
-        before, one.cached = one.cached // self._block, one.cached + new
-        shared = one.request.prefix_tokens // self._block
-        for number in range(before, min(one.cached // self._block, shared)):
-            block = Block(True, one.request.prefix, number)
-            if self.tiers.computed(one.blocks[number], block):
-                one.blocks[number] = block

@@ -1,37 +1,21 @@
-"""One row: requests come, iterations follow one another until all have been served."""
+"""One row: requests come, iterations follow one another until all have been served, and what happened is counted."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.builders import Iteration
+from simulator.catalog import Loaded
 from simulator.serving.asked import Rooms
-from simulator.serving.replays import Replayed, Replays, Way
-from simulator.serving.scheduler import Scheduler, Served, Tiers, Work
-from simulator.workload import Request, Requests
+from simulator.serving.replays import Replays
+from simulator.serving.scheduler import Scheduler, Served, Tiers
+from simulator.trace import CAUSES
+from simulator.workload import Arriving, Request, Requests
 
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """An iteration that ran.
-
-    Attributes
-    ----------
-    start_ns
-        When it began [ns].
-    work
-        Who ran; counted before it ended.
-    about
-        Columns of the table of iterations.
-    replayed
-        What it took.
-    """
-
-    start_ns: int
-    about: dict[str, Any]
-    replayed: Replayed
+_SHARES = 4
+"""Prompts are told apart by how many quarters of them were found."""
 
 
 @dataclass(slots=True)
@@ -42,38 +26,50 @@ class Story:
     ----------
     policy, tiers
         The row, and the tiers that keep KV blocks.
-    served, ran
-        The requests, and the iterations.
-    status
-        ``ok``; ``overloaded``: requests come faster than they can be served; ``unfinished``: more iterations are
-        needed, or would have to be replayed, than may be; else why an iteration cannot run.
+    served
+        The requests.
+    iterations
+        Of each: who ran, blocks when it began, what it took, waits by cause, and bytes by link.
+    status, why
+        ``ok``; ``overloaded``: requests come faster than they can be served; else why an iteration cannot run. And what
+        is in the way.
     end_ns
         When it ended [ns].
     waiting_at_last
         How many waited when the last one came.
     replayed
         How many iterations were replayed; others were like one of them.
-    why
-        What is in the way; of what is unfinished, what to do.
-    left
-        Stores that have not begun: from where to where, and how many tokens of a layer, all layers together.
     """
 
     policy: str
     tiers: tuple[str, ...]
     served: list[Served]
-    ran: list[Ran] = field(default_factory=list)
+    iterations: list[dict[str, Any]] = field(default_factory=list)
     status: str = "ok"
+    why: str = ""
     end_ns: int = 0
     waiting_at_last: int = 0
     replayed: int = 0
-    why: str = ""
-    left: Counter[Way] = field(default_factory=Counter)
 
-
-def _blocks(left: Counter[Way], tokens: int) -> Counter[Way]:
-    """How many blocks have a part that was left, of so many tokens of a layer each."""
-    return Counter({way: -(-number // tokens) for way, number in left.items()})
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """One line per request; times are from the first arrival on [ns]."""
+        return [
+            {
+                "policy": self.policy,
+                "request": one.number,
+                "arrival_ns": one.request.arrival_ns,
+                "admitted_ns": one.admitted_ns,
+                "first_token_ns": one.first_ns,
+                "end_ns": one.end_ns,
+                "prompt_tokens": one.request.prompt,
+                "output_tokens": one.request.output,
+                **{f"hit_{name}_tokens": one.hit[tier] if one.hit else None for tier, name in enumerate(self.tiers)},
+                "ttft_ns": one.ttft_ns,
+                "tpot_ns": one.tpot_ns,
+            }
+            for one in self.served
+        ]
 
 
 def serve_row(
@@ -99,59 +95,177 @@ def serve_row(
     progress
         Called now and then with the requests that have left.
     """
-    tiers = Tiers(rooms.names, rooms.blocks, keeps=rooms.keeps)
-    scheduler = Scheduler(tiers, asked)
+    scheduler = Scheduler(Tiers(rooms.names, rooms.blocks, keeps=rooms.keeps), asked)
     story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
     come = left = 0
-    while True:
+    while story.status == "ok":
         before = come
         while come < len(requests) and requests[come].arrival_ns <= story.end_ns:
             scheduler.waiting.append(story.served[come])
             come += 1
-        work = scheduler.next(story.end_ns)
+        works = scheduler.next(story.end_ns)
         if before < come == len(requests):
-            story.waiting_at_last = len(scheduler.waiting)
-            if left and story.waiting_at_last > max(asked.max_sequences, len(requests) - story.waiting_at_last):
-                story.status = "overloaded"
+            story.waiting_at_last = waiting = len(scheduler.waiting)
+            if left and waiting > max(asked.max_sequences, len(requests) - waiting):
+                story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
-        following = requests[come].arrival_ns if come < len(requests) else None
-        if not (work.decoding or work.parts or work.stores or story.left):
-            if following is None:
-                break
-            story.end_ns = following
-            continue
-        left_blocks = _blocks(story.left, replays.layers * asked.block)
-        parts = work.in_room(rooms.names[0], rooms.blocks[0], left_blocks)
-        if not all(_run(story, scheduler, replays, part, asked.block, following) for part in parts):
+        if not works and come == len(requests):
             break
-        left += len(scheduler.ended(work, story.end_ns))
-        progress(f"{policy} at iteration {len(story.ran):,}", left, len(requests))
+        if not works:
+            story.end_ns = requests[come].arrival_ns
+        for work in works:
+            if not _run(story, scheduler, replays, work.iteration(asked.block)):
+                break
+            left += len(scheduler.ended(work, story.end_ns))
+            progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
     story.replayed = len(replays)
     return story
 
 
-def _run(
-    story: Story, scheduler: Scheduler, replays: Replays, work: Work, block: int, following_ns: int | None
-) -> bool:
-    """Run an iteration with blocks of so many tokens; whether it could. If nobody runs, who comes next may end it."""
-    done = replays.of(work.iteration(block)._replace(left=tuple(sorted(story.left.items()))))
-    if done.status != "ok":
-        story.status, story.why = done.status, done.why
+def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) -> bool:
+    """Run an iteration; whether it could."""
+    took = replays.of(work)
+    if took["status"] != "ok":
+        story.status, story.why = took["status"], took["why"]
         return False
-    leaving = _blocks(story.left, replays.layers * block) + Counter(dict(work.stores))
-    story.left = Counter()
-    ends_ns = done.ops_ns
-    if not (work.decoding or work.parts):
-        ends_ns = done.ns if following_ns is None else following_ns - story.end_ns
-    if not scheduler.tiers.needs(leaving, [tier for tier, _ in work.loads]):
-        done, story.left = done.until(ends_ns)
+    tiers = scheduler.tiers
     about = {
-        "decoding": len(work.decoding),
-        "prompt_tokens": sum(new for _, new in work.parts),
+        "policy": story.policy,
+        "iteration": len(story.iterations),
+        "start_ns": story.end_ns,
+        "decoding": work.decoding,
+        "prompt_tokens": work.reading,
         "waiting": len(scheduler.waiting),
-        "held_blocks": scheduler.tiers.held,
-        **{f"used_{name}_blocks": scheduler.tiers.used(tier) for tier, name in enumerate(story.tiers)},
+        "held_blocks": tiers.held,
+        **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},
     }
-    story.ran.append(Ran(story.end_ns, about, done))
-    story.end_ns += done.ns
+    story.iterations.append(
+        about | {column: value for column, value in took.items() if column not in ("status", "why")}
+    )
+    story.end_ns += took["took_ns"]
     return True
+
+
+def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> dict[str, Any]:
+    """Count a row.
+
+    Parameters
+    ----------
+    story
+        What happened.
+    loaded, come
+        The scenario, and who comes.
+    token_bytes
+        What a token takes in the KV cache [B].
+
+    Returns
+    -------
+    dict
+        ``policy``, ``status``, ``why``
+            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and what is in the way.
+        ``requests``, ``finished``
+            How many came, and how many had their last token.
+        ``ttft_p50_ns``, ``ttft_p95_ns``
+            From when a request was sent, which is its arrival, to the end of the iteration that gives its first token,
+            so that it has waited in the queue as well: of 100 requests, the 50th and the 95th by time (nearest rank).
+        ``tpot_p50_ns``, ``tpot_p95_ns``
+            From the first token to the last one, by the tokens after the first; of requests with several.
+        ``ttft_mean_ns``, ``tpot_mean_ns``
+            The means of these.
+        ``waited_p50_ns``
+            From arrival to admission.
+        ``tokens_per_s``
+            Tokens added until the end of the run.
+        ``prompt_tokens``, ``computed_fraction``, ``hit_<tier>_fraction``
+            Of all that were admitted; the shares that were computed, and that were found in each tier, add up to 1.
+        ``read_<n>_hit_p50_ns``
+            From admission to the first token, for prompts of which 0, 25, 50, 75 or 100 % were found (the nearest of
+            these).
+        ``even_bytes_per_s``
+            Rate at which the KV cache of the prompts of which nothing was found takes as long to copy as it took from
+            their admission to their first token.
+        ``moved_<link>_bytes``
+            Bytes copied.
+        ``stall_fraction``, ``wait_<cause>_ns``, ``drain_ns``
+            What of the time of iterations no op ran; that compute waited, and for what; and that an iteration lasted on
+            for its stores after its last op. The latter two add up to the former.
+        ``busy_ns``, ``end_ns``
+            Time of iterations in which some sequence runs (blocks that are stored while nobody does hold nobody up),
+            and end of the last iteration.
+        ``iterations``, ``replayed``
+            How many there were, and how many of them were replayed.
+        ``most_waiting``, ``waiting_at_last``
+            The most requests that waited after an iteration had begun, and how many when the last one came.
+        ``offered_per_s``, ``served_per_s``
+            Requests that came, by the time in which they came; and that left, by the busy time.
+        ``unanswered``
+            Requests of the file that add no token, and are left out.
+    """
+    ran = [one for one in story.iterations if one["held_blocks"]]
+    spent = {
+        column: sum(one[column] for one in ran) for column in (*(f"wait_{cause}_ns" for cause in CAUSES), "drain_ns")
+    }
+    moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
+    busy, left = sum(one["took_ns"] for one in ran), [one for one in story.served if one.end_ns is not None]
+    return {
+        "policy": story.policy,
+        "status": story.status,
+        "why": story.why,
+        "requests": len(story.served),
+        "finished": len(left),
+        **_latencies(story.served),
+        "tokens_per_s": _ratio(sum(one.made for one in story.served) * 10**9, story.end_ns),
+        **_hits(story, token_bytes),
+        **{column: sum(one[column] for one in story.iterations) for column in moved},
+        "stall_fraction": _ratio(sum(one["stall_ns"] for one in ran) + spent["drain_ns"], busy),
+        **spent,
+        "busy_ns": busy,
+        "end_ns": story.end_ns,
+        "iterations": len(story.iterations),
+        "replayed": story.replayed,
+        "most_waiting": max((one["waiting"] for one in story.iterations), default=0),
+        "waiting_at_last": story.waiting_at_last,
+        "offered_per_s": _ratio((len(story.served) - 1) * 10**9, story.served[-1].request.arrival_ns),
+        "served_per_s": _ratio(len(left) * 10**9, busy),
+        "unanswered": come.unanswered,
+    }
+
+
+def quantile(values: Iterable[int], percent: int) -> int | None:
+    """The least value that so many per cent of all do not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _latencies(served: Sequence[Served]) -> dict[str, Any]:
+    times = {
+        name: [ns for one in served if (ns := getattr(one, f"{name}_ns")) is not None] for name in ("ttft", "tpot")
+    }
+    found = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in (50, 95)}
+    found |= {f"{name}_mean_ns": round(sum(ns) / len(ns)) if ns else None for name, ns in times.items()}
+    return found | {"waited_p50_ns": quantile((one.waited_ns for one in served if one.waited_ns is not None), 50)}
+
+
+def _hits(story: Story, token_bytes: int) -> dict[str, Any]:
+    """What of prompts was found where, and how long they took by how much was."""
+    admitted = [one for one in story.served if one.admitted_ns is not None]
+    prompts = sum(one.request.prompt for one in admitted)
+    hits = [sum(one.hit[tier] for one in admitted) for tier in range(len(story.tiers))]
+    reading: list[list[int]] = [[] for _ in range(_SHARES + 1)]
+    computed_bytes = computed_ns = 0
+    for one in admitted:
+        if one.reading_ns is not None:
+            reading[round(sum(one.hit) * _SHARES / one.request.prompt)].append(one.reading_ns)
+            computed_bytes += 0 if any(one.hit) else one.request.prompt * token_bytes
+            computed_ns += 0 if any(one.hit) else one.reading_ns
+    return {
+        "prompt_tokens": prompts,
+        "computed_fraction": _ratio(prompts - sum(hits), prompts),
+        **{f"hit_{name}_fraction": _ratio(tokens, prompts) for name, tokens in zip(story.tiers, hits, strict=True)},
+        **{f"read_{100 * share // _SHARES}_hit_p50_ns": quantile(times, 50) for share, times in enumerate(reading)},
+        "even_bytes_per_s": _ratio(computed_bytes * 10**9, computed_ns),
+    }

@@ -10,7 +10,7 @@ from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
-from simulator.claims.validation import claims, claims_view
+from simulator.claims import claims, claims_view
 
 WITH_EXPECTATIONS = [name for name in catalog.names("scenario") if catalog.read_scenario(name).expect]
 RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "llama3_8b_train_910c", "moe_experts_on_demand"}

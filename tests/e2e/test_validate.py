@@ -24,11 +24,12 @@ def write(folder, *more):
 def test_a_figure_that_holds(hosim, tmp_path):
     done = hosim("validate", write(tmp_path, STEP))
     assert (done.code, done.err) == (0, "")
-    head, line, *_ = done.out.splitlines()
-    assert head.split() == ["claim", "source", "printed", "obtained", "error", "tolerance", "verdict", "fitted"]
+    source, head, line, *_ = done.out.splitlines()
+    assert source == "a paper"
+    assert head.split() == ["claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted"]
     assert line.split("  ")[0] == "the step"
-    assert line.split()[1:] == ["step", "1", "1.5", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
-    assert done.out.endswith("1 printed figure, predicted and held, with nothing fitted.\n")
+    assert line.split()[1:] == ["step", "1.5", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
+    assert done.out.endswith("\n1 printed figure predicted and held: 1 with nothing fitted.\n")
 
 
 def test_half_the_bandwidth_breaks_it(hosim, tmp_path):
@@ -59,7 +60,7 @@ def test_a_fit_is_held_and_named(hosim, tmp_path):
     path = write(tmp_path, STEP.replace("figure:", "kind: fitted, figure:"), FIT.replace("FIGURE", "step"))
     done = hosim("validate", path)
     assert done.code == 0
-    assert "a  rate (compute.achieved_fraction.default), to step: so that it comes out" in done.out
+    assert "rate  compute.achieved_fraction.default, to step: so that it comes out" in done.out
     path = write(tmp_path, STEP.replace("figure:", "kind: fitted, figure:"))
     assert "a fitted figure is named in the table fitted of the scenario" in hosim("validate", path).err
 
@@ -67,17 +68,16 @@ def test_a_fit_is_held_and_named(hosim, tmp_path):
 def test_free_parameters_are_counted_by_the_figures_that_hold_and_need_them(hosim, tmp_path):
     fit = FIT.replace("FIGURE", "other")
     done = hosim("validate", write(tmp_path, STEP, fit))
-    assert done.out.endswith("\n1 free parameter (rate) explains 1 printed figure, predicted and held.\n")
+    assert done.out.endswith("\n1 printed figure predicted and held: 1 with 1 free parameter (rate).\n")
     done = hosim("validate", write(tmp_path, STEP.replace("figure:", "kind: shown, figure:"), fit))
-    alone, idle = "0 printed figures, predicted and held, with nothing fitted.", "what else was fitted: rate."
-    assert f"\n{alone} No figure that holds needs {idle}\n" in done.out
+    assert "\n0 printed figures predicted and held.\n" in done.out
 
 
 def test_a_figure_that_is_shown_once_more_still_holds(hosim, tmp_path):
     again = "  - {row: reactive, kind: shown, printed: 1.5 ms, figure: step, why: the same of a runtime}\n"
     done = hosim("validate", write(tmp_path, STEP, again))
-    assert re.search(r"^the same of a runtime +1 .* shown +-$", done.out, re.MULTILINE)
-    assert done.out.endswith("\n1 printed figure, predicted and held, with nothing fitted.\n")
+    assert re.search(r"^the same of a runtime +1\.5 ms .* shown +-$", done.out, re.MULTILINE)
+    assert done.out.endswith("\n1 printed figure predicted and held: 1 with nothing fitted.\n")
 
 
 def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
@@ -90,10 +90,10 @@ def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert files > {"report.html", "summary.csv", "summary.json", "scenario.yaml"}
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<p>1 free parameter (rate) explains 1 printed figure, predicted and held.</p>" in page
-    assert "<p>Of 2 printed figures 1 missed, as known.</p>" in page
+    assert "<p>1 printed figure predicted and held: 1 with 1 free parameter (rate).</p>" in page
+    assert "<p>Of 2 printed figures 1 missed.</p>" in page
     assert '<td class="left">the &lt;peak&gt;</td>' in page
-    assert all(f"<h2>{head}</h2>" in page for head in ("Sources", "Fitted", "Missed"))
+    assert all(f"<h2>{head}</h2>" in page for head in ("a paper", "Fitted", "Missed"))
     assert "the &lt;peak&gt;: not known</li>" in page
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"][0]["verdict"] == "holds"
@@ -103,7 +103,7 @@ def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
-        ("links.*.bandwidth", "scale: figures are multiplied by a number from 0 on, found 'links.*.bandwidth'"),
+        ("links.*.bandwidth", "a change is a key, '=' and a value, found 'links.*.bandwidth'"),
         ("links.*.bandwidth=-1", "scale: figures are multiplied by a number from 0 on"),
         ("links.*.bandwith=2", "scale (links.*.bandwith: 2x): a change names a field of the hardware"),
         ("links.*.source=2", "scale (links.*.source: 2x): a figure that is multiplied is a number, found 'hbm'"),

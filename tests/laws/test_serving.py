@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_cases import BOX, DRAWN, told, write
+from serving_cases import BOX, DRAWN, Exact, told, write
 
 import simulator as hosim
 from simulator import catalog
@@ -54,12 +54,12 @@ def test_every_token_is_computed_or_found_once_and_times_ascend(requests, rooms,
 @given(crowds(), ROOMS, st.booleans())
 def test_no_tier_holds_more_blocks_than_fit_and_nothing_is_held_in_the_end(requests, rooms, keeps):
     story, _ = told(requests, rooms, keeps=keeps, max_tokens=16)
-    for ran in story.ran:
+    for ran in story.iterations:
         for name, room in zip(("hbm", "ddr", "pool"), rooms, strict=True):
-            assert ran.about[f"used_{name}_blocks"] <= room
-        assert keeps or ran.about["used_hbm_blocks"] == ran.about["held_blocks"]
-    if story.status == "ok" and story.ran:
-        last = story.ran[-1].about
+            assert ran[f"used_{name}_blocks"] <= room
+        assert keeps or ran["used_hbm_blocks"] == ran["held_blocks"]
+    if story.status == "ok" and story.iterations:
+        last = story.iterations[-1]
         assert last["decoding"] or last["prompt_tokens"] or last["held_blocks"] == 0
 
 
@@ -85,7 +85,7 @@ def test_more_room_below_never_finds_less_of_the_first_hit(requests, rooms):
 
 
 def _replays(folder, **more):
-    return Replays(catalog.resolve(write(folder, **more)), "static", 1000, exact=True)
+    return Exact(catalog.resolve(write(folder, **more)), "static", 1000)
 
 
 MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answers=4)
@@ -95,46 +95,30 @@ def test_with_an_infinite_link_what_is_found_below_costs_as_much_as_what_is_ther
     endless = BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf")
     replays = _replays(tmp_path, box=endless)
     there, below = replays.of(MIX), replays.of(MIX._replace(loads=(("ddr", 40),)))
-    assert below.ns == there.ns
-    assert below.moved_bytes["h2d"] == 2 * 40 * 2 * 2 * 16 * 2
+    assert below["took_ns"] == there["took_ns"]
+    assert below["moved_h2d_bytes"] == 2 * 40 * 2 * 2 * 16 * 2
 
 
 def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp_path):
     stores = ((("hbm", "ddr"), 400), (("ddr", "pool"), 400))
     endless = _replays(tmp_path, box=BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf"))
-    assert endless.of(MIX._replace(stores=stores)).ns == endless.of(MIX).ns
+    assert endless.of(MIX._replace(stores=stores))["took_ns"] == endless.of(MIX)["took_ns"]
     slow = _replays(tmp_path)
     alone, held = slow.of(MIX), slow.of(MIX._replace(stores=stores))
     size = 400 * 2 * 2 * 16 * 2
-    assert held.moved_bytes == {"d2h": 2 * size, "h2d": 0, "h2p": 2 * size, "p2h": 0}
-    assert held.ns >= 2 * size > alone.ns
-
-
-def test_stores_that_were_left_move_each_byte_once(tmp_path):
-    """Spread over layers, which have 201 and 200 tokens then; what begins before the last op ends goes, and no more."""
-    slow, way = _replays(tmp_path), ("hbm", "ddr")
-    token, begun = 2 * 2 * 16 * 2, slow.of(MIX._replace(stores=((way, 400),)))
-    assert [one.tokens for one in begun.stores] == [400, 400]
-    done, left = begun.until(begun.ops_ns)
-    assert begun.ops_ns < done.ns < begun.ns
-    assert left == {way: 400}
-    assert done.moved_bytes["d2h"] + 400 * token == begun.moved_bytes["d2h"] == 800 * token
-    rest = slow.of(MIX._replace(left=((way, 401),)))
-    assert [one.tokens for one in rest.stores] == [201, 200]
-    assert rest.moved_bytes["d2h"] == 401 * token
-    whole = slow.of(MIX._replace(stores=((way, 400),), left=((way, 2),)))
-    assert whole.moved_bytes["d2h"] == 802 * token
-    assert [one.moved_bytes for one in whole.stores] == [(("d2h", 401 * token),)] * 2
+    moved = {"d2h": 2 * size, "h2d": 0, "h2p": 2 * size, "p2h": 0}
+    assert {link: held[f"moved_{link}_bytes"] for link in moved} == moved
+    assert held["took_ns"] >= 2 * size > alone["took_ns"]
 
 
 @pytest.mark.parametrize("rate", [1, 2, 8])
-def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
+def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate, monkeypatch):
     """Prompts share nothing: with links `rate` times as slow no request has its first token sooner."""
     alone = DRAWN.replace("  prefixes: {number: 2, tokens: 24, skew: 1.0}\n", "")
     path = write(tmp_path, requests=alone)
+    monkeypatch.setattr(Replays, "rounded", Exact.rounded)
     fast, slow = (
-        hosim.serve(path, set={"links.*.bandwidth": f"{speed} MB/s"}, exact=True).requests
-        for speed in (1000, 1000 // rate)
+        hosim.serve(path, set={"links.*.bandwidth": f"{speed} MB/s"}).requests for speed in (1000, 1000 // rate)
     )
     assert (slow["ttft_ns"] >= fast["ttft_ns"]).all()
     assert (slow["hit_ddr_tokens"] == 0).all()
@@ -151,17 +135,18 @@ FOUND = MIX._replace(loads=(("ddr", 24), ("pool", 16)))
 def test_what_cannot_be_queued_is_waited_for_before_the_first_op(tmp_path, queued, before_ns):
     """Else loads hide; 24 tokens from DDR and 16 from the pool come in turn, layer by layer, each as a whole."""
     free, held = (_replays(tmp_path, requests=text) for text in (DRAWN, f"{DRAWN}  queued_blocks: {queued}\n"))
-    assert free.of(FOUND).stall_ns == 0
-    assert held.of(FOUND).stall_ns == before_ns
-    assert held.of(FOUND).ns == free.of(FOUND).ns + before_ns
-    assert held.of(FOUND).moved_bytes == free.of(FOUND).moved_bytes
+    at_once, waits = free.of(FOUND), held.of(FOUND)
+    assert at_once["stall_ns"] == 0
+    assert waits["stall_ns"] == before_ns
+    assert waits["took_ns"] == at_once["took_ns"] + before_ns
+    assert all(waits[column] == at_once[column] for column in waits if column.startswith("moved_"))
     assert held.of(MIX) == free.of(MIX)
 
 
 def test_a_runtime_waits_for_what_cannot_be_queued_too(tmp_path):
     free, held = (
-        Replays(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000, exact=True).of(FOUND)
+        Exact(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000).of(FOUND)
         for text in (DRAWN, f"{DRAWN}  queued_blocks: 1\n")
     )
-    assert held.moved_bytes == free.moved_bytes
-    assert held.waits_ns["transfer"] >= 32 * 256
+    assert all(held[column] == free[column] for column in held if column.startswith("moved_"))
+    assert held["wait_transfer_ns"] >= 32 * 256

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from serving_cases import write
+from serving_cases import Exact, write
 
 from simulator import catalog
 from simulator.builders import Iteration, build, iteration
 from simulator.cost import durations_ns
-from simulator.serving.replays import Replays
 from simulator.workload import Workload
 
 DENSE = {"kind": "dense", "width": 128}
@@ -72,6 +71,6 @@ def test_the_copy_of_a_layer_ends_before_its_prompts_attend(tmp_path):
     times = durations_ns(graph, loaded.hardware)
     last = next(number for number, op in enumerate(graph.ops) if op.name == "L01/prefill/attn.prefill")
     assert sum(times) < 5_120_000
-    done = Replays(loaded, "static", 1000, exact=True).of(work)
-    assert done.ns == 2 * 5_120_000 + sum(times[last:])
-    assert done.moved_bytes["h2d"] == 2 * 40 * 128
+    done = Exact(loaded, "static", 1000).of(work)
+    assert done["took_ns"] == 2 * 5_120_000 + sum(times[last:])
+    assert done["moved_h2d_bytes"] == 2 * 40 * 128

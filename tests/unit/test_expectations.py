@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.claims.validation import Fitted, Judged, claims_view, sentences
+from simulator.claims import Judged, claims_view, sentences
+from simulator.document import Fit
 from simulator.report.expectations import verdicts
 from simulator.report.rows import signed
 from simulator.scenario import Expectation
@@ -23,7 +24,7 @@ def verdict(**said):
 
 
 def judged(scenario, *verdicts, fits=None):
-    return [Judged(scenario, one, (fits or {}).get(one.row, ())) for one in verdicts]
+    return [Judged(scenario, one, (fits or {}).get(one.row, {})) for one in verdicts]
 
 
 def test_without_more_ours_is_held_against_what_is_printed():
@@ -39,10 +40,10 @@ def test_without_more_ours_is_held_against_what_is_printed():
         ({"over": "fast", "printed": "2.4x"}, "2.50x", True),
         ({"over": "fast", "printed": "2.7x"}, "2.50x", False),
         ({"over": "fast", "printed": "+150 %"}, "+150.0 %", True),
-        ({"over_printed": "20 s", "printed": "-26 %"}, "-25.0 %", True),
-        ({"over_printed": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25.0 %", False),
-        ({"over_printed": "20 s", "printed": ["-30 %", "-20 %"]}, "-25.0 %", True),
-        ({"over_printed": "20 s", "printed": ["-24 %", "-20 %"]}, "-25.0 %", False),
+        ({"over": "20 s", "printed": "-26 %"}, "-25.0 %", True),
+        ({"over": "20 s", "printed": "-26 %", "at_least": "-27 %", "at_most": "-26 %"}, "-25.0 %", False),
+        ({"over": "20 s", "printed": ["-30 %", "-20 %"]}, "-25.0 %", True),
+        ({"over": "20 s", "printed": ["-24 %", "-20 %"]}, "-25.0 %", False),
         ({"printed": ["8 s", "inf"]}, "15.0 s", True),
         ({"printed": ["16 s", "inf"]}, "15.0 s", False),
         ({"column": "wait_host_ns + wait_compaction_ns", "printed": "7 ns"}, "7 ns", True),
@@ -89,43 +90,47 @@ def test_differences_have_signs():
     ]  # fmt: skip
 
 
+def fit(name, figure):
+    return {Fit(parameter=name, figure=figure, why="so that it comes out"): ["compute.rate"]}
+
+
 def test_a_figure_counts_once_by_its_worst_verdict():
-    rate = Fitted("rate", "top_step", "so that it comes out", ("compute.rate", "compute.other"))
+    rate = fit("rate", "top_step")
     held = verdict(printed="15 s", figure="step", why="the step")
     other = verdict(printed="10 s", figure="other", missed="nobody knows", why="the other")
-    fit = verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")
+    fitted = verdict(printed="15 s", figure="top_step", kind="fitted", why="the fit")
     checked = [
-        *judged("one", held, other, fits={"slow": (rate,)}),
-        *judged("two", held, fit, fits={"slow": (rate,)}),
+        *judged("one", held, other, fits={"slow": rate}),
+        *judged("two", held, fitted, fits={"slow": rate}),
         *judged("three", verdict(printed="15 s", figure="apart", why="apart")),
     ]
     assert sentences(checked) == [
-        "1 free parameter (rate) explains 1 printed figure, predicted and held; 1 more with nothing fitted.",
-        "Of 4 printed figures 1 fitted and 1 missed, as known.",
+        "2 printed figures predicted and held: 1 with nothing fitted and 1 with 1 free parameter (rate).",
+        "Of 4 printed figures 1 fitted and 1 missed.",
     ]
-    broken = judged("four", verdict(printed="10 s", figure="step", why="the step"), fits={"slow": (rate,)})
-    nothing, idle = "1 printed figure, predicted and held, with nothing fitted.", "what else was fitted: rate."
+    broken = judged("four", verdict(printed="10 s", figure="step", why="the step"), fits={"slow": rate})
     assert sentences([*checked, *broken]) == [
-        f"{nothing} No figure that holds needs {idle}",
-        "Of 4 printed figures 1 fitted, 1 missed, as known and 1 BROKEN.",
+        "1 printed figure predicted and held: 1 with nothing fitted.",
+        "Of 4 printed figures 1 fitted, 1 missed and 1 BROKEN.",
         "BROKEN: four: slow: step_ns must be about 10.0 s (within 5.0 %), found 15.0 s",
     ]
     assert "the other: nobody knows" in str(claims_view(checked))
+    assert "rate  compute.rate, to top_step: so that it comes out" in str(claims_view(checked))
 
 
-def test_free_parameters_are_counted_for_each_set_that_held_figures_stand_on():
-    rate, price = (Fitted(name, f"{name}_step", "so that it comes out", (name,)) for name in ("rate", "price"))
+def test_free_parameters_are_counted_that_held_figures_stand_on():
+    rate, price = fit("rate", "rate_step"), fit("price", "price_step")
     held = [replace(verdict(printed="15 s", figure=row), row=row) for row in ("a", "b", "c", "d")]
-    fits = {"a": (rate,), "b": (rate,), "c": (rate, price)}
-    (said,) = sentences(judged("one", *held, fits=fits))
-    explained = "1 free parameter (rate) explains 2 printed figures, predicted and held"
-    assert said == f"{explained}; 2 (rate and price) explain 1 more; 1 more with nothing fitted."
+    fits = {"a": rate, "b": rate, "c": {**rate, **price}}
+    assert sentences(judged("one", *held, fits=fits)) == [
+        "4 printed figures predicted and held: 1 with nothing fitted and 3 with 2 free parameters (rate and price)."
+    ]
 
 
 def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
     shown = verdict(printed="15 s", figure="step", kind="shown")
     assert sentences(judged("one", shown, verdict(printed="15 s", figure="step"), shown)) == [
-        "1 printed figure, predicted and held, with nothing fitted."
+        "1 printed figure predicted and held: 1 with nothing fitted."
     ]
 
 

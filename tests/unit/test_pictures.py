@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 import simulator as hosim
 from simulator.report import comparison, drawing
-from simulator.serving.latency_figure import serving_picture
 
 
 def _row(figure):
@@ -44,15 +43,6 @@ def test_a_gap_of_two_pixels_is_drawn():
     start, end = np.array([10_000, 102_000]), np.array([100_000, 190_000])
     drawing.bars(ax, (0.0, 1.0), (start, end), np.zeros(2, np.int64), ["#0000ff"], 1000)
     assert (_row(figure) == 255).all(axis=1).any()
-
-
-def test_nobody_decodes_where_no_iteration_runs():
-    times = [(0, 10), (10, 5), (1000, 7)]
-    ran = [{"start_ns": start, "took_ns": took, "waiting": 1, "decoding": 2} for start, took in times]
-    picture = serving_picture({"a": ([{"ttft_ns": 5, "tpot_ns": 7}], ran)}, "toy")
-    for line, running in zip(picture.axes[2].lines, (1, 2), strict=True):
-        assert [round(1000 * at) for at in line.get_xdata()] == [0, 10, 15, 1000, 1007]
-        assert list(line.get_ydata()) == [running, running, 0, running, 0]
 
 
 def test_bounds_of_different_plans_have_lines_and_labels_of_their_own(tmp_path):

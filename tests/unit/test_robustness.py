@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tasks
 
 from simulator import catalog
 from simulator.errors import ConfigError, PlanError
@@ -19,7 +18,6 @@ from simulator.report.sweep_views import INSPECTION, SEQUENCE, quantiles, robust
 from simulator.run import prepare
 from simulator.run.case import execute
 from simulator.run.robustness import JITTER, LINKS, carried, check_levels, jittered, robustness
-from simulator.run.sweep import spread
 
 
 @pytest.fixture(scope="module")
@@ -205,22 +203,3 @@ def test_the_middle_of_the_draws_is_a_band():
     assert panel.curves[0].points == {0: 100, 10: 110}
     assert panel.curves[0].band == {0: (100, 100), 10: (100, 130)}
     assert len(curves("x", [panel]).axes[0].collections) == 2
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_outcomes_come_in_the_order_of_the_tasks(workers):
-    told = []
-    found = spread(tasks.squares, list(range(9)), workers, lambda task: -1, told.append)
-    assert found == [n * n for n in range(9)]
-    assert told == list(range(1, 10))
-
-
-def test_a_task_that_kills_its_process_takes_no_other_with_it():
-    found = spread(tasks.fragile, [1, 3, 2], 2, lambda task: -task, lambda done: None)
-    assert found == [1, -3, 4]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_of_a_task_is_the_error_of_all(workers):
-    with pytest.raises(ValueError, match="no twos"):
-        spread(tasks.failing, [1, 2, 3], workers, lambda task: -1, lambda done: None)

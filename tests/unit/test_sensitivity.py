@@ -1,6 +1,7 @@
 """Where a figure holds, and how it is told: stretches, ends, and what goes up and down."""
 
 import pytest
+from pydantic import ValidationError
 
 from simulator.catalog import Axis, at, read_hardware, resolve
 from simulator.catalog.settings import multiplied
@@ -28,36 +29,23 @@ def outcomes(errors: dict[float, float | None], taken: float = 4, parameter: str
 
 def view(*groups: list[dict]):
     every = [row for group in groups for row in group]
-    return sensitivity_view(dependences(every), every, [])
+    return sensitivity_view(dependences(every), every)
 
 
 @pytest.mark.parametrize(
-    ("errors", "holds", "is_monotone"),
+    ("errors", "holds"),
     [
-        ({2: -0.2, 4: 0.0, 6: 0.04, 8: 0.3}, "4 to 6", True),
-        ({2: 0.2, 4: 0.0, 6: -0.04, 8: -0.3}, "4 to 6", True),
-        ({2: 0.01, 4: 0.0, 6: 0.3, 8: 0.02}, "2 to 4 and 8", False),
-        ({2: 0.3, 4: 0.2}, "nowhere", True),
-        ({2: 0.0, 4: 0.0}, "all", True),
-        ({2: -0.1, 4: 0.0, 6: None}, "4", True),
+        ({2: -0.2, 4: 0.0, 6: 0.04, 8: 0.3}, "4 to 6"),
+        ({2: 0.2, 4: 0.0, 6: -0.04, 8: -0.3}, "4 to 6"),
+        ({2: 0.01, 4: 0.0, 6: 0.3, 8: 0.02}, "2 to 4 and 8"),
+        ({2: 0.3, 4: 0.2}, "nowhere"),
+        ({2: 0.0, 4: 0.0}, "all"),
+        ({2: -0.1, 4: 0.0, 6: None}, "4"),
     ],
 )
-def test_stretches_in_which_a_figure_holds(errors, holds, is_monotone):
-    (row,) = dependences(outcomes(errors))
-    assert row["monotone"] == is_monotone
+def test_stretches_in_which_a_figure_holds(errors, holds):
     (section,) = view(outcomes(errors)).sections
     assert section.columns[-1].cells == (holds,)
-
-
-def test_what_goes_up_and_down_is_said_with_its_extremes():
-    found = view(outcomes({2: 0.01, 4: 0.0, 6: 0.3, 8: 0.02}))
-    assert "+1.0 % to +2.0 %, 0 % to +30 % between" in str(found)
-    assert "the step goes up and down with length, so that where it holds is no range." in found.sentences
-
-
-def test_what_does_not_hold_as_taken_would_elsewhere_or_nowhere():
-    assert view(outcomes({2: 0.0, 4: 0.2})).sentences[0] == "the step would hold for length 2."
-    assert view(outcomes({2: 0.3, 4: 0.2})).sentences[0] == "the step holds with no value that was tried."
 
 
 def test_a_value_with_which_no_step_ends_has_no_error_and_comes_first():
@@ -78,15 +66,18 @@ def test_the_picture_has_a_curve_for_each_figure_and_large_dots_where_it_holds()
 
 def test_values_are_multiples_or_equal_parts_with_both_ends():
     assert LENGTH.values == (2, 4, 6, 8)
-    with pytest.raises(ValueError, match="a range has at most 100,000 multiples, found 2,305,843,009,213,693,952"):
-        _ = Unstated.model_validate(LENGTH.model_dump() | {"to": 2.0**62}).values
     rate = Unstated(parameter="r", fields=("x",), low="1 GB/s", high="2 GB/s", why="a test")
     assert (rate.values[0], rate.values[-1], len(rate.values)) == (10**9, 2 * 10**9, 65)
-    assert all(rate.number(rate.written(value)) == value for value in rate.values)
     factor = Unstated(parameter="f", fields=("x",), low="0.5x", high="2x", why="a test")
-    assert (factor.values[0], factor.values[-1], factor.written(0.5)) == (0.5, 2.0, 0.5)
-    with pytest.raises(FieldError, match="both ends of a range are factors"):
+    assert (factor.values[0], factor.values[-1]) == (0.5, 2.0)
+    with pytest.raises(FieldError, match="both ends of a range"):
         factor.number("2 GB/s")
+
+
+@pytest.mark.parametrize("end", [2.0**62, "inf", "2x"])
+def test_a_range_that_does_not_end_is_refused(end):
+    with pytest.raises(ValidationError, match=r"a range (goes|are)|both ends of a range"):
+        Unstated.model_validate(LENGTH.model_dump() | {"to": end})
 
 
 def test_what_is_multiplied_stays_a_whole_quantity():
