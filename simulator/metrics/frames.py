@@ -17,7 +17,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Instances, kind_of, name_of
 from simulator.metrics.ranks import by_rank
-from simulator.metrics.steps import run_numbers, steps_of
+from simulator.metrics.steps import laid_out
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace, pick
 
@@ -196,20 +196,18 @@ def _frame(columns: Columns) -> pd.DataFrame:
 
 
 def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
-    runs, _ = run_numbers(graph, hardware, trace)
-    spans = _sorted({**trace.spans.whole(), "run": runs}, "start_ns", "rank", "issue")
-    steps = steps_of(graph, hardware, trace, spans)
+    spans = _sorted(laid_out(graph, hardware, trace)[0], "start_ns", "rank", "issue")
     compute = spans["kind"] == COMPUTE
     links = [*hardware.links.items()]
     item, track = spans["item"].tolist(), spans["track"].tolist()
-    named = zip(compute.tolist(), item, steps.tolist(), spans["run"].tolist(), strict=True)
+    named = zip(compute.tolist(), item, spans["step"].tolist(), spans["run"].tolist(), strict=True)
     names = [f"step{k}/{op_name(graph, i, n)}" if c else graph.tensors[i].name for c, i, k, n in named]
     ends = [
         (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
     ]
     return {
         "rank": spans["rank"],
-        "step": steps,
+        "step": spans["step"],
         "kind": np.where(compute, "compute", "transfer"),
         "name": names,
         "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
@@ -226,17 +224,15 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
 
 
 def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
-    _, runs = run_numbers(graph, hardware, trace)
-    waits = _sorted({**trace.waits.whole(), "run": runs}, "start_ns", "rank", "stream")
+    waits = _sorted(laid_out(graph, hardware, trace)[1], "start_ns", "rank", "stream")
     tensors, causes = [*(t.name for t in graph.tensors), ""], waits["cause"].tolist()
-    steps = steps_of(graph, hardware, trace, waits)
-    ops = zip(waits["op"].tolist(), steps.tolist(), waits["run"].tolist(), strict=True)
+    ops = zip(waits["op"].tolist(), waits["step"].tolist(), waits["run"].tolist(), strict=True)
     on = zip(causes, waits["on"].tolist(), strict=True)
     blockers = zip(causes, waits["blocker"].tolist(), strict=True)
     return {
         "rank": waits["rank"],
         "stream": waits["stream"],
-        "step": steps,
+        "step": waits["step"],
         "op": [f"step{step}/{op_name(graph, op, run)}" for op, step, run in ops],
         "cause": [CAUSES[i] for i in causes],
         "tensor": [tensors[i] for i in waits["tensor"].tolist()],

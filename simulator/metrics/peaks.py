@@ -10,7 +10,10 @@ import numpy as np
 from simulator.columns import Ints, running
 from simulator.graph import Graph, TensorKind
 from simulator.hardware import Hardware
-from simulator.trace import Block, Trace, instances
+from simulator.trace import RESIDENCIES, SPANS, WAITS, Block, Table, Trace, instances
+
+ALONE = Trace("ok", Table(SPANS), Table(WAITS), Table(RESIDENCIES), ())
+"""A trace of one rank that stands for no other."""
 
 
 class Instances:
@@ -52,7 +55,7 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Where there are several instances of a tier, it is the fullest one's.
     """
-    found = Peaks(hardware, Instances(hardware, trace))
+    found = Peaks(hardware, trace)
     for block in trace.residencies.blocks():
         found.take(block)
     return found.bytes
@@ -63,13 +66,13 @@ class Peaks:
 
     Parameters
     ----------
-    hardware, instances
+    hardware, trace
         The tiers, and whose rows count where.
     """
 
-    def __init__(self, hardware: Hardware, instances: Instances) -> None:
-        self._names, self._instances = hardware.tier_names, instances
-        self._used, self._most = (np.zeros(len(hardware.tiers) * instances.ranks, np.int64) for _ in range(2))
+    def __init__(self, hardware: Hardware, trace: Trace = ALONE) -> None:
+        self._names, self._instances = hardware.tier_names, Instances(hardware, trace)
+        self._used, self._most = np.zeros((2, len(hardware.tiers) * self._instances.ranks), np.int64)
 
     def take(self, rows: Block) -> None:
         """Count some rows of the residencies, in order."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from simulator.bounds import Bound
 from simulator.cost import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics.crowds import crowds
 from simulator.metrics.peaks import peaks_bytes
-from simulator.metrics.ran import Ran
+from simulator.metrics.steps import Ran
 from simulator.metrics.summary import against, counted, exposed_ns, fragmentation, is_collective
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import Trace
+from simulator.trace import Trace, instances, pick
 
 
 def summarise(
@@ -165,3 +167,55 @@ def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int
     computes = (spans["kind"] == COMPUTE) & ~meets
     start, end = spans["start_ns"], spans["end_ns"]
     return exposed_ns((start[meets], end[meets]), (start[computes], end[computes]), window)
+
+
+class Crowd(NamedTuple):
+    """The most at once on the fullest instance of a bus.
+
+    Attributes
+    ----------
+    transfers
+        How many were under way.
+    demand
+        Bandwidth of their links, together, as a multiple of that of the bus: above 1 they slow one another down.
+    """
+
+    transfers: int
+    demand: float
+
+
+def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
+    """Find the most that transfers ask of each bus that ranks share, in the whole run.
+
+    What ends gives way to what starts at the same time.
+
+    Parameters
+    ----------
+    hardware, trace
+        Where, and what happened.
+
+    Returns
+    -------
+    dict
+        By bus with links, of a node or of the supernode; those without a limit are left out.
+    """
+    spans, found = trace.spans.whole(), {}
+    copies = pick(spans, (spans["kind"] == COPY) & (spans["end_ns"] > spans["start_ns"]))
+    for name, bus in hardware.buses.items():
+        passing = hardware.passing(bus.links)
+        rates = [passing.get(link, 0) * hardware.links[link].bandwidth_bytes_per_s for link in hardware.link_names]
+        if bus.scope == "device" or not any(rates) or inf in (bus.bandwidth_bytes_per_s, *rates):
+            continue
+        rate = np.array(rates, np.float64)
+        mine = pick(copies, rate[copies["track"]] > 0)
+        where, times = instances(bus.scope, hardware.topology.devices_per_node, trace.stands_in)
+        time, instance = np.append(mine["start_ns"], mine["end_ns"]), np.tile(where[mine["rank"]], 2)
+        ends = np.arange(len(time)) >= len(mine["rank"])
+        order = np.lexsort((~ends, time, instance))
+        count = times[mine["rank"]]
+        transfers, demand = (
+            float(np.cumsum(np.append(size, -size)[order]).max(initial=0))
+            for size in (count, count * rate[mine["track"]])
+        )
+        found[name] = Crowd(int(transfers), demand / bus.bandwidth_bytes_per_s)
+    return found

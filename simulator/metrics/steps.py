@@ -1,4 +1,8 @@
-"""Where the training steps of a run begin, and which computes run an op again, from its trace alone."""
+"""Where the training steps of a run of one rank begin, and what its row is counted from.
+
+Whoever follows a run keeps little of all its steps, and what happened in the last one; a run that was kept is followed
+afterwards, so that both give one row.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,86 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.columns import Ints, at_first, firsts
+from simulator.columns import NONE, Ints, at_first, firsts
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics.issued import IssuedSteps
-from simulator.plan import COMPUTE, NOWHERE, Plan
-from simulator.trace import ISSUED, Block, Trace
-
-NO_OP = -1
-"""Stands for the op of a transfer."""
+from simulator.metrics.peaks import Peaks
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
+from simulator.trace import ISSUED, SPANS, WAITS, Block, Happened, Table, Trace, pick
 
 
-def recomputes(what: Graph | Job, trace: Trace) -> bool:
-    """Whether some op runs more than once in a training step; of a run that did not end, whether it may have."""
-    computes = sum(int(np.count_nonzero(block["kind"] == COMPUTE)) for block in trace.spans.blocks())
-    return repeats(what, trace, computes)
+class IssuedSteps:
+    """The training steps of a run whose host decides as it goes.
 
-
-def repeats(what: Graph | Job, trace: Trace, computes: int) -> bool:
-    """Whether so many computes are more than one for each op in each training step.
+    A step is over at the first place, once all its ops have run, where what is held is what was held at time 0.
 
     Parameters
     ----------
-    what, trace
-        What ran, and how it ended; the rows of the trace do not count.
-    computes
-        How many ran.
+    graph
+        What runs.
+    home
+        Tier of each tensor at time 0, or `NOWHERE`.
+    compute_tier
+        Id of the tier that computes write to.
+
+    Attributes
+    ----------
+    starts
+        Issue number at which each step begins that began, from 0.
     """
-    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
-    once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
-    return trace.status != "ok" or computes > once
+
+    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int) -> None:
+        self._ops, self._here, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
+        self._writes = [op.writes for op in graph.ops]
+        self._exists, self._may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
+        self._unlike = set[tuple[int, int]]()
+        self._ran = set[int]()
+        self._streams = dict[int, int]()
+        self._in_order = self._one_stream = True
+        self._issued = 0
+        self.starts: list[int] = [0]
+
+    def take(self, codes: Block) -> None:
+        """Follow what is issued next."""
+        for kind, a, b, c in zip(*(codes[name].tolist() for name in ISSUED), strict=True):
+            self._issued += 1
+            if kind == COMPUTE:
+                self._run(a, b)
+            elif kind == COPY:
+                self._hold(a, c, held=True)
+            elif kind == DETACH:
+                self._hold(a, b, held=False)
+            if len(self._ran) == self._ops and not self._unlike and len(self.starts) < self._steps:
+                self.starts.append(self._issued)
+                self._ran.clear()
+
+    def keeps_program(self, streams: Sequence[int]) -> bool:
+        """Whether in each step the first runs of its ops were in program order, each op on its stream.
+
+        Parameters
+        ----------
+        streams
+            By op, the stream that it should run on.
+        """
+        complete = len(self.starts) == self._steps and len(self._ran) == self._ops
+        return complete and self._in_order and self._one_stream and self._streams == dict(enumerate(streams))
+
+    def _run(self, op: int, stream: int) -> None:
+        if op not in self._ran:
+            self._in_order = self._in_order and op == len(self._ran)
+            self._ran.add(op)
+        self._one_stream = self._one_stream and self._streams.setdefault(op, stream) == stream
+        for tensor in self._writes[op]:
+            self._hold(tensor, self._here, held=True)
+
+    def _hold(self, tensor: int, tier: int, *, held: bool) -> None:
+        """Note whether a place is held, and whether that is unlike at time 0.
+
+        Copies that may outlast a step, because late reads may choose them again, do not count.
+        """
+        is_home = self._home[tensor] == tier
+        if self._exists[tensor] and (is_home or tensor not in self._may_stay):
+            (self._unlike.discard if held == is_home else self._unlike.add)((tensor, tier))
 
 
 def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedSteps | None) -> bool:
@@ -51,139 +105,222 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
     issued
         What the host issued, if it was recorded.
     """
-    if plan.fixed is None or plan.repeats != graph.steps:
-        return issued is not None and issued.keeps_program(streams)
-    lap = IssuedSteps(replace(graph, steps=1), plan.home, 0)
-    lap.take({name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED})
-    return lap.keeps_program(streams)
+    if plan.fixed is not None and plan.repeats == graph.steps:
+        issued = IssuedSteps(replace(graph, steps=1), plan.home, 0)
+        issued.take({name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED})
+    return issued is not None and issued.keeps_program(streams)
 
 
-def run_numbers(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Ints, Ints]:
-    """Number the computes of an op within a training step in issue order, from 1; one above 1 is a recompute.
-
-    Parameters
-    ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
-
-    Returns
-    -------
-    (array, array)
-        For each row of the spans (1 for a transfer), and for each row of the waits: the number of the compute that
-        it is of.
-    """
-    spans, waits = trace.spans.whole(), trace.waits.whole()
-    is_transfer = spans["kind"] != COMPUTE
-    if not recomputes(graph, trace):
-        return np.ones(len(is_transfer), np.int64), np.ones(len(waits["op"]), np.int64)
-    rank, issue = (np.concatenate((spans[name], waits[name])) for name in ("rank", "issue"))
-    return _numbered(spans, waits, steps_of(graph, hardware, trace, {"rank": rank, "issue": issue}))
-
-
-def run_numbers_in(starts: Ints, trace: Trace) -> tuple[Ints, Ints]:
-    """Number the computes of one rank whose steps begin at these issue numbers, as `run_numbers` does."""
-    spans, waits = trace.spans.whole(), trace.waits.whole()
-    issue = np.concatenate((spans["issue"], waits["issue"]))
-    return _numbered(spans, waits, np.searchsorted(starts, issue, "right") - 1)
-
-
-def _numbered(spans: Block, waits: Block, step: Ints) -> tuple[Ints, Ints]:
-    """Number the computes by the step of each span, and then of each wait."""
-    is_transfer = spans["kind"] != COMPUTE
-    ops = np.concatenate((np.where(is_transfer, NO_OP, spans["item"]), waits["op"]))
-    rank, issue = (np.concatenate((spans[name], waits[name])) for name in ("rank", "issue"))
-    order = np.lexsort((issue, ops, step, rank))
-    of_op = ops[order], step[order], rank[order]
-    count = np.cumsum(firsts(*of_op, issue[order]), dtype=np.int64)
-    number = np.empty(len(order), np.int64)
-    number[order] = count - at_first(firsts(*of_op), count) + 1
-    number[: len(is_transfer)][is_transfer] = 1
-    return number[: len(is_transfer)], number[len(is_transfer) :]
-
-
-def steps_of(graph: Graph, hardware: Hardware, trace: Trace, rows: Block) -> Ints:
-    """The training step of each row, from its rank and issue number.
+def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> bool:
+    """Whether some op runs more than once in a training step; of a run that did not end, whether it may have.
 
     Parameters
     ----------
-    graph, hardware, trace
-        What ran, where, and what happened.
-    rows
-        Columns ``rank`` and ``issue`` of some spans or waits.
+    what, trace
+        What ran, and how it ended.
+    computes
+        How many ran; those of the trace if it is not said.
     """
-    compute_tier = hardware.tier_names.index(hardware.compute_tier)
-    found = np.zeros(len(rows["issue"]), np.int64)
-    for rank in range(len(trace.issued)):
-        mine = rows["rank"] == rank
-        starts = step_starts(graph, trace, rank, compute_tier)
-        found[mine] = np.searchsorted(starts, rows["issue"][mine], "right") - 1
-    return found
+    if computes is None:
+        computes = sum(int(np.count_nonzero(block["kind"] == COMPUTE)) for block in trace.spans.blocks())
+    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
+    once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
+    return trace.status != "ok" or computes > once
 
 
-def step_starts(graph: Graph, trace: Trace, rank: int, compute_tier: int) -> Ints:
-    """Find the issue number at which each training step begins.
+def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | IssuedSteps:
+    """Find the issue number at which each training step of a rank begins, or what finds it from what was issued.
 
     Where a fixed plan repeats, the distance of a compute's issue number to the next step's is the length of a step.
-    What a reactive plan issued, or one that holds several steps, is recorded (`simulator.metrics.issued`).
+    What a reactive plan issued, or one that holds several steps, is recorded.
 
     Parameters
     ----------
-    graph
-        Runs ``graph.steps`` times.
-    trace
-        What happened.
-    rank
-        Whose steps.
-    compute_tier
-        Id of the tier that computes write to.
+    graph, hardware, trace
+        What ran, where, and what happened on the rank.
 
     Returns
     -------
-    array of int64
+    array of int64, or IssuedSteps
         Ascending, from 0; one for each step that began (all of them if the run is complete).
     """
-    if graph.steps == 1:
-        return np.zeros(1, np.int64)
-    codes = trace.issued[rank].whole()
-    if len(codes["kind"]):
-        issued = IssuedSteps(graph, homes(graph, trace, rank), compute_tier)
-        issued.take(codes)
-        return np.array(issued.starts, np.int64)
-    issue, op = _computes(trace, rank)
-    return _laps(graph, issue, op, complete=trace.status == "ok")
-
-
-def _laps(graph: Graph, issue: Ints, op: Ints, *, complete: bool) -> Ints:
-    """Where steps that are alike begin, from the issue numbers and ops of all computes."""
+    if len(trace.issued[0]):
+        return IssuedSteps(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
+    computes = pick(spans := trace.spans.whole(), spans["kind"] == COMPUTE)
+    order = np.argsort(computes["issue"])
+    issue, op = computes["issue"][order], computes["item"][order]
     each = len(issue) // graph.steps
-    if not complete or not each or len(issue) % graph.steps:
-        each = _first_round(op, len(graph.ops))
-        if len(issue) <= each:
-            return np.zeros(1, np.int64)
+    if trace.status != "ok" or not each or len(issue) % graph.steps:
+        seen, first = np.unique(op, return_index=True)
+        each = int(first.max()) + 1 if len(seen) == len(graph.ops) else len(op)
+    if graph.steps == 1 or len(issue) <= each:
+        return np.zeros(1, np.int64)
     length = int(issue[each] - issue[0])
     return np.arange(1 + int(issue[-1] - issue[0]) // length, dtype=np.int64) * length
 
 
-def _computes(trace: Trace, rank: int) -> tuple[Ints, Ints]:
-    """Issue number and op of each compute that ran, by issue."""
-    spans = trace.spans.whole()
-    mine = (spans["kind"] == COMPUTE) & (spans["rank"] == rank)
-    order = np.argsort(spans["issue"][mine])
-    return spans["issue"][mine][order], spans["item"][mine][order]
-
-
-def _first_round(op: Ints, ops: int) -> int:
-    """How many computes it takes until every op has run."""
-    seen, first = np.unique(op, return_index=True)
-    return int(first.max()) + 1 if len(seen) == ops else len(op)
-
-
-def homes(graph: Graph, trace: Trace, rank: int) -> list[int]:
+def _homes(graph: Graph, trace: Trace) -> list[int]:
     """Tier of each tensor at time 0, from the first rows of the residencies; `NOWHERE` if none."""
-    homes = np.full(len(graph.tensors), NOWHERE, np.int64)
-    exists = np.array([t for t in graph.inputs if graph.tensors[t].size_bytes], np.int64)
-    rows = trace.residencies.whole()
-    mine = np.flatnonzero((rows["rank"] == rank) & np.isin(rows["tensor"], exists))
+    homes, rows = np.full(len(graph.tensors), NOWHERE, np.int64), trace.residencies.whole()
+    exists = [t for t in graph.inputs if graph.tensors[t].size_bytes]
+    mine = np.flatnonzero(np.isin(rows["tensor"], exists))
     tensor, first = np.unique(rows["tensor"][mine], return_index=True)
     homes[tensor] = rows["tier"][mine][first]
     return homes.tolist()
+
+
+def numbered(starts: Ints, trace: Trace) -> tuple[Block, Block]:
+    """Number the computes of an op within a training step in issue order, from 1; one above 1 is a recompute.
+
+    Parameters
+    ----------
+    starts
+        Issue number at which each step begins.
+    trace
+        What happened on a rank.
+
+    Returns
+    -------
+    (spans, waits)
+        The rows with ``step``, from 0, and ``run``, the number of the compute that they are of (1 for a transfer).
+    """
+    spans, waits = trace.spans.whole(), trace.waits.whole()
+    op = np.append(np.where(spans["kind"] == COMPUTE, spans["item"], NONE), waits["op"])
+    issue = np.append(spans["issue"], waits["issue"])
+    step = np.searchsorted(starts, issue, "right") - 1
+    order = np.lexsort((issue, op, step))
+    count = np.cumsum(firsts(step[order], op[order], issue[order]), dtype=np.int64)
+    run = np.empty(len(order), np.int64)
+    run[order] = count - at_first(firsts(step[order], op[order]), count) + 1
+    run[op == NONE] = 1
+    n = len(spans["issue"])
+    return {**spans, "step": step[:n], "run": run[:n]}, {**waits, "step": step[n:], "run": run[n:]}
+
+
+def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Block]:
+    """Say of spans and waits of which step, and of which run of their op in it, they are (see `numbered`).
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened on the rank.
+    """
+    starts = step_starts(graph, hardware, trace)
+    if isinstance(starts, IssuedSteps):
+        starts.take(trace.issued[0].whole())
+        starts = np.array(starts.starts, np.int64)
+    return numbered(starts, trace)
+
+
+class Ran:
+    """A run of one rank, as far as its row needs it.
+
+    Parameters
+    ----------
+    graph, hardware
+        What runs, where.
+    starts
+        Where its steps begin, or what finds that as they are issued.
+    streams
+        Those that computes may run on.
+
+    Attributes
+    ----------
+    issued
+        What the host issued, if the plan is reactive or holds several steps.
+    trace
+        How it ended, with those spans and waits that reach into the last step, or are of it.
+    makespan_ns, begun_ns
+        The last end of anything, and the sum of the starts of all computes [ns].
+    repeats
+        Whether some op ran more than once in a step.
+    keeps_all
+        Whether another step than the last may be the one that counts.
+    """
+
+    trace: Trace
+
+    def __init__(self, graph: Graph, hardware: Hardware, starts: Ints | IssuedSteps, streams: Sequence[int]) -> None:
+        self._graph, self._streams = graph, list(streams)
+        self.issued = starts if isinstance(starts, IssuedSteps) else None
+        self._planned = np.zeros(1, np.int64) if isinstance(starts, IssuedSteps) else starts
+        steps = max(graph.steps, len(self._planned))
+        self._ends = np.full((1 + max(streams, default=0), steps), NONE)
+        self._peaks, self.keeps_all, self.repeats = Peaks(hardware), False, False
+        self.makespan_ns = self.begun_ns = self._computes = 0
+        self._spans, self._waits = Table(SPANS), Table(WAITS)
+
+    @classmethod
+    def under(cls, graph: Graph, hardware: Hardware, plan: Plan) -> Ran:
+        """Follow the run of a plan from its start: `take` what happens, then say how it `ended`.
+
+        Parameters
+        ----------
+        graph, hardware, plan
+            What will run, where, as decided.
+        """
+        issued, steps = IssuedSteps(graph, plan.home, hardware.tier_names.index(hardware.compute_tier)), plan.fixed
+        if steps is None:
+            return cls(graph, hardware, issued, range(1 + len(graph.groups)))
+        streams = sorted({b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE})
+        starts = np.arange(plan.repeats, dtype=np.int64) * len(steps)
+        return cls(graph, hardware, starts if plan.repeats == graph.steps else issued, streams)
+
+    @classmethod
+    def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> Ran:
+        """Follow a run that was kept."""
+        spans = trace.spans.whole()
+        streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist()
+        is_known = trace.status == "ok" or len(trace.issued[0])
+        ran = cls(graph, hardware, step_starts(graph, hardware, trace) if is_known else np.zeros(1, np.int64), streams)
+        ran.keeps_all = trace.until_ns is not None
+        rows = {"spans": spans, "waits": trace.waits.whole(), "residencies": trace.residencies.whole()}
+        ran.take({"issued": trace.issued[0].whole(), **rows})
+        return ran.ended(trace)
+
+    @property
+    def starts(self) -> Ints:
+        """Issue number at which each step begins."""
+        return self._planned if self.issued is None else np.array(self.issued.starts, np.int64)
+
+    @property
+    def ends_ns(self) -> dict[int, Ints]:
+        """By stream with computes, the last end of each step's computes [ns]."""
+        ran = np.flatnonzero((self._ends != NONE).any(axis=1)).tolist()
+        return {stream: np.maximum(self._ends[stream, : len(self.starts)], 0) for stream in ran}
+
+    @property
+    def peaks_bytes(self) -> dict[str, int]:
+        """By tier the most that it held [B]."""
+        return self._peaks.bytes
+
+    def take(self, happened: Happened) -> None:
+        """Take what happened since the last time."""
+        if self.issued is not None:
+            self.issued.take(happened["issued"])
+        spans, waits = happened["spans"], happened["waits"]
+        self._peaks.take(happened["residencies"])
+        self.makespan_ns = int(spans["end_ns"].max(initial=self.makespan_ns))
+        computes = pick(spans, spans["kind"] == COMPUTE)
+        self._computes += len(computes["issue"])
+        self.begun_ns += int(computes["start_ns"].sum())
+        step = np.searchsorted(self.starts, computes["issue"], "right") - 1
+        np.maximum.at(self._ends, (computes["track"], step), computes["end_ns"])
+        self._keep(spans, waits)
+
+    def _keep(self, spans: Block, waits: Block) -> None:
+        """Keep what is of the last step, and what ended no earlier than where the stream is that is furthest behind."""
+        last, starts = self._graph.steps - 1, self.starts
+        first_issue = int(starts[last]) if len(starts) > last else np.iinfo(np.int64).max
+        since = min((int(self._ends[stream, :last].max(initial=0)) for stream in self._streams), default=0)
+        for kept, rows in ((self._spans, spans), (self._waits, waits)):
+            kept.add(rows)
+            if not self.keeps_all:
+                every = kept.whole()
+                kept.pull((every["issue"] < first_issue) & (every["end_ns"] < since))
+
+    def ended(self, trace: Trace) -> Ran:
+        """Note how the run ended; its own rows of spans and waits do not count."""
+        self.repeats = repeats(self._graph, trace, self._computes)
+        self.trace = replace(trace, spans=self._spans, waits=self._waits)
+        return self

@@ -12,8 +12,7 @@ from simulator.columns import Bools, Ints
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
-from simulator.metrics.ran import Ran
-from simulator.metrics.steps import run_numbers_in
+from simulator.metrics.steps import Ran, numbered
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Trace, pick
 
@@ -97,7 +96,7 @@ def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
 def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
     """Computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
-    again = run_numbers_in(ran.starts, trace)[0] > 1 if ran.repeats else np.zeros(len(trace.spans), bool)
+    again = numbered(ran.starts, trace)[0]["run"] > 1
     meets = is_collective(graph, trace)
     mine = (spans["rank"] == 0) & (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     mine &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)

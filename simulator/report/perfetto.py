@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from simulator.graph import PAIRED, CollectiveKind, Graph
 from simulator.hardware import Hardware
-from simulator.metrics import blocker_name, op_name, place_name, run_numbers, steps_of
+from simulator.metrics import blocker_name, laid_out, op_name, place_name
 from simulator.plan import COMPUTE, COPY
 from simulator.report.ranks import Met, chosen, collectives, is_job, of_ranks, omitted
 from simulator.report.rows import Row, grouped, only, quantity
@@ -90,15 +90,13 @@ def _of_rank(view: Row, *, alone: bool) -> Iterator[Event]:
     """All that one rank did."""
     if view.trace is None:
         return
-    spans, waits = view.trace.spans.whole(), view.trace.waits.whole()
-    steps = steps_of(view.graph, view.hardware, view.trace, spans)
-    spans["run"], waits["run"] = run_numbers(view.graph, view.hardware, view.trace)
+    spans, waits = laid_out(view.graph, view.hardware, view.trace)
     is_stall = np.isin(waits["cause"], [CAUSES.index(cause) for cause in ("peer", "capacity", "transfer")])
     # a stream of collectives stalls if these have something to wait for, and idles otherwise
     waits = only(waits, (waits["stream"] == 0) | is_stall | (not view.graph.meets))
     met = {one.span: one for one in collectives(view)}
     yield from _names(view, spans, waits, met)
-    yield from _step_slices(view, spans, steps)
+    yield from _step_slices(view, spans, spans["step"])
     yield from _span_slices(view, spans, met)
     yield from _wait_slices(view, waits)
     yield from _arrows(view, spans)
@@ -179,7 +177,7 @@ def _step_slices(view: Row, spans: Block, of_step: Ints) -> Iterator[Event]:
 def _span_slices(view: Row, spans: Block, met: Mapping[int, Met]) -> Iterator[Event]:
     graph, links = view.graph, view.hardware.link_names
     rows = zip(*(column.tolist() for column in spans.values()), strict=True)
-    for at, (_, kind, item, track, channel, _, issued, start, end, run) in enumerate(rows):
+    for at, (_, kind, item, track, channel, _, issued, start, end, _, run) in enumerate(rows):
         about: Event = {"issued_us": _us(issued)}
         thread, name = (view.rank, _stream(track)), op_name(graph, item, run) if kind == COMPUTE else ""
         if at in met:
@@ -211,7 +209,7 @@ def _about(one: Met) -> Event:
 def _wait_slices(view: Row, waits: Block) -> Iterator[Event]:
     graph = view.graph
     rows = zip(*(column.tolist() for column in waits.values()), strict=True)
-    for _, stream, op, _, start, end, cause, tensor, on, blocker, run in rows:
+    for _, stream, op, _, start, end, cause, tensor, on, blocker, _, run in rows:
         where = place_name(view.hardware, cause, on)
         lacked = graph.tensors[tensor].name if tensor >= 0 else ""
         more = {"at": where, "tensor": lacked, "behind": blocker_name(graph, cause, blocker)}

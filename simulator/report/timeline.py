@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.metrics import run_numbers
+from simulator.metrics import laid_out
 from simulator.plan import COMPUTE, COPY
 from simulator.report import colours
 from simulator.report.drawing import Picture, bars, byte_unit, name_lanes, pixels, side_legend, stacked, styled, units
@@ -65,13 +65,13 @@ class _Acts(NamedTuple):
     def of(cls, row: Row, groups: Sequence[str], window_ns: tuple[int, int] | None = None) -> _Acts:
         if row.trace is None:
             raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
-        spans, waits = row.trace.spans.whole(), row.trace.waits.whole()
+        spans, waits = laid_out(row.graph, row.hardware, row.trace)
         group = np.full(len(spans["kind"]), -1, np.int64)
         for one in collectives(row):
             group[one.span] = groups.index(one.what.group)
         copied = spans["kind"] == COPY
         moved = np.where(copied, tensor_kinds(row.graph, np.where(copied, spans["item"], 0)), -1)
-        spans = {**spans, "run": run_numbers(row.graph, row.hardware, row.trace)[0], "group": group, "moved": moved}
+        spans = {**spans, "group": group, "moved": moved}
         last_ops = (spans["kind"] == COMPUTE) & (spans["item"] == len(row.graph.ops) - 1)
         return cls(row, spans, waits, np.sort(spans["end_ns"][last_ops]).tolist())
 

@@ -171,7 +171,7 @@ def replayed(
     """
     trace, findings, ran = checked(case, label, plans, progress)
     kind = {
-        "may_repeat": ran.repeats if ran else metrics.recomputes(case.job, trace),
+        "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
     is_bounded = trace.status != "ok" or _keep_program(case, plans, trace, ran)
@@ -203,12 +203,12 @@ class Follower:
         task, switches = case.tasks[0], case.loaded.scenario.switches
         drawn = referee.Drawn(plan, task.draws(0), case.choice(label).allocator, task.pinned)
         self._watch = referee.Watch(case.job, case.hardware, [drawn], case.problem.budget_bytes, switches)
-        self._following = metrics.Following.plan(task.graph, case.hardware, plan)
+        self._ran = metrics.Ran.under(task.graph, case.hardware, plan)
 
     def take(self, happened: Happened) -> None:
         """Take what happened since the last time."""
         self._watch.take(happened)
-        self._following.take(happened)
+        self._ran.take(happened)
 
     def finish(self, trace: Trace) -> tuple[referee.Findings, metrics.Ran]:
         """What the referee noticed, and what the row is counted from.
@@ -218,7 +218,7 @@ class Follower:
         trace
             How the run ended.
         """
-        return self._watch.finish(trace), self._following.ran(trace)
+        return self._watch.finish(trace), self._ran.ended(trace)
 
 
 def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:

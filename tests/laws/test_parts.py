@@ -20,7 +20,7 @@ from simulator.draws import drawn
 from simulator.errors import HosimError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import Following, Ran, counted, summarise
+from simulator.metrics import Ran, counted, summarise
 from simulator.plan import Plan
 from simulator.referee import Drawn, Watch, check_trace
 from simulator.scenario import DrawsOrigin, Switches
@@ -109,21 +109,21 @@ def test_a_row_is_the_same_however_it_was_followed(decided: tuple[Case, Plan], m
     """All columns, told at any moments; and what is kept of the last step."""
     case, plan = decided
     trace = run(case, plan=plan)
-    following = Following.plan(case.graph, case.hardware, plan)
+    following = Ran.under(case.graph, case.hardware, plan)
     for happened in bits(trace, moments):
         following.take(happened)
-    assert_same(case.graph, case.hardware, plan, trace, following.ran(trace))
+    assert_same(case.graph, case.hardware, plan, trace, following.ended(trace))
 
 
 @given(fixed | issued, switches)
 def test_the_engine_hands_on_what_it_would_keep(decided: tuple[Case, Plan], chosen: Switches) -> None:
     """And says how the run ended."""
     case, plan = decided
-    trace, following = run(case, plan=plan, switches=chosen), Following.plan(case.graph, case.hardware, plan)
+    trace, following = run(case, plan=plan, switches=chosen), Ran.under(case.graph, case.hardware, plan)
     program = engine.Program(case.graph, plan, durations_ns(case.graph, case.hardware))
     ended = engine.follow(program, case.hardware, following.take, budget_bytes=case.budget_bytes, switches=chosen)
     assert (ended.status, ended.blocked, len(ended.spans)) == (trace.status, trace.blocked, 0)
-    assert_same(case.graph, case.hardware, plan, trace, following.ran(ended))
+    assert_same(case.graph, case.hardware, plan, trace, following.ended(ended))
 
 
 def followed(steps: int) -> int:
@@ -134,7 +134,7 @@ def followed(steps: int) -> int:
     budget = hardware.tiers[hardware.compute_tier].usable_bytes
     tracemalloc.start()
     watch = Watch(Job.of(graph, 1), hardware, [Drawn(plan, draws)], budget)
-    following = Following.plan(graph, hardware, plan)
+    following = Ran.under(graph, hardware, plan)
     program = engine.Program(graph, plan, durations_ns(graph, hardware), draws=draws)
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
@@ -142,7 +142,7 @@ def followed(steps: int) -> int:
         program, hardware, lambda happened: (watch.take(happened, least_steps=1024), following.take(happened))
     )
     watch.finish(trace)
-    assert counted(graph, hardware, following.ran(trace))["status"] == "ok"
+    assert counted(graph, hardware, following.ended(trace))["status"] == "ok"
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak - before

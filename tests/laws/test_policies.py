@@ -91,7 +91,7 @@ def test_conformance(name, options, case):
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
-    repeats = metrics.recomputes(p.graph, trace)
+    repeats = metrics.repeats(p.graph, trace)
     event("repeats" if repeats else "runs each op once")
     limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
     assert metrics.summarise(p.graph, p.hardware, trace)["step_ns"] >= limit.ns

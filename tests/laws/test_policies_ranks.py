@@ -106,7 +106,7 @@ def test_conformance(name, options, case):
     job = Job.of(p.graph, 2)
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
-    repeats = metrics.recomputes(p.graph, trace)
+    repeats = metrics.repeats(p.graph, trace)
     order = Timing.alone(Precedence.of(p.graph, p.streams), p.durations_ns, may_repeat=repeats)
     limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)
     for row in metrics.by_rank(job, p.hardware, trace):

@@ -62,7 +62,7 @@ def test_a_step_takes_its_compute_and_what_runs_again_and_no_longer_than_the_bou
     assert row["step_ns"] == row["compute_ns"] + row["recompute_ns"]
     assert row["compute_ns"] == p.clock[-1]
     assert row["peak_hbm_bytes"] <= p.budget_bytes
-    repeats = metrics.recomputes(p.graph, trace)
+    repeats = metrics.repeats(p.graph, trace)
     event("recomputes" if repeats else "fits")
     homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
     least = bound(p.graph, p.hardware, p.durations_ns, homes, p.budget_bytes, may_repeat=repeats)
