@@ -90,20 +90,25 @@ class Draws:
     seed: int
     chosen_bits: Mapping[int, NDArray[np.uint8]]
 
+    @cached_property
+    def _candidates(self) -> dict[int, Ints]:
+        late = {op: self.graph.ops[op].late for op in self.chosen_bits}
+        return {op: np.array(what.candidates, np.int64) for op, what in late.items() if what is not None}
+
     def flags(self, op: int, first: int = 0, steps: int | None = None) -> Flags:
         """For each step and candidate of an op, whether it is chosen; of so many steps from the first one on."""
-        count, last = len(self._late(op).candidates), None if steps is None else first + steps
-        return np.unpackbits(self.chosen_bits[op][first:last], axis=1, count=count).astype(bool)
+        last = None if steps is None else first + steps
+        bits = self.chosen_bits[op][first:last]
+        return np.unpackbits(bits, axis=1, count=len(self._candidates[op])).astype(bool)
 
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
         """Tensors that an op chooses in a step, in the order of its candidates."""
-        return tuple(self._arrays[op][self._chosen(op, step)].tolist())
+        return tuple(self._candidates[op][self.flags(op, step, 1)[0]].tolist())
 
     def chosen_bytes(self, op: int, first: int = 0, steps: int | None = None) -> Ints:
         """For each step, the size of what an op chooses [B]; of so many steps from the first one on."""
-        sizes = np.array([self.graph.tensors[t].size_bytes for t in self._late(op).candidates], np.int64)
-        found: Ints = self.flags(op, first, steps) @ sizes
-        return found
+        sizes = np.array([self.graph.tensors[t].size_bytes for t in self._candidates[op].tolist()], np.int64)
+        return np.asarray(self.flags(op, first, steps) @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
         """For each step, the time of an op with what it chooses then, alone [ns]."""
@@ -113,10 +118,8 @@ class Draws:
 
     def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
         """Times of all ops with what they choose in a step [ns], from what they take as planned."""
-        found = list(durations_ns)
-        for op in self.chosen_bits:
-            found[op] = self.durations_ns(op)[step]
-        return found
+        changed = {op: self.durations_ns(op)[step] for op in self.chosen_bits}
+        return [changed.get(op, planned_ns) for op, planned_ns in enumerate(durations_ns)]
 
     def predicted(self, op: int, step: int, accuracy: float) -> tuple[int, ...]:
         """A guess at what an op chooses in a step.
@@ -128,25 +131,12 @@ class Draws:
         accuracy
             Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
         """
-        chosen = self._chosen(op, step)
+        chosen = self.flags(op, step, 1)[0]
         rng = np.random.default_rng((self.seed, _PREDICTIONS, op, step))
         right, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
         is_right = rng.random(len(right)) < accuracy
         wrong = rng.permutation(others)[: int((~is_right).sum())]
-        return tuple(self._arrays[op][np.sort(np.concatenate((right[is_right], wrong)))].tolist())
-
-    def _chosen(self, op: int, step: int) -> Flags:
-        return np.unpackbits(self.chosen_bits[op][step], count=len(self._arrays[op])).view(bool)
-
-    @cached_property
-    def _arrays(self) -> dict[int, Ints]:
-        return {op: np.array(self._late(op).candidates, np.int64) for op in self.chosen_bits}
-
-    def _late(self, op: int) -> Late:
-        late = self.graph.ops[op].late
-        if late is None:
-            raise ConfigError("draws", "what is chosen is asked of an op with late reads", f"op {op}", "ask another")
-        return late
+        return tuple(self._candidates[op][np.sort(np.concatenate((right[is_right], wrong)))].tolist())
 
 
 def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[float, ...]]:
@@ -290,67 +280,47 @@ def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
 
 def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
     """Shares from a file: its layers, ascending, are the choosers in program order."""
-    layers = sorted(origin.by_layer)
+    layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
     if len(layers) != len(choosers):
-        must, do = "there is a layer for each op that chooses", "take the file of this model"
-        found = f"{counted(len(layers), 'layer')} for {len(choosers):,}"
+        must, found = (
+            "there is a layer for each op that chooses",
+            f"{counted(len(layers), 'layer')} for {len(choosers):,}",
+        )
         raise ConfigError(origin.source, f"{must}, in program order", found, do)
-    found_shares = []
+    by_layer = []
     for layer, late in zip(layers, choosers, strict=True):
         named, count = origin.by_layer[layer], len(late.candidates)
-        if max(named) >= count:
-            must, do = f"experts of layer {layer} are 0 to {count - 1}", "take the file of this model"
-            raise ConfigError(origin.source, must, str(max(named)), do)
-        if len(named) < count:
-            must = f"each of {count:,} experts of layer {layer} has a share"
-            raise ConfigError(origin.source, must, f"{len(named):,}", "add those left out, with 0 if never chosen")
-        shares = np.zeros(count)
-        shares[list(named)] = list(named.values())
-        if np.count_nonzero(shares) < late.each:
-            must = f"at least {late.each} experts of layer {layer} have a share above 0, as so many are chosen"
-            raise ConfigError(origin.source, must, str(np.count_nonzero(shares)), "correct the shares")
-        found_shares.append(shares / shares.sum())
-    return found_shares
+        likely = sum(share > 0 for share in named.values())
+        if named.keys() != set(range(count)) or likely < late.each:
+            must = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
+            found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
+            raise ConfigError(origin.source, must, found, do)
+        shares = np.array([named[expert] for expert in range(count)])
+        by_layer.append(shares / shares.sum())
+    return by_layer
 
 
 def _recorded(graph: Graph, origin: Routing) -> dict[int, NDArray[np.uint8]]:
     """What a file says was chosen, of each op in each step."""
     bits = {}
-    known = {name for _, name in origin.by_step}
     for op, what in enumerate(graph.ops):
         if what.late is None:
             continue
-        if what.name not in known:
-            raise ConfigError(origin.source, "each op with late reads is in the file", f"no {what.name!r}", "add it")
-        flags = np.zeros((graph.steps, len(what.late.candidates)), bool)
+        least, count = what.late.each, len(what.late.candidates)
+        most, flags = min(count, what.late.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):
-            flags[step, list(_of_step(origin, what.name, what.late, step))] = True
+            chosen = set(origin.by_step.get((step, what.name), ()))
+            if not chosen <= set(range(count)) or not least <= len(chosen) <= most:
+                must = f"{what.name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
+                found = ", ".join(map(str, sorted(chosen)[-5:])) or "nothing"
+                raise ConfigError(origin.source, must, found, "take the file of this model and batch, or lower steps")
+            flags[step, list(chosen)] = True
         bits[op] = np.packbits(flags, axis=1)
     return bits
 
 
-def _of_step(origin: Routing, op: str, late: Late, step: int) -> tuple[int, ...]:
-    chosen = origin.by_step.get((step, op))
-    if chosen is None:
-        must, do = "the file says what is chosen in each step", "lower steps, or take a longer file"
-        raise ConfigError(origin.source, must, f"nothing for step {step:,} of {op!r}", do)
-    count, do = len(late.candidates), "take the file of this model and batch"
-    if not set(chosen) <= set(range(count)):
-        must = f"candidates of {op!r} are 0 to {count - 1}"
-        raise ConfigError(origin.source, must, f"{max(chosen)} in step {step:,}", do)
-    most = min(count, late.samples * late.each)
-    if not late.each <= len(set(chosen)) <= most:
-        must = f"{op!r} chooses {late.each} to {most} candidates"
-        raise ConfigError(origin.source, must, f"{len(set(chosen))} in step {step:,}", do)
-    return chosen
-
-
 def _frequencies(graph: Graph, origin: Routing) -> dict[int, Floats]:
     """Shares as often as candidates were chosen; one more each, so that none is impossible."""
-    found = {}
-    for op, bits in _recorded(graph, origin).items():
-        late = graph.ops[op].late
-        count = len(late.candidates) if late else 0
-        often = np.unpackbits(bits, axis=1, count=count).sum(axis=0) + 1.0
-        found[op] = np.asarray(often / often.sum())
-    return found
+    often = {op: np.unpackbits(bits, axis=1).sum(axis=0) + 1.0 for op, bits in _recorded(graph, origin).items()}
+    counts = {op: len(what.late.candidates) for op, what in enumerate(graph.ops) if what.late}
+    return {op: np.asarray(many[: counts[op]] / many[: counts[op]].sum()) for op, many in often.items()}

@@ -105,16 +105,16 @@ class Lifetimes:
 
 def lifetimes(graph: Graph) -> Lifetimes:
     """Find when each tensor of `graph` is used, born and dead."""
-    uses, reads, writes = _uses(graph)
-    first_use = tuple(u[0] if u else NEVER for u in uses)
-    last_use = tuple(u[-1] if u else NEVER for u in uses)
-    from_start, to_end = set(graph.inputs), set(graph.outputs)
-    last_op = len(graph.ops) - 1
-    born, dies = list(first_use), list(last_use)
+    uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
+    for i, op in enumerate(graph.ops):
+        for lists, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
+            for t in dict.fromkeys(tensors):
+                lists[t].append(i)
+    first_use, last_use = [ops[0] if ops else NEVER for ops in uses], [ops[-1] if ops else NEVER for ops in uses]
+    from_start, to_end, last_op = set(graph.inputs), set(graph.outputs), len(graph.ops) - 1
     dead_after: list[list[int]] = [[] for _ in graph.ops]
+    dies = list(last_use)
     for t, tensor in enumerate(graph.tensors):
-        if t in from_start:
-            born[t] = 0
         if tensor.persistent or t in to_end:
             dies[t] = last_op
         elif uses[t]:
@@ -123,23 +123,13 @@ def lifetimes(graph: Graph) -> Lifetimes:
         uses=tuple(map(tuple, uses)),
         reads=tuple(map(tuple, reads)),
         writes=tuple(map(tuple, writes)),
-        first_use=first_use,
-        last_use=last_use,
-        first_write=tuple(w[0] if w else NEVER for w in writes),
-        born=tuple(born),
+        first_use=tuple(first_use),
+        last_use=tuple(last_use),
+        first_write=tuple(ops[0] if ops else NEVER for ops in writes),
+        born=tuple(0 if t in from_start else op for t, op in enumerate(first_use)),
         dies=tuple(dies),
         dead_after=tuple(map(tuple, dead_after)),
     )
-
-
-def _uses(graph: Graph) -> tuple[list[list[int]], ...]:
-    """Ops that use, that read, and that write, each tensor."""
-    uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
-    for i, op in enumerate(graph.ops):
-        for found, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
-            for t in dict.fromkeys(tensors):
-                found[t].append(i)
-    return uses, reads, writes
 
 
 def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:

@@ -41,36 +41,24 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
     hardware
         Scopes of the tiers.
     """
-    known: dict[tuple[int, int], list[_Bundle]] = {}
-    whole: dict[tuple[int, int, int], Repeated] = {}
-    stored: set[tuple[int, int, int, str, int]] = set()
-    tiers = list(hardware.tiers.values())
+    groups: dict[tuple[int, int], dict[tuple[int, str], Repeated]] = {}
+    stored, whole, tiers = set[tuple[object, ...]](), set[tuple[object, ...]](), list(hardware.tiers.values())
     for rank, (graph, home) in enumerate(ranks):
-        key = (id(graph), id(home))
-        if key not in known:
-            known[key] = _bundles(graph, home, hardware)
-        for bundle in known[key]:
-            place = (_member(tiers[bundle.tier].scope, rank, hardware), _member(bundle.shared, rank, hardware))
-            one = (id(bundle), *place)
-            if one in whole:
-                yield whole[one]._replace(rank=rank)
-                continue
-            where = {
-                t: (bundle.tier, *place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in bundle.tensors
-            }
-            again = tuple(t for t in bundle.tensors if where[t] in stored)
-            stored.update(where.values())
-            whole[one] = Repeated(rank, bundle.tier, bundle.tensors, _size_bytes(graph, bundle.tensors))
-            if again:
-                yield Repeated(rank, bundle.tier, again, _size_bytes(graph, again))
-
-
-class _Bundle(NamedTuple):
-    """Shared tensors of a graph that are at home in one tier, for the same ranks."""
-
-    tier: int
-    shared: str
-    tensors: tuple[int, ...]
+        kind = (id(graph), id(home))
+        if kind not in groups:
+            groups[kind] = _shared(graph, home, hardware)
+        for (tier, shared), every in groups[kind].items():
+            place = (tier, _member(tiers[tier].scope, rank, hardware), _member(shared, rank, hardware))
+            again = every.tensors
+            if (kind, shared, *place) not in whole:
+                copies = {t: (*place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
+                again = tuple(t for t, copy in copies.items() if copy in stored)
+                stored.update(copies.values())
+                whole.add((kind, shared, *place))
+            if again == every.tensors:
+                yield every._replace(rank=rank)
+            elif again:
+                yield Repeated(rank, tier, again, sum(graph.tensors[t].size_bytes for t in again))
 
 
 def is_stored_once(graph: Graph, tensor: int, scope: str) -> bool:
@@ -87,17 +75,14 @@ def is_stored_once(graph: Graph, tensor: int, scope: str) -> bool:
     return what.shared is not None and what.persistent and scope != "device"
 
 
-def _bundles(graph: Graph, home: Sequence[int], hardware: Hardware) -> list[_Bundle]:
-    scopes = [tier.scope for tier in hardware.tiers.values()]
-    found: dict[tuple[int, str], list[int]] = {}
+def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
+    """By tier and who shares it: what of a graph is stored once, as a rank has it that finds all of it stored."""
+    scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
     for tensor, tier in enumerate(home):
         if tier >= 0 and is_stored_once(graph, tensor, scopes[tier]):
-            found.setdefault((tier, graph.tensors[tensor].shared or ""), []).append(tensor)
-    return [_Bundle(tier, shared, tuple(tensors)) for (tier, shared), tensors in found.items()]
-
-
-def _size_bytes(graph: Graph, tensors: Sequence[int]) -> int:
-    return sum(graph.tensors[tensor].size_bytes for tensor in tensors)
+            shared.setdefault((tier, graph.tensors[tensor].shared or ""), []).append(tensor)
+    sizes = {key: sum(graph.tensors[t].size_bytes for t in tensors) for key, tensors in shared.items()}
+    return {key: Repeated(-1, key[0], tuple(tensors), sizes[key]) for key, tensors in shared.items()}
 
 
 def _member(scope: str, rank: int, hardware: Hardware) -> int:

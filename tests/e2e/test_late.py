@@ -205,7 +205,7 @@ BAD = {
     "too many experts": (
         "draws: {file: r.csv}\n",
         "layer,expert,share\n1,6,1\n2,0,1\n",
-        "experts of layer 1 are 0 to 5, found 6",
+        "experts 0 to 5 of layer 1 have a share, at least 2 of them above 0, found 1 up to expert 6",
     ),
     "choices of another model": (
         "draws: {file: r.csv}\n",

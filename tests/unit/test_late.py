@@ -284,30 +284,21 @@ def routing(**steps: tuple[int, ...]) -> Routing:
 MISFITS = {
     "too many layers": (
         shares({0: {0: 1.0}, 1: {0: 1.0}}),
-        "s.csv: there is a layer for each op that chooses, in program order, found 2 layers for 1; take the file of",
+        "s.csv: there is a layer for each op that chooses, in program order, found 2 layers for 1; correct the file",
     ),
-    "too many experts": (shares({0: {3: 1.0}}), "s.csv: experts of layer 0 are 0 to 2, found 3; take the file of this"),
-    "too few experts": (
-        shares({0: {0: 1.0, 1: 1.0}}),
-        "s.csv: each of 3 experts of layer 0 has a share, found 2; add those left out, with 0 if never chosen",
+    "too many experts": (
+        shares({0: {3: 1.0}}),
+        "s.csv: experts 0 to 2 of layer 0 have a share, at least 1 of them above 0, found 1 up to expert 3, 1 of them",
     ),
-    "no share": (
-        shares({0: {0: 0.0, 1: 0.0, 2: 0.0}}),
-        "s.csv: at least 1 experts of layer 0 have a share above 0, as so many are chosen, found 0; correct the shares",
-    ),
+    "too few experts": (shares({0: {0: 1.0, 1: 1.0}}), "found 2 up to expert 1, 2 of them above 0; correct the file"),
+    "no share": (shares({0: {0: 0.0, 1: 0.0, 2: 0.0}}), "found 3 up to expert 2, 0 of them above 0; correct the file"),
     "no such op": (
         Routing({(0, "f"): (0,)}, "r.csv"),
-        "r.csv: each op with late reads is in the file, found no 'L0/experts'",
+        "r.csv: 'L0/experts' chooses 1 to 1 of candidates 0 to 2 in step 0, found nothing; take the file of this model",
     ),
-    "too few steps": (
-        routing(s0=(1,)),
-        "r.csv: the file says what is chosen in each step, found nothing for step 1 of 'L0/experts'; lower steps",
-    ),
-    "an unknown candidate": (
-        routing(s0=(3,), s1=(0,)),
-        "r.csv: candidates of 'L0/experts' are 0 to 2, found 3 in step 0",
-    ),
-    "too many": (routing(s0=(0, 1), s1=(0,)), "r.csv: 'L0/experts' chooses 1 to 1 candidates, found 2 in step 0"),
+    "too few steps": (routing(s0=(1,)), "candidates 0 to 2 in step 1, found nothing; take the file of this model and"),
+    "an unknown candidate": (routing(s0=(3,), s1=(0,)), "candidates 0 to 2 in step 0, found 3; take the file"),
+    "too many": (routing(s0=(0, 1), s1=(0,)), "chooses 1 to 1 of candidates 0 to 2 in step 0, found 0, 1; take"),
 }
 
 
