@@ -2,7 +2,7 @@
 
 from simulator.bounds.capacity import full
 from simulator.bounds.critical_path import Timing
-from simulator.bounds.levers import infeasible, lowered, raised, smaller_chunks, staged
+from simulator.bounds.levers import infeasible, raised, staged
 from simulator.bounds.precedence import Precedence, own_streams
 from simulator.bounds.step_time import Bound, Limits, mean_step
 from simulator.bounds.symmetry import Team
@@ -15,10 +15,8 @@ __all__ = [
     "Timing",
     "full",
     "infeasible",
-    "lowered",
     "mean_step",
     "own_streams",
     "raised",
-    "smaller_chunks",
     "staged",
 ]

@@ -159,38 +159,6 @@ def staged(hardware: Hardware, tier: str) -> str:
     return f"where {' and '.join(links)} {verb} {human(kept, 'B')} for chunks under way" if links else ""
 
 
-def smaller_chunks(hardware: Hardware, tier: str, gap_bytes: int) -> dict[str, int]:
-    """Chunks of links that keep so much less of a tier, all by the same share; none if that is not enough.
-
-    Parameters
-    ----------
-    hardware, tier
-        The machine, and the name of the tier.
-    gap_bytes
-        What is lacking [B].
-
-    Returns
-    -------
-    dict
-        Link -> size of its chunks [B].
-    """
-    kept = hardware.tiers[tier].staging_bytes
-    left = kept - gap_bytes
-    found = {name: hardware.links[name].chunk_bytes * left // kept for name in hardware.staging(tier)}
-    return found if all(size > 0 for size in found.values()) else {}
-
-
-def lowered(chunks: Mapping[str, int]) -> str:
-    """Say how to set chunks, to the byte.
-
-    Parameters
-    ----------
-    chunks
-        Link -> size of its chunks [B].
-    """
-    return "lower " + " and ".join(f"the chunk of {name} to {_exactly(size)}" for name, size in chunks.items())
-
-
 def _exactly(number: int) -> str:
     return human(number, "B") + (f" ({number:,} B)" if number >= 1000 else "")
 

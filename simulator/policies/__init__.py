@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,9 +16,9 @@ from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
 from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay
-from simulator.units import FieldError, in_yaml
+from simulator.units import FieldError, in_yaml, nearest
 
-__all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay", "choose"]
+__all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,11 @@ class PolicyEntry:
         ConfigError
             If an option is unknown or has a wrong value.
         """
-        place, known = place or self._place, list(self.options.model_fields)
-        listed = f"known options: {', '.join(known)}" if known else "it has no options"
+        place, known = place or self._place, tuple(self.options.model_fields)
         for option in given:
             if option not in known:
-                must = f"an option is one that the policy knows ({listed})"
-                raise ConfigError(place(option), must, repr(option), _advice(option, known))
+                must = "an option is one that the policy knows" if known else "the policy has no options"
+                raise ConfigError(place(option), must, repr(option), nearest(option, known))
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
@@ -110,11 +108,6 @@ class PolicyEntry:
         return self.function(problem, read)
 
 
-def _advice(name: str, known: list[str], otherwise: str = "leave it out") -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
-
-
 _RESIDENT = "nothing moves but what has its home elsewhere"
 _REACTIVE = "a runtime that fetches on demand and evicts under pressure"
 _LOOKAHEAD = "copies at fixed distances, counted in ops"
@@ -138,24 +131,3 @@ _ENTRIES = (
 )
 POLICIES = {entry.name: entry for entry in _ENTRIES}
 """The policies by name, in the order in which they are listed."""
-
-
-def choose(name: str, where: str = "policies") -> PolicyEntry:
-    """Find a policy by name.
-
-    Parameters
-    ----------
-    name
-        Name of the policy.
-    where
-        What the message calls the place it was written at.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such policy.
-    """
-    if name not in POLICIES:
-        do = _advice(name, list(POLICIES), "choose one of these")
-        raise ConfigError(where, f"a policy is one of {', '.join(POLICIES)}", repr(name), do)
-    return POLICIES[name]

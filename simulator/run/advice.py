@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -17,10 +17,6 @@ from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
 """So often an amount may grow by what it still lacks."""
-
-_EFFORT = 100_000
-"""Ops of all the graphs for which plans are made to try the amounts of one room; beyond that, it may grow once."""
-
 
 Tell = Callable[[int, int], None]
 """Called before each amount that is tried, with how many were, and how many may be."""
@@ -44,66 +40,37 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
         With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too. What
         lacks room in a part of a tier that the policy set aside is as it was.
     """
-    who, allocator = "", case.choice(row).allocator
     if report.tier not in case.hardware.tiers:
         return report
+    choice, who, key = case.choice(row), row, row
     if report.rooms:
-        found, who = _witnessed(case, row, report, tell)
-    else:
-        found = [_enough(case, decide, {report.tier: _wanted(case, report)}, allocator, tell)]
-    found = [room for room in found if room]
-    if not report.rooms and found and found != [{report.tier: _wanted(case, report)}]:
-        who = ", as with what it lacks here its plan would be another one, which needs more"
-    said = [bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room) + who for room in found]
-    levers = (*said, *_smaller_chunks(case, decide, report, allocator), *report.levers)
-    return replace(report, levers=levers, rooms=tuple(found), staged=bounds.staged(case.hardware, report.tier))
-
-
-def _smaller_chunks(case: Case, decide: Policy, report: Shortfall, allocator: AllocatorKind) -> Iterator[str]:
-    """The sizes of chunks that leave enough room in the tier, if the row runs with them."""
-    chunks = bounds.smaller_chunks(case.hardware, report.tier, _lacking(case, report))
-    if not chunks:
-        return
-    given = _given(case, {f"links.{name}.chunk": size for name, size in chunks.items()})
-    try:
-        trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
-    except (CapacityError, ConfigError):
-        return
-    if trace.status == "ok":
-        yield bounds.lowered(chunks)
-
-
-def _witnessed(case: Case, row: str, report: Shortfall, tell: Tell) -> tuple[list[dict[str, int]], str]:
-    """For each room that is needed, what is enough for a plan of `static`, and the words for whose plan it is.
-
-    Rows for which the same plan would be made have it made once.
-    """
-    own, again, choice = case.static_options(row), case.may_repeat(row), case.choice(row)
-    options = own or static.Options(recompute=again)
-    manner = choice if own else PolicyChoice(policy="static")
-    witness = partial(decided, manner, partial(static.witness, options=options))
-    found = []
-    for room in report.rooms:
-        key = repr((options, manner.alone, manner.staggered, manner.allocator, choice.allocator, room))
-        if key not in case.enough:
-            case.enough[key] = _enough(case, witness, room, choice.allocator, tell)
-        found.append(case.enough[key])
-    if own:
-        return found, f", with which {row} runs" if any(
-            a != b for a, b in zip(found, report.rooms, strict=True)
-        ) else ""
-    return found, f", with which static{' with recompute' * again} runs"
+        options = case.static_options(row) or static.Options(recompute=case.may_repeat(row))
+        manner = choice if choice.policy == "static" else PolicyChoice(policy="static")
+        decide = partial(decided, manner, partial(static.witness, options=options))
+        who = row if manner is choice else f"static{' with recompute' * options.recompute}"
+        key = repr((options, manner.alone, manner.staggered, manner.allocator, choice.allocator))
+    levers, rooms = list[str](), list[dict[str, int]]()
+    for lacking in report.rooms or ({report.tier: _wanted(case, report)},):
+        # Rows for which the same plan would be made have it made once.
+        known = f"{key}, {lacking}"
+        if known not in case.enough:
+            case.enough[known] = _enough(case, decide, lacking, choice.allocator, tell)
+        if room := case.enough[known]:
+            is_least = room == lacking and who == row
+            lever = bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room)
+            levers.append(lever if is_least else f"{lever}, with which {who} runs")
+            rooms.append(room)
+    staged = bounds.staged(case.hardware, report.tier)
+    return replace(report, levers=(*levers, *report.levers), rooms=tuple(rooms), staged=staged)
 
 
 def _enough(
-    case: Case, decide: Policy, room: Mapping[str, int], allocator: AllocatorKind, tell: Tell
+    case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
 ) -> dict[str, int]:
     """The room, grown by what it lacks until a plan is made and runs; empty if that takes too long."""
-    wanted = dict(room)
-    ops = sum(len(task.problem.graph.ops) for task in case.tasks)
-    tries = max(2, min(_TRIES, _EFFORT // max(1, ops)))
-    for number in range(tries):
-        tell(number, tries)
+    wanted = dict(lacking)
+    for number in range(_TRIES):
+        tell(number, _TRIES)
         given = _with_room(case, wanted)
         try:
             trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
@@ -120,15 +87,9 @@ def _enough(
 
 def _wanted(case: Case, report: Shortfall) -> int:
     """What must be usable of a tier if each rank that shares it gets what one lacks [B]."""
-    is_budget = report.tier == case.hardware.compute_tier
-    usable = case.problem.budget_bytes if is_budget else case.hardware.tiers[report.tier].usable_bytes
-    return int(usable) + _lacking(case, report)
-
-
-def _lacking(case: Case, report: Shortfall) -> int:
-    """What all ranks that share a tier lack there if each lacks as much as one [B]."""
-    scope = case.hardware.tiers[report.tier].scope
-    return together(case.job.ranks, case.hardware)[scope] * max(1, report.gap_bytes)
+    tier = case.hardware.tiers[report.tier]
+    usable = case.problem.budget_bytes if report.tier == case.hardware.compute_tier else tier.usable_bytes
+    return int(usable) + together(case.job.ranks, case.hardware)[tier.scope] * max(1, report.gap_bytes)
 
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:
@@ -139,10 +100,5 @@ def _with_room(case: Case, room: Mapping[str, int]) -> Case:
     budget = room.get(case.hardware.compute_tier)
     if budget is not None and case.loaded.scenario.budget_bytes is not None:
         sizes["scenario.budget"] = budget
-    return _given(case, sizes)
-
-
-def _given(case: Case, sizes: Mapping[str, int]) -> Case:
-    """The same case with other sizes [B] in its documents."""
     point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
     return prepare(catalog.at(case.loaded, point), case.job)

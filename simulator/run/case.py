@@ -22,7 +22,7 @@ from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem, streams_of
 from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
-from simulator.run.task import RunDraws, Task, Trials, programs_of
+from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
 from simulator.units import FieldError, nearest
@@ -134,11 +134,10 @@ class Case:
         ConfigError
             If a policy or an option is not known.
         """
-        choices = {choice.row: choice for choice in self.loaded.scenario.policies}
-        if policies is not None and not isinstance(policies, Mapping):
-            choices = {c.row: c for name in _chosen(policies) for c in self._named(name)}
-        found = {row: self._policy(choice) for row, choice in choices.items()}
-        return {**found, **_functions(policies)} if isinstance(policies, Mapping) else found
+        if policies is None or isinstance(policies, Mapping):
+            own = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
+            return {**own, **_functions(policies or {})}
+        return {choice.row: self._policy(choice) for name in _chosen(policies) for choice in self._named(name)}
 
     def static_options(self, row: str) -> static.Options | None:
         """Options of a row whose policy is `static`; None for other rows.
@@ -149,9 +148,7 @@ class Case:
             A row of the scenario, or the name of a policy.
         """
         choice = self.choice(row)
-        if choice.policy != "static":
-            return None
-        return static.Options.model_validate(choice.options)
+        return static.Options.model_validate(choice.options) if choice.policy == "static" else None
 
     def _named(self, name: str) -> list[PolicyChoice]:
         """Rows with this label or else with this policy; else the policy with its default options."""
@@ -309,26 +306,20 @@ def execute(
     allocator: AllocatorKind = "ideal",
 ) -> Trace:
     """Replay the plans of a case, one for each graph, on all ranks."""
-    found: dict[int, engine.Program] = {}
+    programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
-        programs = programs_of(task.graph, plan, task.problem.durations_ns, allocator=allocator)
-        of_ranks = {rank: programs[i % len(programs)] for i, rank in enumerate(task.ranks)}
-        found |= _with_draws(task, of_ranks) if task.graph.has_late else of_ranks
+        alike, is_drawn = dict[tuple[int, int], engine.Program](), task.graph.has_late
+        for number, rank in enumerate(task.ranks):
+            start, draws = plan.starts_ns[number % len(plan.starts_ns)], task.draws(rank) if is_drawn else None
+            if (start, id(draws)) not in alike:
+                about = (task.graph, plan, task.problem.durations_ns, start, draws, allocator)
+                alike[start, id(draws)] = engine.Program(*about)
+            programs[rank] = alike[start, id(draws)]
     return engine.run(
-        [found[rank] for rank in range(case.job.ranks)],
+        [programs[rank] for rank in range(case.job.ranks)],
         case.hardware,
         budget_bytes=case.problem.budget_bytes,
         switches=case.problem.switches,
         progress=progress,
         fold=case.loaded.scenario.fold,
     )
-
-
-def _with_draws(task: Task, of_ranks: Mapping[int, engine.Program]) -> dict[int, engine.Program]:
-    """Programs with what each rank draws; ranks that choose the same keep one program."""
-    known: dict[tuple[int, int], engine.Program] = {}
-    found = {}
-    for rank, program in of_ranks.items():
-        draws = task.draws(rank)
-        found[rank] = known.setdefault((id(program), id(draws)), replace(program, draws=draws))
-    return found

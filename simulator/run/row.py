@@ -18,7 +18,7 @@ from simulator.report.rows import OF_FIXED, UNBOUNDED
 from simulator.run.advice import advised
 from simulator.run.case import Case, execute
 from simulator.run.results import Result
-from simulator.run.task import Task, programs_of
+from simulator.run.task import Task
 from simulator.trace import Happened, Trace
 
 Progress = Callable[[str, int, int], None]
@@ -224,7 +224,7 @@ class Follower:
 def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:
     """Replay the plan of a case of one rank, and check and count what happens beside it; none of it is kept."""
     task, problem = case.tasks[0], case.problem
-    program = programs_of(task.graph, plan, problem.durations_ns, task.draws(0))[0]
+    program = engine.Program(task.graph, plan, problem.durations_ns, plan.starts_ns[0], task.draws(0))
     budget, switches = problem.budget_bytes, problem.switches
     try:
         with beside(Follower(case, label, plan)) as follower:

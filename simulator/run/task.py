@@ -20,7 +20,6 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
 from simulator.policies.problem import Problem, Replay
-from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES
 
 
@@ -103,18 +102,6 @@ class RunDraws:
         return duration_ns(chosen_op(least, most), self.hardware) - duration_ns(least, self.hardware)
 
 
-def programs_of(
-    graph: Graph,
-    plan: Plan,
-    times_ns: Sequence[int],
-    draws: Draws | None = None,
-    allocator: AllocatorKind = "ideal",
-) -> list[engine.Program]:
-    """What ranks of a graph run in turn: one for each time at which the plan lets them begin."""
-    known = {start: engine.Program(graph, plan, times_ns, start, draws, allocator) for start in plan.starts_ns}
-    return [known[start] for start in plan.starts_ns]
-
-
 def alone(graph: Graph, times_ns: Sequence[int]) -> Graph:
     """The graph as one rank runs it if the others always come in time: its collectives take their time alone."""
     if not graph.meets:
@@ -164,14 +151,18 @@ class Trials:
             self._tell(self._begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
-        in_turn = programs_of(alone(graph, times_ns), plan, times_ns, draws, problem.allocator)
-        programs = [in_turn[rank % len(in_turn)] for rank in range(problem.ranks)]
+        lone, starts = alone(graph, times_ns), plan.starts_ns
+        every = {start: engine.Program(lone, plan, times_ns, start, draws, problem.allocator) for start in starts}
+        programs = [every[starts[rank % len(starts)]] for rank in range(problem.ranks)]
         if engine.obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")
-        every = [metrics.Ran.of(graph, hardware, trace) for trace in {id(one): one for one in whole.by_rank()}.values()]
-        counted = [(metrics.counted(graph, hardware, ran), ran) for ran in every]
+        traces = {id(trace): trace for trace in whole.by_rank()}
+        counted = [
+            (metrics.counted(graph, hardware, ran), ran)
+            for ran in (metrics.Ran.of(graph, hardware, trace) for trace in traces.values())
+        ]
         row, ran = max(counted, key=lambda one: one[0]["step_ns"] or 0)
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}
         return Replay(

@@ -97,12 +97,15 @@ def test_an_amount_above_what_is_lacking_says_why():
         return POLICIES["static"].plan(problem, {})
 
     loaded = catalog.resolve("tiny_train_t4")
-    for budget, said in ((400, "by 30.0 MB to 430 MB (430,000,000 B), as with"), (410, "by 20.0 MB to 430 MB")):
+    for budget, said in (
+        (400, "by 30.0 MB to 430 MB (430,000,000 B), with which row runs"),
+        (410, "by 20.0 MB to 430 MB"),
+    ):
         scenario = loaded.scenario.model_copy(update={"budget_bytes": budget * 10**6})
         row = alone(prepare(replace(loaded, scenario=scenario)), decide)
         assert row.shortfall is not None
         assert row.shortfall.levers[0].startswith(f"raise the budget in hbm {said}")
-        assert row.shortfall.levers[0].endswith("which needs more") == (budget == 400)
+        assert row.shortfall.levers[0].endswith("with which row runs") == (budget == 400)
 
 
 def shortened(name: str) -> catalog.Loaded:
@@ -127,9 +130,9 @@ def test_every_amount_of_a_shipped_scenario_is_enough(name, share):
         check(case, row)
 
 
-@pytest.mark.parametrize(("lacking", "do_chunks_help"), [(680_000, True), (40_000_000, False)])
-def test_room_that_chunks_keep_is_told_and_what_to_do(lacking, do_chunks_help):
-    """DDR lacks less than the chunks of two staged links keep there, or more: it may be raised, or they be smaller."""
+@pytest.mark.parametrize("lacking", [680_000, 40_000_000])
+def test_room_that_chunks_keep_is_told(lacking):
+    """DDR lacks less than the chunks of two staged links keep there, or more."""
     loaded = shortened("llama3_70b_stream_ssd")
     scenario = loaded.scenario.model_copy(update={"expect": (), "scaling": {}})
     loaded = replace(loaded, scenario=scenario)
@@ -144,11 +147,6 @@ def test_room_that_chunks_keep_is_told_and_what_to_do(lacking, do_chunks_help):
     assert f"({capacity + lacking:,} B)" in row.shortfall.levers[0]
     assert "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB" in str(CapacityError(row.shortfall))
     check(case, row)
-    chunks = re.findall(r"the chunk of (\w+) to .*?\(([\d,]+) B\)", row.shortfall.levers[1])
-    assert bool(chunks) == do_chunks_help
-    if chunks:
-        smaller = {f"links.{name}.chunk": int(size.replace(",", "")) for name, size in chunks}
-        assert run_case(changed(case, smaller), ["static"])["static"].status == "ok"
 
 
 def changed(case: Case, sizes: dict[str, int]) -> Case:

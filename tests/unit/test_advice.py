@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,6 @@ from simulator import catalog
 from simulator.policies.static import compiler, validate
 from simulator.run import run_case
 from simulator.run.case import prepare
-
-advice = sys.modules["simulator.run.advice"]
 
 
 @pytest.fixture
@@ -32,11 +29,3 @@ def test_a_large_graph_has_one_candidate_for_each_amount(tight, monkeypatch):
     assert row.shortfall.rooms
     assert set(log) == {asked, "select"}
     assert log[::2] == [asked] * (len(log) // 2)
-
-
-@pytest.mark.parametrize(("effort", "most"), [(10**9, 6), (0, 2)])
-def test_the_larger_the_graph_the_fewer_amounts_are_tried(tight, effort, most, monkeypatch):
-    told = []
-    monkeypatch.setattr(advice, "_EFFORT", effort)
-    run_case(tight, ["resident"], lambda *about: told.append(about))
-    assert {of for label, _, of in told if label != "resident"} == {most}
