@@ -212,7 +212,8 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, planned.fixed)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
-    stay = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    hottest = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    stay = hottest if order == "hot" else frozenset[int]()
     return replace(
         planned,
         policy="hybrid",
@@ -221,7 +222,7 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
         ),
         notes=(*planned.notes, note),
         looks=False,
-        untouched=frozenset(exists - moved - set(dynamic.signal.values())),
+        untouched=frozenset(exists - moved - {dynamic.signal(op) for op in dynamic.revealed}),
         backbone=parts,
     )
 
@@ -301,7 +302,7 @@ def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list
         parts[-1].append(*code)
         if code[0] == COMPUTE and (code[1] in dynamic.readers or code[1] in dynamic.revealed):
             if code[1] in dynamic.revealed:
-                parts[-1].sync(dynamic.signal[code[1]])
+                parts[-1].sync(dynamic.signal(code[1]))
             parts.append(Steps())
             ends.append(code[1])
     return tuple(parts), [*ends, -1]

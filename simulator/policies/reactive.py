@@ -89,20 +89,18 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> Plan:
-    problem, homes, pinned = sets.problem, sets.homes, sets.pinned
-    here = (t for t, home in enumerate(homes) if pinned[t] and home == problem.compute_tier)
-    room_bytes = problem.budget_bytes - sum(problem.sizes[t] for t in here)
-    moving = {t: home for t, home in enumerate(homes) if not pinned[t]}
-    stay = sets.hottest if evict == "hot" else ()
+    problem, homes = sets.problem, dict(enumerate(sets.homes))
+    stay = sets.pinned | sets.hottest if evict == "hot" else sets.pinned
 
     def cache() -> RuntimeCache:
-        return RuntimeCache(problem, moving, room_bytes, Eviction(evict, problem, stay), synchronous=synchronous)
+        eviction = Eviction(evict, problem, stay)
+        return RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
 
     how = ", fetches late reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
-    untouched = frozenset(t for t, about in enumerate(problem.graph.tensors) if pinned[t] and about.persistent)
+    untouched = frozenset(t for t in sets.pinned if problem.graph.tensors[t].persistent)
     runtime, steps = OpByOp(sets, look_ahead, cache), problem.graph.steps
-    return Plan("reactive", problem.tiers, homes, runtime, steps, (note,), looks=False, untouched=untouched)
+    return Plan("reactive", problem.tiers, sets.homes, runtime, steps, (note,), looks=False, untouched=untouched)
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class OpByOp:
                 seen = self._run(cache, op, step * ops, seen)
                 cache.unused.difference_update(cache.awaited.pop(op, ()))
                 if op in dynamic.revealed:
-                    cache.codes.append((SYNC, dynamic.signal[op], 0, 0))
+                    cache.codes.append((SYNC, dynamic.signal(op), 0, 0))
                     yield from cache.reveal(dynamic.revealed[op], view)
                 if len(cache.codes) >= _AT_ONCE:
                     yield cache.take()
@@ -157,7 +155,7 @@ class OpByOp:
             if tensor in here:
                 eviction.touch(tensor)
         eviction.now = base + op
-        absent, needed_bytes = [], sets.born_bytes[op]
+        absent, needed_bytes = [], sets.ops[op].workspace_bytes
         for tensor in uses:
             if tensor in here:
                 eviction.touch(tensor)
@@ -173,8 +171,7 @@ class OpByOp:
         if self.ahead:
             seen = self._look_ahead(cache, op, base, max(seen, op + 1))
         cache.codes.append((COMPUTE, op, sets.problem.streams[op], 0))
-        cache.room[cache.tier] -= sets.held_bytes[op]
-        for tensor in sets.writes[op]:
+        for tensor in sets.ops[op].writes:
             cache.is_clean[tensor] = False
         for tensor in sets.problem.lifetimes.dead_after[op]:
             cache.leave(tensor)
@@ -192,7 +189,7 @@ class OpByOp:
                     cache.eviction.touch(tensor)
             for tensor in sets.reads[coming]:
                 if tensor not in cache.here and cache.is_clean[tensor]:
-                    needed_bytes = cache.sizes[tensor] + sets.born_bytes[op]
+                    needed_bytes = cache.sizes[tensor] + sets.ops[op].workspace_bytes
                     if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
                         cache.fetch(tensor)
                         cache.unused.add(tensor)
@@ -214,6 +211,6 @@ class OpByOp:
         for tensor in sets.guests:
             cache.bring_home(tensor)
         for tensor in sets.outputs:
-            if tensor in cache.here or sets.pinned[tensor]:
+            if tensor in cache.here:
                 cache.leave(tensor)
             cache.drop(tensor)

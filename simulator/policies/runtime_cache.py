@@ -23,11 +23,11 @@ class Eviction:
     Parameters
     ----------
     order
-        ``lru``: the last use longest ago. ``hot``: as ``lru``, of those that do not stay. Others: the least of `RANKS`.
+        ``lru`` and ``hot``: the last use longest ago. Others: the least of `RANKS`.
     problem
         What runs.
     stay
-        What never leaves under ``hot``.
+        What never leaves.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Eviction:
 
     def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
         self.problem, self.now, self.uses = problem, -1, Counter[int]()
-        self._rank, self._stay = RANKS.get(order), stay if order == "hot" else ()
+        self._rank, self._stay = RANKS.get(order), stay
         # An ordered dictionary: of a plain one, the first of thousands is found slowly once those before were deleted.
         self._ranks = OrderedDict[int, Any]()
 
@@ -213,9 +213,8 @@ class RuntimeCache:
         """Give up the room of a tensor in the compute tier."""
         self.codes.append((DETACH, tensor, self.tier, 0))
         self.room[self.tier] += self.sizes[tensor]
-        if tensor in self.here:
-            del self.here[tensor]
-            self.eviction.discard(tensor)
+        del self.here[tensor]
+        self.eviction.discard(tensor)
 
     def drop(self, tensor: int) -> None:
         """Give up the copy of a tensor below, if there is one."""

@@ -45,10 +45,9 @@ class DynamicReads:
             readers.setdefault(late.revealed_by, []).append(op)
         return readers
 
-    @cached_property
-    def signal(self) -> dict[int, int]:
-        """By revealing op, a tensor that it writes: who has synced it knows what is revealed."""
-        return {op: self.problem.graph.ops[op].writes[0] for op in self.revealed}
+    def signal(self, op: int) -> int:
+        """A tensor that a revealing op writes: who has synced it knows what is revealed."""
+        return self.problem.graph.ops[op].writes[0]
 
     @cached_property
     def candidates(self) -> frozenset[int]:
@@ -148,7 +147,7 @@ def assigned(problem: Problem, order: Iterable[int], left: dict[int, int | float
 
 
 class WorkingSets:
-    """The working sets of all ops, less what is pinned.
+    """The working sets of all ops.
 
     Parameters
     ----------
@@ -159,12 +158,12 @@ class WorkingSets:
 
     Attributes
     ----------
+    ops
+        With what they read for certain, if dynamic reads are handled apart.
     reads, uses
-        By op: tensors that may move and are read, or used; in order, and quick to look into.
-    writes
-        By op: tensors that may move and are written.
-    held_bytes, born_bytes
-        By op: room it takes for pinned tensors that it makes, and that plus its workspace [B].
+        By op: tensors that are read, or used; in order, and quick to look into.
+    pinned
+        Tensors that never leave.
     homes
         By tensor: its tier at time 0.
     residents, guests
@@ -180,19 +179,13 @@ class WorkingSets:
 
     def __init__(self, problem: Problem, dynamic: DynamicReads) -> None:
         self.problem, self.dynamic = problem, dynamic
-        graph, sizes = problem.graph, problem.sizes
-        self.pinned = pinned = [problem.pinned(t) for t in range(len(sizes))]
-        ops = graph.certain.ops if dynamic.readers else graph.ops
-        self.reads = [dict.fromkeys(t for t in op.reads if not pinned[t]) for op in ops]
-        self.writes = [tuple(t for t in op.writes if not pinned[t]) for op in ops]
-        self.uses = [read | dict.fromkeys(written) for read, written in zip(self.reads, self.writes, strict=True)]
-        self.held_bytes = [0] * len(ops)
-        for tensor, first in enumerate(problem.lifetimes.first_write):
-            if pinned[tensor] and first != NEVER and not problem.starts_with[tensor]:
-                self.held_bytes[first] += sizes[tensor]
-        self.born_bytes = [held + op.workspace_bytes for held, op in zip(self.held_bytes, ops, strict=True)]
+        graph = problem.graph
+        self.ops = graph.certain.ops if dynamic.readers else graph.ops
+        self.reads = [dict.fromkeys(op.reads) for op in self.ops]
+        self.uses = [dict.fromkeys((*op.reads, *op.writes)) for op in self.ops]
+        self.pinned = frozenset(t for t in range(len(graph.tensors)) if problem.pinned(t))
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
-        persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and not pinned[t]]
+        persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and t not in self.pinned]
         self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes(persistent))
         self.residents = dict.fromkeys(t for t in persistent if self.homes[t] == problem.compute_tier)
         self.guests = [t for t in persistent if self.homes[t] != problem.compute_tier]
@@ -237,17 +230,20 @@ class WorkingSets:
     def demand_bytes(self) -> int:
         """The most that any op needs with all else evicted [B]."""
         problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
-        pinned = [t for t, pinned in enumerate(self.pinned) if pinned and lifetimes.born[t] != NEVER]
+        staying = [t for t in self.pinned if lifetimes.born[t] != NEVER]
         change = [0] * (len(self.uses) + 1)
-        for tensor in pinned:
+        for tensor in staying:
             change[lifetimes.born[tensor]] += sizes[tensor]
             change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
-        needed = zip(problem.graph.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
-        demand = [held + op.workspace_bytes + sum(sizes[t] for t in used) + late for op, used, held, late in needed]
+        needed = zip(self.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
+        demand = [
+            held + op.workspace_bytes + sum(sizes[t] for t in used if t not in self.pinned) + awaited
+            for op, used, held, awaited in needed
+        ]
         most = max(demand, default=0)
         if most <= problem.budget_bytes:
             return most
         op = demand.index(most)
-        held = {*self.uses[op], *(t for t in pinned if lifetimes.born[t] <= op <= lifetimes.dies[t])}
+        held = {*self.uses[op], *(t for t in staying if lifetimes.born[t] <= op <= lifetimes.dies[t])}
         at = f"op {problem.graph.ops[op].name!r}"
         raise CapacityError(problem.shortfall(problem.compute_tier, most, at, held))
