@@ -129,6 +129,12 @@ class Table:
         if len(block[self.columns[0]]):
             self._blocks.append(np.stack([block[name] for name in self.columns], axis=1))
 
+    def drain(self) -> Block:
+        """Take all rows out."""
+        rows = self.whole()
+        self._blocks = []
+        return rows
+
     def pull(self, chosen: NDArray[np.bool_]) -> Block:
         """Take rows out, those that are flagged."""
         rows = self._joined()

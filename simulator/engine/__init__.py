@@ -2,6 +2,6 @@
 
 from simulator.engine.folding import obstacle
 from simulator.engine.program import Program
-from simulator.engine.simulation import follow, run
+from simulator.engine.simulation import run
 
-__all__ = ["Program", "follow", "obstacle", "run"]
+__all__ = ["Program", "obstacle", "run"]

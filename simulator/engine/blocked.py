@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from simulator.engine.host import Host
-from simulator.engine.ledger import ahead_in_line
-from simulator.engine.link import LinkQueue, Transfer
-from simulator.engine.places import Places
+from simulator.engine.link import LinkQueue
+from simulator.engine.places import Places, Transfer
+from simulator.engine.rounds import ISSUE_MASK
 from simulator.engine.stream import Queued, Stream
-from simulator.engine.waits import ISSUE_MASK, behind
 from simulator.graph import Graph
 from simulator.units import human
 
@@ -40,15 +39,12 @@ class Explainer:
         for stream in sorted(stuck, key=lambda stream: stream.queue[0][0]):
             told += self._compute(stream)
         if host.awaited >= 0:
-            told += [
-                f"the host waits at a sync for {self._name(host.awaited)}",
-                *self._tensor(host.awaited, None),
-            ]
+            told += [f"the host waits at a sync for {self._name(host.awaited)}", *self._tensor(host.awaited, None)]
         for link in self._links:
             if link.queue:
                 told += self._head(link.queue[0])
         if not told and not peers:
-            unsettled = [t for t in range(len(self._graph.tensors)) if self._places.is_awaited(t)]
+            unsettled = sorted(self._places.waiters)
             told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not told and not peers and not host.finished:
             told = ["the host could not issue its next step"]
@@ -65,11 +61,11 @@ class Explainer:
         return repr(self._graph.tensors[tensor].name)
 
     def _op(self, queued: Queued) -> str:
-        return f"op {self._graph.ops[queued[1]].name!r} (step {queued[0] & ISSUE_MASK})"
+        return f"op {self._graph.ops[queued[1].op].name!r} (step {queued[0] & ISSUE_MASK})"
 
     def _meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
-        collective = self._graph.ops[running[1]].collective if running is not None else None
+        collective = self._graph.ops[running[1].op].collective if running is not None else None
         if meeting is None or running is None or collective is None:
             return ""
         who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"
@@ -77,18 +73,14 @@ class Explainer:
 
     def _compute(self, stream: Stream) -> list[str]:
         """Why the head cannot start; nothing if that is for a compute of another stream, which tells on its own."""
-        key, _, step, _, lap = stream.queue[0]
-        what = self._op(stream.queue[0])
-        if behind(step.after, lap) is not None:
+        what, lacked = self._op(stream.queue[0]), stream.lacks()
+        if stream.behind():
             return []
-        lacked = stream.lacks(step, lap)
         if lacked is None:
-            if ahead_in_line(stream) is not None:
-                return []
             return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
-        tensor = lacked[1]
+        tensor = lacked[0]
         sentence = f"{what} waits for tensor {self._name(tensor)}"
-        return [sentence, *self._tensor(tensor, key)] if self._once(sentence) else []
+        return [sentence, *self._tensor(tensor, stream.queue[0][0])] if self._once(sentence) else []
 
     def _tensor(self, tensor: int, before: int | None) -> list[str]:
         transfer = self._places.first_transfer(tensor, before)
@@ -109,10 +101,10 @@ class Explainer:
             f"the copy of {self._name(tensor)} from {tiers[link.source].name} to {tiers[link.target].name} "
             f"(step {head[0] & ISSUE_MASK})"
         )
-        if link.is_gated(head):
+        if link.is_gated(head[1], head[3]):
             sentence = f"{what} waits for the compute issued before it"
             return [sentence] if self._once(sentence) else []
-        if link.lacks_tensor(head[1], head[2]):
+        if link.lacks_tensor(head[1], head[3]):
             sentence = f"{what} waits for its source"
             return [sentence, *self._tensor(tensor, head[0])] if self._once(sentence) else []
         sentence = self._room(what, link.target, self._places.size_bytes[tensor])

@@ -1,26 +1,45 @@
-"""How long a kernel takes when copies take bandwidth of the compute tier from it (a switch)."""
+"""How long a kernel takes that depends on others: collectives, and kernels from which copies take bandwidth."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import simpy
+
 from simulator.cost import arithmetic_ns, chosen_op, expected_op, memory_rate_cap, memory_work
-from simulator.engine.rounds import Rounds
+from simulator.engine.meeting import Communicator
+from simulator.engine.rounds import Recurring
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Stream
-from simulator.graph import Graph
+from simulator.engine.stream import Compute, Stream
+from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 
+Kernel = Callable[[Stream, Compute], None]
+"""Begins a kernel now, and sooner or later the stream's span."""
 
-class MemoryTraffic:
-    """The memory side of one kernel, as the owner of a flow in the compute tier's bandwidth."""
 
-    __slots__ = ("_least_end_ns", "_stream")
+def with_meetings(meets: Mapping[int, tuple[Communicator, Collective]], other: Kernel | None) -> Kernel:
+    """Let ops come to meetings.
 
-    def __init__(self, stream: Stream, least_end_ns: int) -> None:
-        self._stream, self._least_end_ns = stream, least_end_ns
+    Parameters
+    ----------
+    meets
+        By op, with whom it meets for what.
+    other
+        What begins the other kernels; None: they take their time alone.
+    """
 
-    def end(self) -> None:
-        """The traffic is over; the kernel ends with its arithmetic, if that takes longer."""
-        self._stream.span.begin(max(0, self._least_end_ns - self._stream.places.rounds.clock.now))
+    def begin(stream: Stream, compute: Compute) -> None:
+        if compute.op in meets:
+            communicator, collective = meets[compute.op]
+            communicator.arrive(stream, collective)
+        elif other is not None:
+            other(stream, compute)
+        else:
+            stream.end_after(stream.columns.duration_ns[compute.op])
+
+    return begin
 
 
 class ContendedKernels:
@@ -35,38 +54,38 @@ class ContendedKernels:
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, path: Path, network: Network) -> None:
-        self._path, self._network = path, network
-        launch = hardware.compute.launch_ns
-        self._cap = memory_rate_cap(hardware)
-        self._least = [
-            op.duration_ns if op.duration_ns is not None else launch + arithmetic_ns(op, hardware) for op in graph.ops
-        ]
+        self._graph, self._hardware, self._path, self._network = graph, hardware, path, network
+        self._launch_ns, self._cap = hardware.compute.launch_ns, memory_rate_cap(hardware)
         sizes = [tensor.size_bytes for tensor in graph.tensors]
-        ops = [expected_op(op, sizes) for op in graph.ops]
-        self._work = [0 if op.duration_ns is not None else memory_work(op, hardware) for op in ops]
-        self._launch, self._graph, self._hardware = launch, graph, hardware
+        self._least_ns = [
+            self._launch_ns + arithmetic_ns(op, hardware) if op.duration_ns is None else op.duration_ns
+            for op in graph.ops
+        ]
+        self._work = [
+            memory_work(expected_op(op, sizes), hardware) if op.duration_ns is None else 0 for op in graph.ops
+        ]
 
-    def begin(self, stream: Stream, op: int) -> None:
+    def begin(self, stream: Stream, compute: Compute) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
-        clock, work = stream.places.rounds.clock, self._work[op]
-        step = stream.running[2] if stream.running else None
-        if step is not None and work and step.duration_ns >= 0:
-            work = memory_work(chosen_op(self._graph.ops[op], step.chosen_bytes), self._hardware)
+        work, least_ns, rounds = self._work[compute.op], self._least_ns[compute.op], stream.places.rounds
+        if work and compute.duration_ns >= 0:
+            work = memory_work(chosen_op(self._graph.ops[compute.op], compute.chosen_bytes), self._hardware)
         if not work:
-            stream.span.begin(self._least[op])
+            stream.end_after(least_ns)
             return
-        traffic = MemoryTraffic(stream, clock.now + self._least[op])
+        until_ns = rounds.clock.now + least_ns
         key = stream.running[0] if stream.running else 0
-        if self._launch:
-            timer = clock.timeout(self._launch)
-            timer.callbacks.append(lambda event: self._join(work, key, traffic, stream.places.rounds))
-        else:
-            self._join(work, key, traffic, None)
 
-    def meeting(self, op: int) -> None:
-        """No kernel here is a collective."""
+        def end() -> None:
+            stream.end_after(max(0, until_ns - rounds.clock.now))
 
-    def _join(self, work: int, key: int, traffic: MemoryTraffic, rounds: Rounds | None) -> None:
-        self._network.join(self._path, self._cap, work, key, traffic)
-        if rounds is not None:
+        flow = partial(self._network.join, self._path, self._cap, work, key, end)
+        if not self._launch_ns:
+            flow()
+            return
+
+        def launched(event: simpy.Event) -> None:
+            flow()
             rounds.close()
+
+        rounds.clock.at(rounds.clock.now + self._launch_ns, Recurring(rounds.clock, launched))

@@ -8,88 +8,71 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from heapq import heappop, heappush
 
 import simpy
 
 from simulator.cost import lead_ns, rate_cap, transfer_ns, work
-from simulator.engine.places import Places
-from simulator.engine.recorder import place, span_row
-from simulator.engine.rounds import Alarm
+from simulator.engine.places import Places, Transfer
+from simulator.engine.recorder import Recorder, span_row
+from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers
 from simulator.engine.sharing import Network, Path
-from simulator.engine.waits import (
-    Accountable,
-    Computes,
-    Counter,
-    Gate,
-    Issuer,
-    Wanted,
-    are_running,
-    wait_for,
-    wait_for_start,
-)
+from simulator.engine.stream import Computes, Stream, unended, unstarted, wait_for_end, wait_for_start
 from simulator.hardware import Link
 from simulator.plan import COPY
 
 
-class CopyStep:
-    """A copy.
+@dataclass(slots=True)
+class Copy:
+    """A copy with the counts of what must have happened before it starts.
 
     Attributes
     ----------
-    link, tensor, alone_ns
-        What moves where; time of the transfer if nobody slows it down [ns].
+    link, tensor
+        What moves where.
+    moves
+        Moves of the tensor that must have ended.
     gate, gate_number
         The stream of the last compute issued before, and that compute's number there.
     line
         As for a compute.
-    moves
-        Moves of the tensor that must have ended.
     writers
         Computes issued before that write the tensor.
     """
 
     link: LinkQueue
     tensor: int
-    alone_ns: int
-    gate: Counter
+    moves: int
+    gate: Stream
     gate_number: int
     line: Computes
-    moves: int
     writers: Computes
-    __slots__ = ("alone_ns", "gate", "gate_number", "line", "link", "moves", "tensor", "writers")
-
-    def issue(self, host: Issuer) -> bool:
-        """Issue it."""
-        self.link.append((host.key, self, host.lap, host.now))
-        return True
 
 
-Transfer = tuple[int, CopyStep, int, int]
-"""A copy that was issued: key, step, lap, time of issue [ns]."""
-
-
-class Channel(simpy.Event):
+class Channel(Recurring):
     """One channel of a link; as an event, the end of its transfer (or of the transfer's latency).
 
     Attributes
     ----------
-    link, number, place
-        Which channel this is, also in one number for rows of the trace.
+    link, number
+        Which channel this is.
     transfer, start_ns
         What is under way, and since when [ns].
     """
 
-    __slots__ = ("link", "number", "place", "start_ns", "transfer")
+    transfer: Transfer
 
     def __init__(self, link: LinkQueue, number: int) -> None:
-        super().__init__(link.clock)
-        self.link, self.number, self.place = link, number, place(COPY, link.number, number)
-        self.transfer: Transfer
-        self.start_ns = -1
-        self.callbacks = [link.finish]
-        self._ok, self._value = True, None
+        super().__init__(link.clock, link.finish)
+        self.link, self.number, self.start_ns = link, number, -1
+
+    @property
+    def size_bytes(self) -> int:
+        """What is under way [B]."""
+        copy: Copy = self.transfer[1]
+        return self.link.places.size_bytes[copy.tensor]
 
     def end(self) -> None:
         """The transfer's bytes are across."""
@@ -98,50 +81,42 @@ class Channel(simpy.Event):
 
 
 class Shared:
-    """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs."""
+    """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs.
 
-    __slots__ = ("_caps", "_leads_ns", "_network", "_path", "_queue", "_works")
+    Parameters
+    ----------
+    queue, link
+        Whose transfers these are.
+    path, network
+        What they go through, beside what.
+    """
 
     def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
         self._queue, self._path, self._network = queue, path, network
-        self._leads_ns = _BySize(partial(lead_ns, link=link))
-        self._caps = _BySize(partial(rate_cap, link=link))
-        self._works = _BySize(partial(work, bandwidth_bytes_per_s=path.unit))
+        self._lead_ns = cache(partial(lead_ns, link=link))
+        self._cap = cache(partial(rate_cap, link=link))
+        self._work = cache(partial(work, bandwidth_bytes_per_s=path.unit))
         for channel in queue.channels:
             channel.callbacks = [self._join_late]
 
     def begin(self, channel: Channel) -> None:
         """Begin now; the channel's `end` is called when it is over."""
-        queue = self._queue
-        if lead := self._leads_ns[queue.places.size_bytes[channel.transfer[1].tensor]]:
-            queue.clock.at(queue.clock.now + lead, channel)
+        if lead := self._lead_ns(channel.size_bytes):
+            channel.link.clock.at(channel.start_ns + lead, channel)
         else:
             self._join(channel)
 
     def _join_late(self, channel: Channel) -> None:
         """The latency is over; what has no work left ends now, as every transfer does whose time is over."""
-        if not self._works[self._queue.places.size_bytes[channel.transfer[1].tensor]]:
+        if not self._work(channel.size_bytes):
             self._queue.finish(channel)
             return
         self._join(channel)
         self._queue.places.rounds.close()
 
     def _join(self, channel: Channel) -> None:
-        key, step = channel.transfer[:2]
-        size = self._queue.places.size_bytes[step.tensor]
-        self._network.join(self._path, self._caps[size], self._works[size], key, channel)
-
-
-class _BySize(dict[int, int]):
-    """By size [B], what a transfer of that size takes of something; found when first asked for."""
-
-    def __init__(self, of: Callable[[int], int]) -> None:
-        super().__init__()
-        self._of = of
-
-    def __missing__(self, size: int) -> int:
-        self[size] = found = self._of(size)
-        return found
+        size = channel.size_bytes
+        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], channel.end)
 
 
 class LinkQueue:
@@ -153,211 +128,146 @@ class LinkQueue:
     ----------
     number, link
         The link and its id.
-    ends
-        Ids of the tiers that it joins: source and target.
     places
         The rank's places.
-    spans
-        Takes rows of the trace, short.
+    recorder
+        Takes rows of the trace.
     wait_for_end
         Whether a copy waits for the end, not the start, of the last compute issued before it.
 
     Attributes
     ----------
-    alone_ns
-        By size [B], time of a transfer if nobody slows it down [ns].
-    queue, running
-        Transfers that have not started; channels in use.
-    shared
-        How transfers share bandwidth; None if nobody can slow them down.
+    source, target
+        Ids of the tiers that it joins.
+    queue, free, running
+        Transfers that have not started; channels that are free, and in use.
+    begin
+        Begins a transfer beside others; None if nobody can slow it down.
     gate
         What may stop it, if anything.
     watchers
-        Streams whose wait depends on this link.
+        Waits that depend on this link.
     """
 
-    __slots__ = (
-        "_alarm",
-        "_held",
-        "_link",
-        "_moves_ended",
-        "_moves_per_lap",
-        "_room",
-        "_rounds",
-        "_size_bytes",
-        "_source_valid",
-        "_spans",
-        "_transfers",
-        "_valid",
-        "_wait_for_end",
-        "alone_ns",
-        "channels",
-        "clock",
-        "considered",
-        "free",
-        "gate",
-        "number",
-        "places",
-        "queue",
-        "running",
-        "shared",
-        "source",
-        "target",
-        "watchers",
-    )
-
-    def __init__(
-        self, number: int, link: Link, ends: tuple[int, int], places: Places, spans: bytearray, *, wait_for_end: bool
-    ) -> None:
+    def __init__(self, number: int, link: Link, places: Places, recorder: Recorder, *, wait_for_end: bool) -> None:
+        names = [tier.name for tier in places.tiers]
         self.number, self.places, self.clock = number, places, places.rounds.clock
-        self.source, self.target = ends
+        self.source, self.target = names.index(link.source), names.index(link.target)
         self.queue: deque[Transfer] = deque()
-        self.channels = [Channel(self, i) for i in range(link.channels)]
-        self.free = list(range(link.channels))
-        self.running: list[Channel] = []
-        self.shared: Shared | None = None
+        self.free, self.running = list(range(link.channels)), list[Channel]()
+        self.channels = [Channel(self, i) for i in self.free]
+        self.begin: Callable[[Channel], None] | None = None
         self.gate: Gate | None = None
         self.considered = False
-        self.watchers: list[Accountable] = []
-        self._link, self._spans, self._wait_for_end = link, spans, wait_for_end
-        self.alone_ns = _BySize(partial(transfer_ns, link=link))
-        self._rounds = places.rounds
-        self._alarm = Alarm(self._rounds, self)
-        self._source_valid, self._valid = places.valid[self.source], places.valid[self.target]
-        self._held, self._room = places.held[self.target], places.tiers[self.target]
-        self._size_bytes, self._transfers = places.size_bytes, places.transfers
-        self._moves_ended, self._moves_per_lap = places.moves_ended, places.moves_per_lap
+        self.watchers: Watchers = []
+        self._spans, self._wait_for_end = recorder.spans, wait_for_end
+        self._alone_ns = cache(partial(transfer_ns, link=link))
+        self._rounds, self._alarm = places.rounds, Alarm(places.rounds, self)
 
     def share(self, other: LinkQueue) -> None:
         """Share the queue and the channels of another link."""
         self.queue, self.free, self.running, self.watchers = other.queue, other.free, other.running, other.watchers
 
     def append(self, transfer: Transfer) -> None:
-        """Take an issued transfer into the queue."""
-        queue, tensor = self.queue, transfer[1].tensor
-        if tensor in self._transfers:
-            self._transfers[tensor].append(transfer)
-        else:
-            self._transfers[tensor] = [transfer]
-        queue.append(transfer)
-        if self.free and len(queue) == 1:
+        """Take an issued copy into the queue."""
+        self.places.transfers.setdefault(transfer[1].tensor, []).append(transfer)
+        self.queue.append(transfer)
+        if self.free and len(self.queue) == 1:
             self.look_again()
 
     def look_again(self) -> None:
         """Have the link of the first transfer try it in the present round; if it is not eligible yet, when it is."""
-        if self.queue:
-            head = self.queue[0]
-            link = head[1].link
-            if not link.waits_at_gate(head):
-                self._rounds.consider(link, head[0])
+        if not self.queue:
+            return
+        key, copy, _, lap = self.queue[0]
+        if not self._waits_at_gate(copy, lap) and not wait_for_start(copy.line, lap, self.look_again):
+            self._rounds.consider(copy.link, key)
 
-    def waits_at_gate(self, head: Transfer) -> bool:
-        """Whether the head is not eligible yet; if so, look again when it is."""
-        _, step, lap, _ = head
-        gate, number = step.gate, step.gate_number
-        if lap:
-            number += lap * gate.per_lap
+    def _waits_at_gate(self, copy: Copy, lap: int) -> bool:
+        """Whether the last compute issued before the copy has not come so far yet; if so, look again when it has."""
+        gate, number = copy.gate, copy.gate_number + lap * copy.gate.per_lap
         if self._wait_for_end:
             if gate.ended < number:
-                gate.wait_for_end(number, self)
+                gate.wait_for_end(number, self.look_again)
                 return True
         elif gate.started < number:
-            gate.wait_for_start(number, self)
+            gate.wait_for_start(number, self.look_again)
             return True
-        if step.line:
-            return wait_for_start(step.line, lap, self)
         return False
 
-    def is_gated(self, head: Transfer) -> bool:
+    def is_gated(self, copy: Copy, lap: int) -> bool:
         """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
-        _, step, lap, _ = head
-        gate = step.gate
-        if (gate.ended if self._wait_for_end else gate.started) < step.gate_number + lap * gate.per_lap:
-            return True
-        return any(stream.started < number + lap * stream.per_lap for stream, number in step.line)
+        come = copy.gate.ended if self._wait_for_end else copy.gate.started
+        return come < copy.gate_number + lap * copy.gate.per_lap or unstarted(copy.line, lap) is not None
 
-    def lacks_tensor(self, step: CopyStep, lap: int) -> bool:
+    def lacks_tensor(self, copy: Copy, lap: int) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
-        tensor = step.tensor
-        if not self._source_valid[tensor]:
+        places, tensor = self.places, copy.tensor
+        if not places.valid[self.source][tensor]:
             return True
-        moves = step.moves
-        if lap:
-            moves += lap * self._moves_per_lap[tensor]
-        if self._moves_ended[tensor] < moves:
+        if places.moves_ended[tensor] < copy.moves + lap * places.moves_per_lap[tensor]:
             return True
-        return bool(step.writers) and are_running(step.writers, lap)
+        return unended(copy.writers, lap) is not None
 
     def wanted(self) -> Wanted:
         """The place that the head takes."""
         tensor = self.queue[0][1].tensor
-        return [(tensor, self._size_bytes[tensor])]
+        return [(tensor, self.places.size_bytes[tensor])]
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""
         if not self.queue or not self.free or (self.gate is not None and self.gate.is_open):
             return
-        key, step, lap, issued_ns = head = self.queue[0]
-        now, tensor = self.clock.now, step.tensor
-        if issued_ns > now:
+        key, copy, issued_ns, lap = self.queue[0]
+        places, tensor, target = self.places, copy.tensor, self.target
+        if issued_ns > self.clock.now:
             self._alarm.set(issued_ns)
-            return
-        if self.lacks_tensor(step, lap):
-            self._wait_for_tensor(head)
-            return
-        if not self._held[tensor]:
-            size = self._size_bytes[tensor]
-            if size and not self._room.admit_copy(self, key, size):
-                return
-            self.places.hold(tensor, self.target)
-        self.queue.popleft()
+        elif self.lacks_tensor(copy, lap):
+            if not wait_for_end(copy.writers, lap, self.look_again):
+                moves = copy.moves + lap * places.moves_per_lap[tensor]
+                places.wait_for_moves(tensor, moves, key, self.look_again)
+        elif places.held[target][tensor]:
+            self._start()
+        else:
+            size = places.size_bytes[tensor]
+            if not size or places.tiers[target].admit_copy(self, key, size):
+                places.hold(tensor, target)
+                self._start()
+
+    def _start(self) -> None:
         channel = self.channels[heappop(self.free)]
-        channel.transfer, channel.start_ns = head, now
+        channel.transfer, channel.start_ns = self.queue.popleft(), self.clock.now
         self.running.append(channel)
         if self.watchers:
-            self._wake_watchers()
-        if self.shared is None:
-            self.clock.at(now + step.alone_ns, channel)
+            self._rounds.wake(self.watchers)
+        if self.begin is None:
+            self.clock.at(self.clock.now + self._alone_ns(self.places.size_bytes[channel.transfer[1].tensor]), channel)
         else:
-            self.shared.begin(channel)
+            self.begin(channel)
         if self.free:
             self.look_again()
 
-    def _wait_for_tensor(self, head: Transfer) -> None:
-        key, step, lap, _ = head
-        if not wait_for(step.writers, lap, self):
-            moves = step.moves + lap * self._moves_per_lap[step.tensor]
-            self.places.wait_for_moves(step.tensor, moves, key, self)
-
-    def _wake_watchers(self) -> None:
-        """Let the streams whose wait depends on this link account for it anew."""
-        self._rounds.restless += self.watchers
-        self.watchers.clear()
-
     def end(self, channel: Channel) -> None:
         """The transfer is over: its target is valid, its channel free."""
-        key, step, _, issued_ns = transfer = channel.transfer
-        tensor, places = step.tensor, self.places
+        key, copy, issued_ns, _ = channel.transfer
+        tensor, places = copy.tensor, self.places
         self.running.remove(channel)
         heappush(self.free, channel.number)
-        self._spans += span_row(key, channel.place, tensor, issued_ns, channel.start_ns, self.clock.now)
-        self._valid[tensor] = True
-        under_way = self._transfers[tensor]
-        if len(under_way) == 1:
-            del self._transfers[tensor]
-        else:
-            under_way.remove(transfer)
+        issue, start, end = key & ISSUE_MASK, channel.start_ns, self.clock.now
+        self._spans += span_row(places.rank, COPY, tensor, self.number, channel.number, issue, issued_ns, start, end)
+        places.valid[self.target][tensor] = True
+        under_way = places.transfers[tensor]
+        under_way.remove(channel.transfer)
+        if not under_way:
+            del places.transfers[tensor]
         places.end_move(tensor)
         if self.watchers:
-            self._wake_watchers()
+            self._rounds.wake(self.watchers)
         if self.gate is not None and self.gate.is_open:
             self.gate.look_again()
 
     def finish(self, event: simpy.Event) -> None:
         """End the transfer of the channel that this event is, and close the round: the next one may start."""
         self.end(event)  # type: ignore[arg-type]
-        queue = self.queue
-        if queue and not self.waits_at_gate(queue[0]):
-            self._rounds.close_with(queue[0][1].link, queue[0][0])
-        else:
-            self._rounds.close()
+        self.look_again()
+        self._rounds.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.engine.program import Columns
 from simulator.engine.rounds import Rounds
 from simulator.engine.tier import TierInstance
-from simulator.engine.waits import Counter, Waiter
 from simulator.trace import RESIDENCIES, packer
 
 _row = packer(RESIDENCIES)
@@ -17,7 +16,7 @@ NO_COPY = 1 << 62
 """In place of the key of a transfer: behind all there are."""
 
 Transfer = tuple[int, Any, int, int]
-"""A copy that was issued: key, step, lap, time of issue [ns]."""
+"""A copy that was issued: key, copy, time of issue [ns], lap."""
 
 
 class Places:
@@ -27,8 +26,8 @@ class Places:
     ----------
     rank
         Its number.
-    columns
-        Its compiled graph.
+    size_bytes
+        Of each tensor [B].
     tiers
         The rank's tier instances, by tier id.
     rounds
@@ -41,48 +40,29 @@ class Places:
     held, valid
         Per tier, per tensor: whether there is a place, and whether its content is valid.
     moves_ended, moves_per_lap
-        Per tensor: copies and detaches that have ended; those in one lap of a plan that runs many.
+        Per tensor: copies and detaches that have ended; those in one lap of a plan that is run many times.
     transfers
         Tensor -> its transfers that have not ended, in issue order; nothing of those that have none.
+    waiters
+        Tensor -> those who wait for moves of it, as a heap: how many, their keys, and what to call.
     """
 
-    __slots__ = (
-        "_clock",
-        "_residencies",
-        "_waiters",
-        "held",
-        "moves_ended",
-        "moves_per_lap",
-        "rank",
-        "rounds",
-        "size_bytes",
-        "streams",
-        "tiers",
-        "transfers",
-        "valid",
-    )
-
     def __init__(
-        self, rank: int, columns: Columns, tiers: list[TierInstance], rounds: Rounds, residencies: bytearray
+        self, rank: int, size_bytes: list[int], tiers: list[TierInstance], rounds: Rounds, residencies: bytearray
     ) -> None:
-        size_bytes = columns.size_bytes
-        tensors = len(size_bytes)
         self.rank, self.size_bytes, self.tiers, self.rounds = rank, size_bytes, tiers, rounds
-        self._clock = rounds.clock
-        self.streams: list[Counter] = []
-        self.held = [[False] * tensors for _ in tiers]
-        self.valid = [[False] * tensors for _ in tiers]
-        self.moves_ended = [0] * tensors
-        self.moves_per_lap = [0] * tensors
-        self._waiters: dict[int, list[tuple[int, int, Waiter]]] = {}
+        self._clock, self._residencies = rounds.clock, residencies
+        self.held = [[False] * len(size_bytes) for _ in tiers]
+        self.valid = [[False] * len(size_bytes) for _ in tiers]
+        self.moves_ended = [0] * len(size_bytes)
+        self.moves_per_lap = [0] * len(size_bytes)
+        self.waiters: dict[int, list[tuple[int, int, Callable[[], None]]]] = {}
         self.transfers: dict[int, list[Transfer]] = {}
-        self._residencies = residencies
 
     def hold(self, tensor: int, tier: int) -> None:
         """Mark a place as taken; its room was granted before."""
         self.held[tier][tensor] = True
-        size = self.size_bytes[tensor]
-        if size:
+        if size := self.size_bytes[tensor]:
             self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
 
     def free(self, tensor: int, tier: int) -> None:
@@ -90,8 +70,7 @@ class Places:
         held = self.held[tier]
         if held[tensor]:
             held[tensor] = self.valid[tier][tensor] = False
-            size = self.size_bytes[tensor]
-            if size:
+            if size := self.size_bytes[tensor]:
                 self._residencies += _row(self._clock.now, self.rank, tier, tensor, -size)
                 self.tiers[tier].release(size, tensor)
         self.end_move(tensor)
@@ -103,29 +82,25 @@ class Places:
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
-        waiters = self._waiters.get(tensor)
+        waiters = self.waiters.get(tensor)
         if waiters is not None:
             while waiters and waiters[0][0] <= ended:
-                heappop(waiters)[2].look_again()
+                heappop(waiters)[-1]()
             if not waiters:
-                del self._waiters[tensor]
+                del self.waiters[tensor]
 
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
-        """The earliest transfer of the tensor that has not ended, among those issued before a step."""
+        """The earliest transfer of the tensor that has not ended, among those issued before an action."""
         transfers = self.transfers.get(tensor)
         if transfers is not None and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
 
     def last_transfer(self, tensor: int, before: int) -> int:
-        """Key of the last transfer of the tensor that has not ended, among those issued before a step, if any."""
+        """Key of the last transfer of the tensor that has not ended, among those issued before an action, if any."""
         return next((one[0] for one in reversed(self.transfers.get(tensor, ())) if one[0] < before), NO_COPY)
 
-    def wait_for_moves(self, tensor: int, count: int, key: int, waiter: Waiter) -> None:
-        """Call `waiter` when so many moves of the tensor have ended; at the next end if they have already."""
-        least = self.moves_ended[tensor] + 1
-        heappush(self._waiters.setdefault(tensor, []), (count if count > least else least, key, waiter))
-
-    def is_awaited(self, tensor: int) -> bool:
-        """Whether someone waits for moves of the tensor."""
-        return tensor in self._waiters
+    def wait_for_moves(self, tensor: int, moves: int, key: int, look_again: Callable[[], None]) -> None:
+        """Call back when so many moves of the tensor have ended; at the next end if they have already."""
+        moves = max(moves, self.moves_ended[tensor] + 1)
+        heappush(self.waiters.setdefault(tensor, []), (moves, key, look_again))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.engine.spaces import Holes, Move, Range
-from simulator.engine.waits import Wanted
+from simulator.engine.rounds import Wanted
+from simulator.engine.spaces import Holes, Move, Range, Space
 from simulator.hardware.device import Allocator
 
 _LARGE, _SMALL = 0, 1
 
 
-class Pools:
+class Pools(Space):
     """Blocks of cached segments, by the rules of `simulator.hardware.device.Caching`.
 
     The smallest cached block that suffices is given out, split if enough is left; where there is none, a segment is got
@@ -32,39 +32,18 @@ class Pools:
         The rules.
     """
 
-    __slots__ = ("_blocks", "_blocks_bytes", "_capacity", "_end", "_holes", "_page", "_remaps", "_reserved", "_rules",
-                 "_segments", "places")  # fmt: skip
-
     def __init__(self, capacity: int, figures: Allocator) -> None:
+        super().__init__()
         self._capacity, self._rules, self._page = capacity, figures.caching, figures.page_bytes
         self._remaps = figures.caching.remaps and figures.compaction is not None
         self._holes = (Holes(0), Holes(0))
         self._segments: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._blocks: dict[int, int] = {}
-        self._blocks_bytes = [0, 0]
         self._end = self._reserved = 0
-        self.places: dict[int, Range] = {}
 
-    def take(self, wanted: Wanted) -> bool:
-        """Take a block for each of these places, or none if one of them finds none."""
-        taken: list[int] = []
-        for item, size in wanted:
-            block = self._rules.block_bytes(size)
-            place = self._place(block)
-            if place is None:
-                for before in taken:
-                    self.give(before)
-                return False
-            self.places[item], self._blocks[item] = place, block
-            self._blocks_bytes[self._pool(block)] += block
-            taken.append(item)
-        return True
-
-    def _pool(self, block: int) -> int:
-        return _SMALL if block <= self._rules.small_bytes else _LARGE
-
-    def _place(self, block: int) -> Range | None:
+    def _cut(self, item: int, size: int) -> Range | None:
         """Cut a block from what is cached, or from a new segment; None if the device has too little left."""
+        block = self._rules.block_bytes(size)
         pool, least_rest = self._pool(block), self._rules.least_rest_bytes(block)
         place = self._holes[pool].take(block, least_rest)
         if place is None:
@@ -73,7 +52,11 @@ class Pools:
                 return None
             self._add_segment(pool, segment)
             place = self._holes[pool].take(block, least_rest)
+        self._blocks[item] = block
         return place
+
+    def _pool(self, block: int) -> int:
+        return _SMALL if block <= self._rules.small_bytes else _LARGE
 
     def _add_segment(self, pool: int, size: int) -> None:
         """Get a segment; a page that is not mapped lies between any two."""
@@ -84,26 +67,23 @@ class Pools:
 
     def give(self, item: int) -> Range:
         """Give a block back, and tell where it was."""
-        place, block = self.places.pop(item), self._blocks.pop(item)
-        pool = self._pool(block)
-        self._holes[pool].give(*place)
-        self._blocks_bytes[pool] -= block
+        place = super().give(item)
+        self._holes[self._pool(self._blocks.pop(item))].give(*place)
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
         """Whether giving back, or compaction, would let all of them have blocks of new segments."""
-        new = self._new_bytes(wanted)
+        new = sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
         if self._reserved - sum(size for _, _, size in self._unused()) + new <= self._capacity:
             return True
-        return self._remaps and sum(map(self._packed_bytes, self._blocks_bytes)) + new <= self._capacity
+        return self._remaps and sum(self._packed_bytes()) + new <= self._capacity
 
-    def _new_bytes(self, wanted: Wanted) -> int:
-        """What segments of their own take, one for each [B]."""
-        return sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
-
-    def _packed_bytes(self, blocks: int) -> int:
-        """Size of the one segment that holds so many bytes of blocks [B]."""
-        return -(-blocks // self._page) * self._page
+    def _packed_bytes(self) -> list[int]:
+        """By pool, size of the one segment that holds all its blocks [B]."""
+        blocks = [0, 0]
+        for block in self._blocks.values():
+            blocks[self._pool(block)] += block
+        return [-(-size // self._page) * self._page for size in blocks]
 
     def _unused(self) -> Iterator[tuple[int, int, int]]:
         """Segments without a place: pool, offset and size."""
@@ -131,9 +111,9 @@ class Pools:
     def compact(self) -> Iterator[Move]:
         """Put the blocks of each pool into one new segment, in the order of their addresses."""
         self._holes, self._segments, self._reserved = (Holes(0), Holes(0)), ({}, {}), 0
-        for pool, blocks in enumerate(self._blocks_bytes):
-            if blocks:
-                self._add_segment(pool, self._packed_bytes(blocks))
+        for pool, size in enumerate(self._packed_bytes()):
+            if size:
+                self._add_segment(pool, size)
         for item, old in sorted(self.places.items(), key=lambda place: place[1]):
             block = self._blocks[item]
             place = self._holes[self._pool(block)].take(block)
@@ -144,7 +124,7 @@ class Pools:
     @property
     def movable_bytes(self) -> int:
         """All blocks: each gets a new address [B]."""
-        return sum(self._blocks_bytes)
+        return sum(self._blocks.values())
 
     @property
     def reserved_bytes(self) -> int:

@@ -8,7 +8,7 @@ from itertools import chain
 
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, Plan
 from simulator.scenario import AllocatorKind
 
 
@@ -50,69 +50,34 @@ class Columns:
         Per tensor: whether it is.
     reads, writes
         Per op: tracked tensors that it reads, and writes.
-    light
-        Per op: the same as `reads` if that is all it names and it takes no workspace; else None.
     duration_ns, workspace_bytes, is_collective
         Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
         late reads the duration is set when it starts.
-    size_bytes
+    size_bytes, home
         Per tensor.
     written
-        Per tensor: whether some op writes it.
+        Tensors that some op writes.
     streams
         How many compute streams the plan uses.
     compute_tier
         Id of the tier that kernels work in.
-    starts_here
-        Per tensor: whether it is in the compute tier at time 0.
     outputs
         What a step puts out, beside what is persistent.
-    parting
-        Positions, in a fixed plan or a backbone, of the detaches that give up the only valid copy of an output.
     """
-
-    __slots__ = (
-        "compute_tier",
-        "duration_ns",
-        "is_collective",
-        "light",
-        "outputs",
-        "parting",
-        "reads",
-        "size_bytes",
-        "starts_here",
-        "streams",
-        "tracked",
-        "workspace_bytes",
-        "writes",
-        "written",
-    )
 
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
         self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
         self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
-        writes = [op.writes for op in graph.ops]
-        self.reads, self.writes = _those([op.reads for op in graph.ops], tracked), _those(writes, tracked)
+        self.reads = [tuple([t for t in op.reads if tracked[t]]) for op in graph.ops]
+        self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
-        once: dict[int, int] = {}
-        self.duration_ns = list(map(once.setdefault, program.durations_ns, program.durations_ns))
-        about = zip(self.reads, self.writes, self.workspace_bytes, strict=True)
-        self.light = [None if writes or workspace else reads for reads, writes, workspace in about]
-        collective = OpKind.COLLECTIVE
-        self.is_collective = [op.kind is collective for op in graph.ops]
-        written = frozenset(chain.from_iterable(writes))
-        self.written = [tensor in written for tensor in range(len(graph.tensors))]
+        self.duration_ns = list(program.durations_ns)
+        self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
+        self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
-        self.starts_here = [home == compute_tier for home in plan.home]
-        self.outputs = outputs(graph)
-        self.parting = _parting(graph, plan, compute_tier)
-
-
-def _those(tensors_by_op: list[tuple[int, ...]], tracked: list[bool]) -> list[tuple[int, ...]]:
-    """Return those that are tracked; the very same tuple if all are, so that what the engine walks over stays small."""
-    is_tracked = tracked.__getitem__
-    return [those if len(found := tuple(filter(is_tracked, those))) == len(those) else found for those in tensors_by_op]
+        self.home = plan.home
+        self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 
 
 def _streams(graph: Graph, plan: Plan) -> int:
@@ -135,27 +100,3 @@ def _tracked(plan: Plan, compute_tier: int, streams: int) -> list[bool]:
         if kind != COMPUTE:
             flags[tensor] = True
     return flags
-
-
-def _parting(graph: Graph, plan: Plan, compute_tier: int) -> frozenset[int]:
-    """Find the detaches that give up the only valid copy of an output."""
-    valid = {t: {plan.home[t]} - {NOWHERE} for t in outputs(graph)}
-    if not valid:
-        return frozenset()
-    found, parts = [], plan.backbone if plan.fixed is None else (plan.fixed,)
-    for at, (kind, a, b, c) in enumerate(chain.from_iterable(map(Steps.codes, parts))):
-        if kind == COMPUTE:
-            for tensor in valid.keys() & graph.ops[a].writes:
-                valid[tensor] = {compute_tier}
-        elif a in valid and kind == COPY:
-            valid[a].add(c)
-        elif a in valid and kind == DETACH and b in valid[a]:
-            valid[a].remove(b)
-            if not valid[a]:
-                found.append(at)
-    return frozenset(found)
-
-
-def outputs(graph: Graph) -> frozenset[int]:
-    """What a step puts out, beside what is persistent."""
-    return frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)

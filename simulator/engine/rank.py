@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from itertools import compress, count
+from collections.abc import Callable, Iterator
+from itertools import chain, compress, count
 
 from simulator.engine.blocked import Explainer
-from simulator.engine.book import Book, Routes
-from simulator.engine.compaction import guard
+from simulator.engine.compaction import Compactor
+from simulator.engine.counter import Counted, Counter, Routes
 from simulator.engine.host import Host
-from simulator.engine.issued import Issued
-from simulator.engine.kernels import ContendedKernels
+from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.late import LateReads
 from simulator.engine.ledger import Waiting
 from simulator.engine.link import LinkQueue, Shared
-from simulator.engine.meeting import Collectives
+from simulator.engine.machine import Machine, Uses
 from simulator.engine.places import Places
 from simulator.engine.program import Program
-from simulator.engine.shared import Machine, Uses
+from simulator.engine.recorder import code_row
 from simulator.engine.sharing import Resource
 from simulator.engine.stream import Stream
-from simulator.errors import CapacityError, Shortfall
-from simulator.plan import COMPUTE, Plan
+from simulator.engine.view import Issued
+from simulator.plan import COMPUTE
 
 
 class Rank:
@@ -38,51 +37,39 @@ class Rank:
         What it runs.
     checkpoint
         Called now and then.
+
+    Attributes
+    ----------
+    computes
+        How many it runs.
     """
 
     def __init__(self, machine: Machine, number: int, program: Program, checkpoint: Callable[[], None]) -> None:
-        hardware, plan = machine.hardware, program.plan
-        self._graph, self.machine, self.number = program.graph, machine, number
-        self._tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
-        self.columns = columns = machine.columns(program)
-        recorder = machine.recorder
-        self.places = Places(number, columns, self._tiers, machine.rounds, recorder.residencies)
-        self.streams = [Stream(i, self.places, columns, recorder.spans) for i in range(columns.streams)]
+        hardware, plan, recorder = machine.hardware, program.plan, machine.recorder
+        self._program, self._machine, self._number = program, machine, number
+        tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
+        self._columns = columns = machine.columns(program)
+        self._places = Places(number, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
+        self._streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
-        here = columns.compute_tier
-        guard(self._tiers[here], self.streams, [one for one in self._links if here in (one.source, one.target)])
-        routes = self._routes()
-        if plan.fixed is not None:
-            book = Book(self.places, columns, routes)
-        else:
-            book = Issued(self.places, columns, routes, program, recorder.issued(number))
-        if plan.fixed is not None and plan.repeats != program.graph.steps:
-            recorder.issued(number).extend(list(plan.fixed.codes()) * plan.repeats)
-        if program.draws is not None:
-            book.take_late(LateReads(program.graph, program.draws, columns))
-        if isinstance(book, Issued):
-            book.charge(hardware.host, is_compiled=bool(plan.backbone))
-        self._host = Host(self.places, plan, book, hardware.host, checkpoint)
-        self._host.now += program.starts_ns
-        for stream in self.streams:
-            stream.host, stream.waiting = self._host, Waiting(stream, recorder.waits)
-        self._contend()
-        self._meet(program)
-        self._settle_homes(plan)
-        self.computes = (
-            plan.fixed.kind.count(COMPUTE) * plan.repeats
-            if plan.fixed
-            else len(program.graph.ops) * program.graph.steps
-        )
+        self._compact()
+        self._host = Host(self._places, self._streams, self._actions(), hardware.host.queue_depth, checkpoint)
+        launches = not callable(plan.steps) or plan.backbone
+        self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
+        self._host.looks = callable(plan.steps) and plan.looks
+        for stream in self._streams:
+            stream.waiting = Waiting(stream, self._host, recorder.waits)
+        self._set_kernels()
+        self._settle_homes()
+        fixed, ops = plan.fixed, len(program.graph.ops)
+        self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
 
     def _link(self, number: int, name: str) -> LinkQueue:
-        machine, link = self.machine, self.machine.hardware.links[name]
+        machine, link = self._machine, self._machine.hardware.links[name]
         wait_for_end = machine.switches.copies_wait_for == "end"
-        names = machine.hardware.tier_names
-        ends = (names.index(link.source), names.index(link.target))
-        queue = LinkQueue(number, link, ends, self.places, machine.recorder.spans, wait_for_end=wait_for_end)
-        others = machine.resources(name, self.number)
+        queue = LinkQueue(number, link, self._places, machine.recorder, wait_for_end=wait_for_end)
+        others = machine.resources(name, self._number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue
         unit = link.bandwidth_bytes_per_s
@@ -91,87 +78,83 @@ class Rank:
             unit = min((other.bandwidth for other, _ in others), default=unit)
         is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
         path = machine.path(unit, own + others, even=is_even)
-        queue.shared = Shared(queue, link, path, machine.network)
+        queue.begin = Shared(queue, link, path, machine.network).begin
         return queue
 
     def _share_queues(self) -> None:
         """Let the links of a copy queue wait in one queue for the same channels."""
-        links = dict(zip(self.machine.hardware.links, self._links, strict=True))
-        for first, *others in self.machine.hardware.queues:
+        links = dict(zip(self._machine.hardware.links, self._links, strict=True))
+        for first, *others in self._machine.hardware.queues:
             for other in others:
                 links[other].share(links[first])
 
-    def _routes(self) -> Routes:
-        """The first link between two tiers."""
-        routes: Routes = [[None] * len(self._tiers) for _ in self._tiers]
+    def _compact(self) -> None:
+        """Let the compute tier be compacted, if it has addresses and its framework can do that."""
+        here, figures = self._columns.compute_tier, self._machine.hardware.allocator
+        tier, allocator = self._places.tiers[here], self._program.allocator
+        can = allocator == "caching" or (allocator == "best_fit" and figures.compaction is not None)
+        if tier.addresses is not None and can:
+            links = [link for link in self._links if here in (link.source, link.target)]
+            Compactor(tier, tier.addresses, figures, self._streams, links, self._machine.recorder)
+
+    def _actions(self) -> Iterator[Counted]:
+        """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""
+        program, plan, places, columns = self._program, self._program.plan, self._places, self._columns
+        routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
             routes[link.source][link.target] = link
-        return routes
+        late = None if program.draws is None else LateReads(program.graph, program.draws, columns)
+        costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
+        if callable(plan.steps):
+            issued = Issued(places, columns, self._streams, routes, late, program)
+            return issued.decided(plan.steps(issued), costs, rows)
+        if plan.repeats != program.graph.steps:
+            rows += b"".join(code_row(*code) for code in plan.steps.codes()) * plan.repeats
+        counter, price_ns = Counter(places, columns, self._streams, routes, late), costs.fixed.step_ns
+        if plan.repeats > 1 and late is None:
+            return counter.laps(plan.steps.codes(), plan.repeats, price_ns)
+        return counter.actions(chain.from_iterable(plan.steps.codes() for _ in range(plan.repeats)), price_ns)
 
-    def _contend(self) -> None:
-        """If copies take bandwidth from kernels, let each kernel's traffic flow."""
-        machine = self.machine
-        if not machine.switches.hbm_contention:
-            return
-        bandwidth = machine.compute_bandwidth(self.number)
-        path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
-        kernels = ContendedKernels(self._graph, machine.hardware, path, machine.network)
-        for stream in self.streams:
-            stream.kernels = kernels
-
-    def _meet(self, program: Program) -> None:
-        """Let each stream that runs collectives come to meetings."""
+    def _set_kernels(self) -> None:
+        """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""
+        machine, graph = self._machine, self._program.graph
+        kernel = None
+        if machine.switches.hbm_contention:
+            bandwidth = machine.compute_bandwidth(self._number)
+            path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
+            kernel = ContendedKernels(graph, machine.hardware, path, machine.network).begin
         meets = {}
-        for op in compress(count(), self.columns.is_collective):
-            collective = self._graph.ops[op].collective
+        for op in compress(count(), self._columns.is_collective):
+            collective = graph.ops[op].collective
             if collective is not None:
-                meets[op] = (self.machine.communicator(self._graph, collective, self.number), collective)
-        running = _collective_streams(program, meets.keys()) if meets else ()
-        for number in running:
-            stream = self.streams[number]
-            stream.kernels = Collectives(meets, stream.kernels, self.columns.duration_ns)
+                meets[op] = (machine.communicator(graph, collective, self._number), collective)
+        for stream in self._streams:
+            stream.kernel = with_meetings(meets, kernel) if meets else kernel
 
-    def _settle_homes(self, plan: Plan) -> None:
+    def _settle_homes(self) -> None:
         """Put what exists at time 0 where it is at home."""
-        for tensor, home in enumerate(plan.home):
+        places = self._places
+        for tensor, home in enumerate(self._program.plan.home):
             if home < 0:
                 continue
-            tier, size = self._tiers[home], self.places.size_bytes[tensor]
-            if not self.machine.is_stored(self.number, home, tensor):
-                tier.settle(tensor, size)
-            self.places.valid[home][tensor] = True
-            self.places.hold(tensor, home)
-            if tier.used > tier.capacity:
-                raise CapacityError(
-                    Shortfall(
-                        tier.name,
-                        tier.used,
-                        int(tier.capacity),
-                        f"home of {self._graph.tensors[tensor].name!r}",
-                    )
-                )
+            if not self._machine.is_stored(self._number, home, tensor):
+                name = self._program.graph.tensors[tensor].name
+                places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
+            places.valid[home][tensor] = True
+            places.hold(tensor, home)
 
     def begin(self) -> None:
-        """Let the host issue its first steps."""
-        self.machine.rounds.restless += self.streams
-        self._host.begin()
+        """Let the host issue its first actions."""
+        self._machine.rounds.restless += [stream.waiting for stream in self._streams]
+        self._host.advance()
 
     @property
     def ended(self) -> int:
         """Computes that are done."""
-        return sum(stream.ended for stream in self.streams)
+        return sum(stream.ended for stream in self._streams)
 
     def blocked(self) -> tuple[list[str], list[str]]:
         """What this rank lacks, and for which ranks it waits, if anything is not done."""
-        told = Explainer(self._graph, self.places, self.streams, self._links).sentences(self._host)
-        own, peers = ([f"rank {self.number}: {sentence}" for sentence in part] for part in told)
-        return (own, peers) if self.machine.has_ranks else told
-
-
-def _collective_streams(program: Program, collectives: Collection[int]) -> list[int]:
-    """Streams on which the plan runs collectives; a reactive one may do so on any."""
-    steps = program.plan.fixed
-    if steps is None:
-        return list(range(1 + len(program.graph.groups)))
-    found = zip(steps.kind, steps.a, steps.b, strict=True)
-    return sorted({stream for kind, op, stream in found if kind == COMPUTE and op in collectives})
+        told = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
+        own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in told)
+        return (own, peers) if self._machine.has_ranks else told

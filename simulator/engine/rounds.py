@@ -10,27 +10,85 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Protocol
 
 import simpy
 from simpy.events import NORMAL
 
-from simulator.engine.waits import Accountable, Head
+RANK_SHIFT = 40
+"""An action's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
+
+ISSUE_MASK = (1 << RANK_SHIFT) - 1
+"""What of a key is the issue number."""
+
+Wanted = list[tuple[int, int]]
+"""Places that are to be taken at once: tensors (``-1 - op`` for a workspace) and sizes [B]."""
 
 
-class Happening(Protocol):
-    """What can be scheduled: an event that has its value, or whatever else has callbacks."""
+class Head(Protocol):
+    """A stream, a link or a compaction: it starts its first action once that can start.
 
-    @property
-    def callbacks(self) -> Any:
-        """Whom to call with it when it happens."""
+    Attributes
+    ----------
+    considered
+        Whether it is on the agenda.
+    """
+
+    considered: bool
+
+    def try_start(self) -> None:
+        """Start the first action, or register with what it waits for."""
+
+    def look_again(self) -> None:
+        """Have the first action tried in the present round."""
+
+
+class Taker(Head, Protocol):
+    """A head that takes room."""
+
+    def wanted(self) -> Wanted:
+        """The places that its first action takes in the tier that it asks."""
+
+
+class Gate(Protocol):
+    """What keeps heads from starting anything while it is open: a compaction."""
+
+    is_open: bool
+
+    def look_again(self) -> None:
+        """See whether something still runs."""
+
+
+class Account(Protocol):
+    """The waits of a stream.
+
+    Attributes
+    ----------
+    is_open
+        Whether the stream waits.
+    """
+
+    is_open: bool
+
+    def look(self) -> None:
+        """Find the cause of the present wait anew, if there is one."""
+
+    def end(self, issue: int, op: int) -> None:
+        """Write the wait: the stream starts this op."""
+
+    def add(self, start_ns: int, end_ns: int, reason: tuple[int, int, int, int]) -> None:
+        """Write a wait of the running op."""
+
+
+Watchers = list[Account]
+"""Waits that may have another cause once what they watch changes."""
 
 
 class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds.
 
-    Most of what the engine does per event is Python calls, so the clock saves some: `now` is an attribute, not a
-    property, `run` steps without a call per event, and `at` takes an event that is used again and again.
+    `now` is an attribute, not a property, `run` steps without a call per event, and `at` takes an event that is used
+    again and again: together worth a sixth of a run (`tests/bench`, case ``decode``).
 
     Attributes
     ----------
@@ -46,9 +104,9 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        self.events: list[tuple[int, int, int, Happening]] = self._queue  # type: ignore[assignment]
+        self.events: list[tuple[int, int, int, simpy.Event]] = self._queue  # type: ignore[assignment]
 
-    def at(self, time_ns: int, event: Happening) -> None:
+    def at(self, time_ns: int, event: simpy.Event) -> None:
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
@@ -62,12 +120,19 @@ class Clock(simpy.Environment):
                 callback(event)
 
 
-def recurring(clock: Clock, callback: Callable[[simpy.Event], None]) -> simpy.Event:
-    """Make an event that can be used again and again with `Clock.at`, one use at a time."""
-    event = simpy.Event(clock)
-    event._ok, event._value = True, None
-    event.callbacks = [callback]
-    return event
+class Recurring(simpy.Event):
+    """An event that can be used again and again with `Clock.at`, one use at a time.
+
+    Parameters
+    ----------
+    clock, callback
+        When it happens, and what is called with it then.
+    """
+
+    def __init__(self, clock: Clock, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(clock)
+        self._ok, self._value = True, None
+        self.callbacks = [callback]
 
 
 class Rounds:
@@ -85,17 +150,15 @@ class Rounds:
     frees, touched
         What frees a place, and what shares bandwidth anew, at this instant.
     restless
-        Streams whose wait may have another cause.
+        Waits that may have another cause.
     """
-
-    __slots__ = ("_events", "clock", "frees", "heads", "restless", "touched")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
         self.frees: deque[Callable[[], None]] = deque()
         self.touched: list[Callable[[], None]] = []
-        self.restless: list[Accountable] = []
+        self.restless: Watchers = []
         self._events = clock.events
 
     def consider(self, head: Head, key: int) -> None:
@@ -108,48 +171,38 @@ class Rounds:
         """Whether something is left to do at this instant, besides ends to come."""
         return bool(self.heads or self.frees or self.restless or self.touched)
 
+    def wake(self, watchers: Watchers) -> None:
+        """Find the causes of these waits anew, once this instant is settled."""
+        self.restless += watchers
+        watchers.clear()
+
     def close(self) -> None:
         """Run the round, unless another end of this instant is still to come."""
         events = self._events
         if not events or events[0][0] > self.clock.now:
             self.settle()
 
-    def close_with(self, head: Head, key: int) -> None:
-        """Close a round in which this head may start; if only it may, without the agenda."""
-        events = self._events
-        if self.heads or self.frees or (events and events[0][0] <= self.clock.now):
-            self.consider(head, key)
-            self.close()
-            return
-        head.try_start()
-        if self.heads:
-            self._start_heads()
-        if self.frees or self.restless or self.touched:
-            self.settle()
-
     def settle(self) -> None:
-        """Free, grant and start until nothing more can happen at this instant."""
+        """Free, grant and start until nothing more can happen at this instant.
+
+        What is detached while heads are tried is freed when no head is left to try.
+        """
         heads, frees = self.heads, self.frees
         while frees or heads:
             while frees:
                 frees.popleft()()
-            self._start_heads()
+            while heads:
+                head = heappop(heads)[1]
+                head.considered = False
+                head.try_start()
         if self.touched:
             for reset_rates in self.touched:
                 reset_rates()
             self.touched.clear()
         if self.restless:
-            for stream in self.restless:
-                stream.account()
+            for account in self.restless:
+                account.look()
             self.restless.clear()
-
-    def _start_heads(self) -> None:
-        """Grant and start; what is detached meanwhile is freed when no head is left to try."""
-        heads = self.heads
-        while heads:
-            head = heappop(heads)[1]
-            head.considered = False
-            head.try_start()
 
 
 class Alarm:
@@ -163,11 +216,9 @@ class Alarm:
         Who is tried.
     """
 
-    __slots__ = ("_at_ns", "_event", "_head", "_rounds")
-
     def __init__(self, rounds: Rounds, head: Head) -> None:
         self._rounds, self._head, self._at_ns = rounds, head, -1
-        self._event = recurring(rounds.clock, self._ring)
+        self._event = Recurring(rounds.clock, self._ring)
 
     def set(self, time_ns: int) -> None:
         """Ring at this time; once is enough."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from heapq import heappop, heappush
-from typing import Protocol
+
+import simpy
 
 from simulator.cost import FULL_RATE, ceil_div
-from simulator.engine.rounds import Rounds
+from simulator.engine.rounds import Recurring, Rounds
 
 
 class Resource:
@@ -31,8 +33,6 @@ class Resource:
         Called with the time [ns] and the rate of all flows together [B/s] whenever flows come, go or change theirs.
     """
 
-    __slots__ = ("bandwidth", "pipes", "watch")
-
     def __init__(self, bandwidth: int | float, watch: Callable[[int, int], None] | None = None) -> None:
         self.bandwidth, self.watch = bandwidth, watch
         self.pipes: list[Pipe] = []
@@ -45,13 +45,6 @@ class Resource:
             flows = len(pipe.tags) * path.counts[path.shared.index(self)]
             total += flows * pipe.rate * _finite(path.unit)
         return total // FULL_RATE
-
-
-class Owner(Protocol):
-    """What a flow belongs to."""
-
-    def end(self) -> None:
-        """The flow's service has reached its work."""
 
 
 class Path:
@@ -67,67 +60,51 @@ class Path:
         `simulator.engine.folding`).
     even
         ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
-    limits
-        For each resource that is not endless, the share of the unit that it is, in fixed point, and its count.
     pipes
         Those with flows at present, by cap.
     watched
         Those of the resources that are watched.
     """
 
-    __slots__ = ("counts", "even", "limits", "pipes", "shared", "unit", "watched")
-
     def __init__(
         self, unit: int | float, shared: tuple[Resource, ...], counts: tuple[int, ...] = (), *, even: bool
     ) -> None:
         self.unit, self.shared, self.counts, self.even = unit, shared, counts or (1,) * len(shared), even
-        self.limits = [
-            (int(r.bandwidth) * FULL_RATE // _finite(unit), count)
-            for r, count in zip(shared, self.counts, strict=True)
-            if r.bandwidth != math.inf
-        ]
         self.pipes: dict[int, Pipe] = {}
         self.watched = tuple(resource for resource in shared if resource.watch is not None)
 
 
+End = Callable[[], None]
+"""Called when a flow's service has reached its work."""
+
+
 class Pipe:
-    """The flows of one path with one cap, and their virtual clock; as an event, the next end of one of them.
+    """The flows of one path with one cap, and their virtual clock.
 
     Attributes
     ----------
     path, cap, rate
         Where they flow; the most each may get, and what each gets, as shares of the path's unit in fixed point.
     tags
-        For each flow the reading of the virtual clock at which it ends, a key for ties, and whose it is.
-    due_ns
-        When the next one ends at the present rate, or -1 [ns].
+        For each flow the reading of the virtual clock at which it ends, a key for ties, and whom to call.
+    due_ns, due
+        When the next one ends at the present rate, or -1 [ns]; that end as an event.
     is_touched
         Whether flows have come or gone since the rates were set.
     """
 
-    __slots__ = ("_clock", "_since_ns", "callbacks", "cap", "due_ns", "is_touched", "path", "rate", "tags")
+    due: Recurring
 
-    def __init__(self, path: Path, cap: int, at_end: Callable[[Pipe], None] | None = None) -> None:
+    def __init__(self, path: Path, cap: int) -> None:
         self.path, self.cap, self.rate = path, cap, 0
-        self.callbacks = (at_end,)
         self._clock = self._since_ns = 0
-        self.tags: list[tuple[int, int, Owner]] = []
+        self.tags: list[tuple[int, int, End]] = []
         self.due_ns, self.is_touched = -1, False
 
-    def is_alone(self) -> bool:
-        """Whether no other pipe is on its path and its resources."""
-        path, own = self.path, 1 if self.tags else 0
-        if path.even and len(path.pipes) > own:
-            return False
-        for resource in path.shared:  # noqa: SIM110 (a generator costs more than the loop)
-            if len(resource.pipes) > own:
-                return False
-        return True
-
-    def join(self, now_ns: int, work: int, key: int, owner: Owner) -> None:
+    def join(self, now_ns: int, work: int, key: int, end: End) -> None:
         """Begin a flow now."""
         self.advance(now_ns)
-        heappush(self.tags, (self._clock + work, key, owner))
+        heappush(self.tags, (self._clock + work, key, end))
 
     def advance(self, now_ns: int) -> None:
         """Bring the virtual clock up to the present."""
@@ -135,7 +112,7 @@ class Pipe:
             self._clock += self.rate * (now_ns - self._since_ns)
             self._since_ns = now_ns
 
-    def pop_ended(self, now_ns: int) -> list[Owner]:
+    def pop_ended(self, now_ns: int) -> list[End]:
         """Take out the flows whose service is done, in the order in which they are."""
         self.advance(now_ns)
         tags, ended = self.tags, []
@@ -163,24 +140,20 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
     pipes
         All pipes that are connected over resources, each with at least one flow.
     """
-    if len(pipes) == 1:
-        return [_lone_rate(pipes[0])]
     caps = _own_caps(pipes)
-    if not any(p.path.shared for p in pipes):
-        return caps
+    if len(pipes) == 1:
+        return [_lone_rate(pipes[0], caps[0])]
     rates = _fill(pipes, [Fraction(cap, FULL_RATE) * _finite(p.path.unit) for cap, p in zip(caps, pipes, strict=True)])
     return [max(1, math.floor(r * FULL_RATE / _finite(p.path.unit))) for r, p in zip(rates, pipes, strict=True)]
 
 
-def _lone_rate(pipe: Pipe) -> int:
+def _lone_rate(pipe: Pipe, cap: int) -> int:
     """The rate if no other pipe is on its path and its resources: the same in whole numbers."""
-    path, flows, rate = pipe.path, len(pipe.tags), pipe.cap
-    if path.even and rate > FULL_RATE // flows:
-        rate = FULL_RATE // flows
-    for full, count in path.limits:
-        share = full // (flows * count)
-        rate = min(rate, share)
-    return rate or 1
+    flows, unit = len(pipe.tags), _finite(pipe.path.unit)
+    for resource, count in zip(pipe.path.shared, pipe.path.counts, strict=True):
+        if resource.bandwidth != math.inf:
+            cap = min(cap, int(resource.bandwidth) * FULL_RATE // (unit * flows * count))
+    return max(1, cap)
 
 
 def _own_caps(pipes: list[Pipe]) -> list[int]:
@@ -234,20 +207,19 @@ class Network:
         The agenda of the instant: rates are set anew once it is settled.
     """
 
-    __slots__ = ("_clock", "_rounds", "_touched")
-
     def __init__(self, rounds: Rounds) -> None:
         self._clock, self._rounds = rounds.clock, rounds
         self._touched: list[Pipe] = []
 
-    def join(self, path: Path, cap: int, work: int, key: int, owner: Owner) -> None:
+    def join(self, path: Path, cap: int, work: int, key: int, end: End) -> None:
         """Begin a flow now; `key` decides among flows of a pipe that end at the same instant."""
         pipe = path.pipes.get(cap)
         if pipe is None:
-            pipe = path.pipes[cap] = Pipe(path, cap, self._at_end)
+            pipe = path.pipes[cap] = Pipe(path, cap)
+            pipe.due = Recurring(self._clock, partial(self._at_end, pipe))
             for resource in path.shared:
                 resource.pipes.append(pipe)
-        pipe.join(self._clock.now, work, key, owner)
+        pipe.join(self._clock.now, work, key, end)
         self._touch(pipe)
 
     def _touch(self, pipe: Pipe) -> None:
@@ -257,7 +229,7 @@ class Network:
             pipe.is_touched = True
             self._touched.append(pipe)
 
-    def _at_end(self, pipe: Pipe) -> None:
+    def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
         """End what is done by now; an end that was put off only closes the round."""
         if pipe.due_ns == self._clock.now:
             pipe.due_ns = -1
@@ -265,8 +237,8 @@ class Network:
             self._touch(pipe)
             if not pipe.tags:
                 self._remove(pipe)
-            for owner in ended:
-                owner.end()
+            for end in ended:
+                end()
         self._rounds.close()
 
     def _remove(self, pipe: Pipe) -> None:
@@ -276,23 +248,17 @@ class Network:
 
     def reset_rates(self) -> None:
         """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
-        touched, now = self._touched, self._clock.now
-        seen: set[Pipe] = set()
+        now, seen = self._clock.now, set[Pipe]()
         watched: dict[Resource, None] = {}
-        for pipe in touched:
+        for pipe in self._touched:
             pipe.is_touched = False
-            if pipe.path.watched:
-                watched.update(dict.fromkeys(pipe.path.watched))
-            if pipe.is_alone():
-                if pipe.tags and pipe.set_rate(now, _lone_rate(pipe)):
-                    self._clock.at(pipe.due_ns, pipe)
-                continue
+            watched.update(dict.fromkeys(pipe.path.watched))
             connected = _connected(pipe, seen)
-            for other, rate in zip(connected, max_min_rates(connected) if connected else (), strict=True):
+            for other, rate in zip(connected, max_min_rates(connected), strict=True):
                 watched.update(dict.fromkeys(other.path.watched))
                 if other.set_rate(now, rate):
-                    self._clock.at(other.due_ns, other)
-        touched.clear()
+                    self._clock.at(other.due_ns, other.due)
+        self._touched.clear()
         for resource in watched:
             if resource.watch is not None:
                 resource.watch(now, resource.rate())

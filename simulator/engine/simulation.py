@@ -10,10 +10,10 @@ from typing import Literal
 
 from simulator import garbage
 from simulator.engine import folding
+from simulator.engine.machine import Machine
 from simulator.engine.program import Program
 from simulator.engine.rank import Rank
 from simulator.engine.recorder import Forward
-from simulator.engine.shared import Machine
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
@@ -32,6 +32,7 @@ def run(
     switches: Switches | None = None,
     progress: Progress | None = None,
     fold: Literal["auto", "never", "always"] = "never",
+    forward: Forward | None = None,
 ) -> Trace:
     """Replay one program per rank.
 
@@ -50,6 +51,8 @@ def run(
     fold
         Whether ranks with the same program may stand for one another, which changes no time (see
         `simulator.engine.folding`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
+    forward
+        Of a run of one rank, called now and then with what has happened since; the trace then has empty tables.
 
     Returns
     -------
@@ -66,38 +69,10 @@ def run(
         If ranks must be folded and cannot be.
     """
     stands_in = _stands_in(programs, hardware, fold)
-    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in)
+    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in, forward)
     machine.store_once(programs)
     with garbage.kept():
         return Simulation(machine, programs, progress).run()
-
-
-def follow(
-    program: Program,
-    hardware: Hardware,
-    forward: Forward,
-    *,
-    budget_bytes: int | float | None = None,
-    switches: Switches | None = None,
-    progress: Progress | None = None,
-) -> Trace:
-    """Replay the program of one rank, and hand on what happens instead of keeping it.
-
-    Parameters
-    ----------
-    program, hardware, budget_bytes, switches, progress
-        As for `run`.
-    forward
-        Called now and then with what has happened since.
-
-    Returns
-    -------
-    Trace
-        How the run ended; its tables are empty.
-    """
-    machine = Machine(hardware, budget_bytes, switches or Switches(), (0,), forward)
-    with garbage.kept():
-        return Simulation(machine, [program], progress).run()
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Protocol
 
-from simulator.engine.waits import Wanted
+from simulator.engine.rounds import Wanted
+from simulator.offsets import Offsets
 from simulator.trace import NO_HOLES
 
 Range = tuple[int, int]
 """Offset and size [B]."""
+
+Move = tuple[int, Range, Range]
+"""A place (a tensor, or ``-1 - op``), where it was, and where it is."""
 
 
 class Holes:
@@ -25,8 +29,6 @@ class Holes:
     size
         End of the space [B].
     """
-
-    __slots__ = ("_by_end", "_by_size", "_size_at", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -90,12 +92,8 @@ class Holes:
         return self._by_end.get(self.size, self.size)
 
 
-Move = tuple[int, Range, Range]
-"""A place (a tensor, or ``-1 - op``), where it was, and where it is."""
-
-
-class Space(Protocol):
-    """Gives places their addresses.
+class Space:
+    """Gives places their addresses; this much all do alike.
 
     Attributes
     ----------
@@ -103,37 +101,61 @@ class Space(Protocol):
         Where each place is that is held.
     """
 
-    places: dict[int, Range]
+    def __init__(self) -> None:
+        self.places: dict[int, Range] = {}
 
     def take(self, wanted: Wanted) -> bool:
         """Take all these places, or none if one of them finds no hole."""
+        for number, (item, size) in enumerate(wanted):
+            place = self._cut(item, size)
+            if place is None:
+                for before, _ in wanted[:number]:
+                    self.give(before)
+                return False
+            self.places[item] = place
+        return True
+
+    def _cut(self, item: int, size: int) -> Range | None:
+        """Find a range for a place; None if there is no hole."""
+        raise NotImplementedError
+
+    def settle(self, item: int, size: int) -> bool:
+        """Take a place at time 0."""
+        return self.take([(item, size)])
 
     def give(self, item: int) -> Range:
         """Give a place back, and tell where it was."""
+        return self.places.pop(item)
 
     def is_fragmented(self, wanted: Wanted) -> bool:
         """Whether giving back, or compaction, would make holes for all of them."""
+        return False
 
     def gives_back(self, wanted: Wanted) -> bool:
         """Give back what is kept unused; whether there is a hole for all of them then."""
+        return False
 
     def compact(self) -> Iterator[Move]:
-        """Make one hole of all, and tell what moves."""
+        """Make one hole of all, and tell what moves, from the lowest address up."""
+        raise NotImplementedError
 
     @property
     def movable_bytes(self) -> int:
         """What compaction would move [B]."""
+        return 0
 
     @property
     def reserved_bytes(self) -> int:
         """What the allocator keeps, used or not [B]."""
+        raise NotImplementedError
 
     @property
     def largest_hole_bytes(self) -> int:
         """The largest place that it could give out [B]."""
+        return NO_HOLES
 
 
-class BestFit:
+class BestFit(Space):
     """The whole tier is one pool (see `Holes`); what lies beyond the last place is not reserved.
 
     Compaction moves all places down, in the order of their addresses, until they touch.
@@ -144,41 +166,22 @@ class BestFit:
         Size of the pool [B].
     """
 
-    __slots__ = ("_holes", "_used", "places")
-
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._holes = Holes(capacity)
-        self._used = 0
-        self.places: dict[int, Range] = {}
 
-    def take(self, wanted: Wanted) -> bool:
-        """Take all these places, or none if one of them finds no hole."""
-        taken: list[int] = []
-        for item, size in wanted:
-            place = self._holes.take(size)
-            if place is None:
-                for before in taken:
-                    self.give(before)
-                return False
-            self.places[item] = place
-            self._used += size
-            taken.append(item)
-        return True
+    def _cut(self, item: int, size: int) -> Range | None:
+        return self._holes.take(size)
 
     def give(self, item: int) -> Range:
         """Give a place back, and tell where it was."""
-        place = self.places.pop(item)
+        place = super().give(item)
         self._holes.give(*place)
-        self._used -= place[1]
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
         """Whether compaction would make holes for all of them: they fit in bytes."""
-        return self._used + sum(size for _, size in wanted) <= self._holes.size
-
-    def gives_back(self, wanted: Wanted) -> bool:
-        """Nothing is kept unused."""
-        return False
+        return sum(size for _, size in (*self.places.values(), *wanted)) <= self._holes.size
 
     def compact(self) -> Iterator[Move]:
         """Make one hole of all, and tell what moves, from the lowest address up."""
@@ -193,9 +196,10 @@ class BestFit:
     def movable_bytes(self) -> int:
         """What lies above the lowest hole [B]."""
         end = 0
-        for offset, size in sorted(self.places.values()):
+        ranges = sorted(self.places.values())
+        for number, (offset, size) in enumerate(ranges):
             if offset > end:
-                return self._used - end
+                return sum(size for _, size in ranges[number:])
             end = offset + size
         return 0
 
@@ -210,31 +214,51 @@ class BestFit:
         return self._holes.largest
 
 
-class Reserved:
-    """A span in which every place has its range; whoever takes one knows it.
+class Ranges(Space):
+    """Each place has had its range since before the run; it is free once whoever had it before has left.
 
     Parameters
     ----------
-    span
-        What it takes [B].
+    layout
+        Where places lie.
     """
 
-    __slots__ = ("largest_hole_bytes", "movable_bytes", "places", "reserved_bytes")
+    def __init__(self, layout: Offsets) -> None:
+        super().__init__()
+        self._layout = layout
+        self._tenancy: dict[int, int] = {}
+        self._taken: defaultdict[int, int] = defaultdict(int)
+        self._freed: defaultdict[int, int] = defaultdict(int)
 
-    def __init__(self, span: int) -> None:
-        self.reserved_bytes, self.largest_hole_bytes, self.movable_bytes = span, NO_HOLES, 0
-        self.places: dict[int, Range] = {}
+    def take(self, wanted: Wanted) -> bool:
+        """Take the ranges of all these places, or none if one of them is not free."""
+        tenancies = []
+        for item, _ in wanted:
+            own = self._layout.of_item[item]
+            lap, at = divmod(self._taken[item], len(own))
+            if any(self._freed[other] < lap + more for other, more in self._layout.before[own[at]]):
+                return False
+            tenancies.append((item, own[at]))
+        for item, tenancy in tenancies:
+            self._taken[item] += 1
+            self._occupy(item, tenancy)
+        return True
+
+    def settle(self, item: int, size: int) -> bool:
+        """Take a place at time 0."""
+        self._occupy(item, self._layout.at_home[item])
+        return True
+
+    def _occupy(self, item: int, tenancy: int) -> None:
+        self._tenancy[item] = tenancy
+        self.places[item] = (self._layout.offsets[tenancy], self._layout.tenancies[tenancy].size_bytes)
 
     def give(self, item: int) -> Range:
         """Give a place back, and tell where it was."""
-        return self.places.pop(item)
+        self._freed[self._tenancy.pop(item)] += 1
+        return super().give(item)
 
-    def take(self, wanted: Wanted) -> bool:
-        """Nobody asks for a hole."""
-        return False
-
-    is_fragmented = gives_back = take
-
-    def compact(self) -> Iterator[Move]:
-        """Nothing moves."""
-        return iter(())
+    @property
+    def reserved_bytes(self) -> int:
+        """What all ranges span [B]."""
+        return self._layout.span_bytes

@@ -228,8 +228,13 @@ def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int],
     budget, switches = problem.budget_bytes, problem.switches
     try:
         with beside(Follower(case, label, plan)) as follower:
-            trace = engine.follow(
-                program, case.hardware, follower.take, budget_bytes=budget, switches=switches, progress=progress
+            trace = engine.run(
+                [program],
+                case.hardware,
+                budget_bytes=budget,
+                switches=switches,
+                progress=progress,
+                forward=follower.take,
             )
             return Checked(trace, *follower.finish(trace))
     except BrokenProcessPool:

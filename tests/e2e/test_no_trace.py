@@ -90,15 +90,15 @@ def test_a_process_that_is_ended_from_outside_is_one_message(tmp_path, monkeypat
 
 def test_the_referee_is_there_as_well(tmp_path, monkeypatch) -> None:
     """An engine that forgets a wait is told so, also by a referee that follows it."""
-    follow = engine.follow
+    run = engine.run
 
-    def forgetful(program, hardware, forward, **more):
+    def forgetful(programs, hardware, *, forward=None, **more):
         def spoilt(happened):
             forward({**happened, "waits": {name: column[1:] for name, column in happened["waits"].items()}})
 
-        return follow(program, hardware, spoilt, **more)
+        return run(programs, hardware, forward=forward and spoilt, **more)
 
-    monkeypatch.setattr(engine, "follow", forgetful)
+    monkeypatch.setattr(engine, "run", forgetful)
     case = read(chain.write(tmp_path), trace="none")
     with pytest.raises(InvariantError, match="every nanosecond of a stream"):
         run_case(case, ["reactive"])

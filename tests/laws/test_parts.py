@@ -121,7 +121,9 @@ def test_the_engine_hands_on_what_it_would_keep(decided: tuple[Case, Plan], chos
     case, plan = decided
     trace, following = run(case, plan=plan, switches=chosen), Ran.under(case.graph, case.hardware, plan)
     program = engine.Program(case.graph, plan, durations_ns(case.graph, case.hardware))
-    ended = engine.follow(program, case.hardware, following.take, budget_bytes=case.budget_bytes, switches=chosen)
+    ended = engine.run(
+        [program], case.hardware, budget_bytes=case.budget_bytes, switches=chosen, forward=following.take
+    )
     assert (ended.status, ended.blocked, len(ended.spans)) == (trace.status, trace.blocked, 0)
     assert_same(case.graph, case.hardware, plan, trace, following.ended(ended))
 
@@ -138,8 +140,10 @@ def followed(steps: int) -> int:
     program = engine.Program(graph, plan, durations_ns(graph, hardware), draws=draws)
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    trace = engine.follow(
-        program, hardware, lambda happened: (watch.take(happened, least_steps=1024), following.take(happened))
+    trace = engine.run(
+        [program],
+        hardware,
+        forward=lambda happened: (watch.take(happened, least_steps=1024), following.take(happened)),
     )
     watch.finish(trace)
     assert counted(graph, hardware, following.ended(trace))["status"] == "ok"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from itertools import count
+from collections.abc import Collection
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -14,19 +11,15 @@ from hypothesis import strategies as st
 from late_cases import DDR, HBM, machine, moe
 from late_strategies import machines
 from policy_problems import replay
-from replays import rows
 
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
-from simulator.engine.host import Host, spelled_out
-from simulator.engine.issued import Issued
-from simulator.engine.waits import Step
-from simulator.errors import CapacityError, PlanError
+from simulator.errors import CapacityError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, FREE, PART, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, FREE, Plan
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
@@ -154,65 +147,6 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     assert backbone.fixed is not None
     assert kept == list(backbone.fixed.codes()) * backbone.repeats
     assert mine.home == backbone.home
-
-
-class SpelledOut:
-    """Issues a plan with a backbone step by step."""
-
-    def __init__(self, parts: Sequence[Steps], codes: Iterator[Code], decided: Issued) -> None:
-        self._codes, self._decided = spelled_out(codes, parts), decided
-
-    def issue(self, host: Host) -> Step | None:
-        return self._decided.issue(self._codes, host)
-
-
-@pytest.mark.parametrize("options", [options for name, options in OPTIONS if name == "hybrid"])
-@given(graph=graphs, origin=origins, hardware=machines(), seed=st.integers(0, 9), spare=st.integers(0, 120))
-def test_a_backbone_that_is_counted_once_runs_as_if_each_step_were(
-    options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware, seed: int, spare: int
-) -> None:
-    p = problem(graph, hardware, origin, least(graph) + spare)
-    plan, draws = POLICIES["hybrid"].plan(p, options), drawn(graph, hardware, origin, seed)
-    once = run(p, plan, draws)
-    with patch("simulator.engine.host.Backbone", SpelledOut):
-        each = run(p, plan, draws)
-    for name in ("spans", "waits", "residencies"):
-        assert rows(getattr(once, name)) == rows(getattr(each, name))
-    assert rows(once.issued[0]) == rows(each.issued[0])
-    assert (once.status, once.blocked) == (each.status, each.blocked)
-
-
-def forgetful(plan: Plan, number: int) -> Plan:
-    """The plan without one of the steps that are decided."""
-    start = plan.steps
-    assert not isinstance(start, Steps)
-
-    def steps(view: View) -> Iterator[Code]:
-        decided = count()
-        return (code for code in start(view) if code[0] == PART or next(decided) != number)
-
-    return replace(plan, steps=steps)
-
-
-@given(graphs, origins, st.integers(0, 9), st.integers(0, 120), st.integers(0, 9))
-def test_what_a_runtime_forgets_beside_a_backbone_is_refused_where_it_is_missed(
-    graph: Graph, origin: DrawsOrigin, seed: int, spare: int, number: int
-) -> None:
-    """At the op that reads late what did not come, or at the next step that names what did not come or leave."""
-    p = problem(graph, machine(), origin, least(graph) + spare)
-    plan = forgetful(POLICIES["hybrid"].plan(p, {"evict": "lru", "cache": f"{least(graph) - FEW} B"}), number)
-    program = engine.Program(graph, plan, p.durations_ns, draws=drawn(graph, p.hardware, origin, seed))
-
-    def outcome() -> str | tuple[str, ...]:
-        try:
-            trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes)
-        except PlanError as error:
-            return str(error)
-        return trace.status, *trace.blocked
-
-    once = outcome()
-    with patch("simulator.engine.host.Backbone", SpelledOut):
-        assert once == outcome()
 
 
 @pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
-from simulator.engine.tier import Queue, TierInstance
-from simulator.engine.waits import Taker
+from simulator.engine.rounds import Taker
+from simulator.engine.tier import Line, TierInstance
 from simulator.errors import InvariantError
 from simulator.plan import Plan
 from simulator.referee import check_trace
@@ -155,12 +155,12 @@ def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
     assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
 
 
-def admit_only_the_first(self: TierInstance, queue: Queue, head: Taker, key: int, size: int) -> bool:
+def admit_only_the_first(self: TierInstance, line: Line, head: Taker, key: int, size: int) -> bool:
     """Queue whoever finds a queue, and look at nobody until something is freed."""
-    if queue and queue[0][0] != key:
-        self._wait(queue, head, key)
+    if line and line[0][0] != key:
+        self._wait(line, head, key)
         return False
-    return ADMIT(self, queue, head, key, size)
+    return ADMIT(self, line, head, key, size)
 
 
 ADMIT = TierInstance._admit

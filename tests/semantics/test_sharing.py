@@ -30,7 +30,7 @@ def run_engine(flows, clock):
     for key, flow in enumerate(flows):
 
         def join(event, flow=flow, key=key):
-            network.join(flow.path, flow.cap, flow.work, key, flow)
+            network.join(flow.path, flow.cap, flow.work, key, flow.end)
             rounds.close()
 
         clock.timeout(flow.arrival).callbacks.append(join)
@@ -107,7 +107,7 @@ def test_every_flow_has_a_saturated_resource_or_its_own_cap(case):
     flows, _ = case
     pipes = {}
     for key, f in enumerate(flows):
-        pipes.setdefault((id(f.path), f.cap), Pipe(f.path, f.cap)).tags.append((0, key, f))
+        pipes.setdefault((id(f.path), f.cap), Pipe(f.path, f.cap)).tags.append((0, key, f.end))
     pipes = list(pipes.values())
     rates = max_min_rates(pipes)
     counts = {id(p.path): sum(len(q.tags) for q in pipes if q.path is p.path) for p in pipes}

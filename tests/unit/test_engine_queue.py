@@ -2,19 +2,19 @@
 
 from rank_stories import cluster, perform, team
 
-from simulator.engine.host import QueueRoom
+from simulator.engine.host import Host
 
 
 def test_a_full_queue_over_three_streams_is_looked_at_in_proportion_to_the_ops(monkeypatch):
     """Each look that comes too early asks for one other; looks that were overtaken ask for none."""
-    looks, wait, rounds = [], QueueRoom.wait, 60
+    looks, wait, rounds = [], Host._wait_for_starts, 60
 
-    def counted(room, excess):
+    def counted(host, excess):
         looks.append(excess)
         assert len(looks) <= 2 * 3 * rounds
-        wait(room, excess)
+        wait(host, excess)
 
-    monkeypatch.setattr(QueueRoom, "wait", counted)
+    monkeypatch.setattr(Host, "_wait_for_starts", counted)
     host = {"queue_depth": 16, "fixed": {"launch": "0 ns", "step": "0 ns"}}
     groups = {"one": ((0, 1),), "two": ((0, 1),)}
     ops = []

@@ -154,7 +154,7 @@ REFUSED = {
     "a look before the router": ([lambda view: view.chosen(EXPERTS)], "found a look before that"),
     "a look at another op": (
         [lambda view: view.chosen(SHARED)],
-        "step 0: what is chosen is asked of an op with late reads, found 'L0/shared'; ask for another",
+        "reads): what is chosen is asked of an op with late reads, found 'L0/shared'; ask for another",
     ),
     "a guess before the layer before": ([lambda view: view.predicted(EXPERTS, 1.0)], "found a look before that"),
     "an issue before the reveal": (

@@ -11,9 +11,8 @@ from stories import graph, machine, steps
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.engine import compaction
-from simulator.engine.addressed import FixedTier
 from simulator.engine.link import LinkQueue
-from simulator.engine.spaces import BestFit, Holes
+from simulator.engine.spaces import BestFit, Holes, Ranges
 from simulator.errors import InvariantError
 from simulator.hardware import Allocator
 from simulator.plan import Plan
@@ -59,7 +58,7 @@ BROKEN = [
     (Holes, "take", lambda self, size, least_rest=1: (0, size), "no two live places overlap"),
     (Holes, "take", lambda self, size, least_rest=1: (90, size), "each place lies in its tier"),
     (BestFit, "reserved_bytes", property(lambda self: 101), "no more is reserved than there is"),
-    (compaction, "pages", lambda tier, figures: 9, "counts the pages in use"),
+    (compaction, "pages", lambda space, allocator: 9, "counts the pages in use"),
     (LinkQueue, "try_start", _past_the_gate, "nothing (starts|runs) that works in a tier"),
 ]
 
@@ -72,19 +71,15 @@ def test_an_engine_that_breaks_a_law_is_found(monkeypatch, where, name, instead,
 
 
 def test_ranges_that_are_taken_too_early_are_found(monkeypatch):
-    monkeypatch.setattr(FixedTier, "_admit_when_free", _at_once)
+    monkeypatch.setattr(Ranges, "take", _at_once)
     with pytest.raises(InvariantError, match="no two live places overlap"):
         told("fixed")
 
 
-def _at_once(self, head, key, size):
-    for item, _ in head.wanted():
-        tenancy = self._next(item)
-        self._taken[item] += 1
-        self._tenancy[item] = tenancy
-        self.space.places[item] = (0, self._layout.tenancies[tenancy].size_bytes)
-        self.note(item, *self.space.places[item])
-    self.used += size
+def _at_once(self, wanted):
+    for item, size in wanted:
+        self._tenancy[item] = self._layout.of_item[item][0]
+        self.places[item] = (0, size)
     return True
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulator.engine.compaction import addressed
+from simulator.engine.compaction import space_for
 from simulator.engine.meeting import Communicator
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
-from simulator.engine.tier import TierInstance
+from simulator.engine.tier import Addresses, TierInstance
 from simulator.errors import InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
@@ -124,16 +124,17 @@ class Machine:
         return write
 
     def tier(self, number: int, rank: int, program: Program) -> TierInstance:
-        """The rank's instance of a tier."""
-        name = self.hardware.tier_names[number]
-        tier = self.hardware.tiers[name]
-        capacity = self._budget if name == self.hardware.compute_tier else tier.usable_bytes
-        plain = (name, number, capacity, self.rounds)
-        if name == self.hardware.compute_tier and program.allocator != "ideal":
-            return addressed(plain, rank, program, self.hardware.allocator, self.recorder)
-        make = lambda: TierInstance(*plain)  # noqa: E731
-        instance: TierInstance = self.instance("tier", name, tier.scope, rank, make)
-        return instance
+        """The rank's instance of a tier; a compute tier whose places have addresses is its own."""
+        name, recorder = self.hardware.tier_names[number], self.recorder
+        tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
+        plain = (name, number, self._budget if is_compute else tier.usable_bytes, self.rounds)
+        if not is_compute or program.allocator == "ideal":
+            shared: TierInstance = self.instance("tier", name, tier.scope, rank, lambda: TierInstance(*plain))
+            return shared
+        own = TierInstance(*plain)
+        space = space_for(program, own, self.hardware.allocator)
+        own.addresses, own.has_lines = Addresses(space, own, rank, recorder), program.allocator != "fixed"
+        return own
 
     def resources(self, link: str, rank: int) -> Uses:
         """What a link's copies share with others: staged ones and the wires on their way, buses, the compute tier."""

@@ -1,0 +1,232 @@
+"""What the issue order asks of each action: which earlier actions must have ended before it may take effect.
+
+Each action that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
+it, a detach). Shared actions overlap; an exclusive one waits for all earlier actions that name the tensor, and all
+later ones wait for it. Computes of one stream are in order anyway, so that two kinds of counters keep this order:
+
+- of each stream, how many computes have ended; an action that follows computes knows the number (1 is the first) of
+  the last one that it follows;
+- per tensor, how many of its *moves* (copies and detaches) have ended. An exclusive action with `n` moves issued before
+  it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
+  an exclusive action can begin before that has ended, a count is enough.
+
+Room in the compute tier is given in issue order: with several streams, a compute that takes room, or a copy into that
+tier, waits for the start of the last compute before it that takes some. Otherwise one stream could take what another
+needs to go on, although all fits in issue order.
+
+What a compute has seen to, those behind it on its stream need not look at again, until the tensor is detached. If a
+compute wrote it, and it was not copied either since, no other copy is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from simulator.engine.actions import Detach, Sync
+from simulator.engine.late import LateReads
+from simulator.engine.link import Copy, LinkQueue
+from simulator.engine.places import Places
+from simulator.engine.program import Columns
+from simulator.engine.stream import NEVER, Compute, Computes, Stream
+from simulator.errors import PlanError
+from simulator.plan import Code
+
+Routes = list[list[LinkQueue | None]]
+"""By source and target tier: the rank's link between them."""
+
+Action = Compute | Copy | Detach | Sync
+Counted = tuple[int, Any, int, int]
+"""The kind of an action, the action (by its kind), what the host pays for it [ns], and the number of the lap."""
+
+
+class Counter:
+    """Counts actions in issue order.
+
+    Parameters
+    ----------
+    places, columns
+        The rank's places, and its compiled graph.
+    streams, routes
+        Its streams and links.
+    late
+        What late reads choose, if there are some.
+    """
+
+    def __init__(
+        self, places: Places, columns: Columns, streams: list[Stream], routes: Routes, late: LateReads | None
+    ) -> None:
+        tensors = len(columns.size_bytes)
+        self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
+        self._reads = columns.reads if late is None else late.certain
+        self._number = 0
+        self._computes = [0] * len(streams)
+        self._last_use = [[NEVER] * tensors for _ in streams]
+        self._last_write = [[NEVER] * tensors for _ in streams]
+        self._waited = [[NEVER] * len(streams) for _ in streams]
+        self._moves, self._fence = [0] * tensors, [NEVER] * tensors
+        self._seen: list[set[int]] = [set() for _ in streams]
+        self._sole: set[int] = set()
+        self._free: list[dict[int, Compute]] = [{} for _ in streams]
+        self._held = {tensor for tensor, home in enumerate(columns.home) if home == columns.compute_tier}
+        self._valid = {tensor: {columns.home[tensor]} for tensor in columns.outputs}
+        self._gate, self._taker = 0, 0
+        self._last_taker = NEVER
+        self._count: tuple[Callable[[int, int, int], Action], ...]
+        self._count = (self._compute, self._copy, self._detach, self._sync)
+
+    def actions(self, codes: Iterable[Code], price_ns: int) -> Iterator[Counted]:
+        """Count one action after another, as they are asked for.
+
+        Parameters
+        ----------
+        codes
+            Their codes.
+        price_ns
+            What the host pays for each [ns].
+        """
+        for kind, a, b, c in codes:
+            yield kind, self._count[kind](a, b, c), price_ns, 0
+            self._number += 1
+
+    def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[Counted]:
+        """Count the actions of a lap that is run many times once: in each, all counts are larger by what a lap adds.
+
+        Such counts follow from the issue order alone. A count that refers to the lap before is not positive; in the
+        first lap it asks for nothing.
+        """
+        codes = list(codes)
+        for _ in self.actions(codes, price_ns):
+            pass
+        self._begin_lap()
+        lap = [*self.actions(codes, price_ns)]
+        yield from lap
+        for number in range(1, laps):
+            yield from [(kind, action, price_ns, number) for kind, action, price_ns, _ in lap]
+
+    def _begin_lap(self) -> None:
+        """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
+        computes, moves = self._computes, self._moves
+        self._places.moves_per_lap[:] = moves
+        for stream in self._streams:
+            stream.per_lap = computes[stream.number]
+        for last in (self._last_use, self._last_write):
+            for per_lap, numbers in zip(computes, last, strict=True):
+                numbers[:] = [number - per_lap for number in numbers]
+        self._fence = [fence - moved for fence, moved in zip(self._fence, moves, strict=True)]
+        self._last_taker -= computes[self._taker]
+        self._moves, self._computes = [0] * len(moves), [0] * len(computes)
+        self._waited = [[NEVER] * len(computes) for _ in computes]
+        for seen in (*self._seen, self._sole):
+            seen.clear()
+
+    def _compute(self, op: int, stream: int, _: int) -> Compute:
+        if not 0 <= stream < len(self._streams):
+            must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
+            raise PlanError(f"step {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
+        self._gate = stream
+        number = self._computes[stream] = self._computes[stream] + 1
+        after = self._after(op, stream) if len(self._streams) > 1 else ()
+        last_use, last_write, seen = self._last_use[stream], self._last_write[stream], self._seen[stream]
+        for tensor in self._columns.reads[op]:
+            last_use[tensor] = number
+        reads = self._reads[op]
+        unseen = [] if seen.issuperset(reads) else [tensor for tensor in reads if tensor not in seen]
+        unwritten = []
+        for tensor in self._columns.writes[op]:
+            last_use[tensor] = last_write[tensor] = number
+            if tensor not in self._sole:
+                unwritten.append(tensor)
+            if tensor in self._valid:
+                self._valid[tensor] = {self._columns.compute_tier}
+        if unseen or unwritten:
+            seen.update(unseen, unwritten)
+            self._sole.update(unwritten)
+        if self._late is not None:
+            unseen += self._late.needed(op, self._streams[stream], number)
+        takes = self._columns.workspace_bytes[op] > 0
+        if not (unseen or unwritten or after or takes or (self._late is not None and op in self._late)):
+            return self._free_compute(op, stream)
+        per_lap = self._places.moves_per_lap
+        turns = [(tensor, self._fence[tensor]) for tensor in unseen if self._fence[tensor] > NEVER]
+        turns += [(tensor, self._moves[tensor]) for tensor in unwritten if self._moves[tensor] or per_lap[tensor]]
+        compute = Compute(op, self._streams[stream], turns, unseen, unwritten, after)
+        if len(self._streams) > 1 and self._takes_room(unwritten, takes=takes):
+            compute.line = self._line(stream)
+            self._taker, self._last_taker = stream, number
+        return compute if self._late is None else self._late.timed(compute)
+
+    def _free_compute(self, op: int, stream: int) -> Compute:
+        """The compute of an op that all its issues share which have nothing to see to."""
+        compute = self._free[stream].get(op)
+        if compute is None:
+            compute = self._free[stream][op] = Compute(op, self._streams[stream], is_free=True)
+        return compute
+
+    def _takes_room(self, unwritten: list[int], *, takes: bool) -> bool:
+        """Whether a compute takes room in the compute tier, as issued; from now on it has."""
+        new = [tensor for tensor in unwritten if tensor not in self._held]
+        self._held.update(new)
+        return takes or any(self._columns.size_bytes[tensor] for tensor in new)
+
+    def _line(self, stream: int) -> Computes:
+        """The last compute that takes room, unless it is one of this stream."""
+        if self._taker == stream or self._last_taker <= NEVER:
+            return ()
+        return ((self._streams[self._taker], self._last_taker),)
+
+    def _after(self, op: int, stream: int) -> Computes:
+        """Computes of other streams that write what this one reads, or use what it writes: the last of each stream.
+
+        What an earlier compute of this stream has waited for, a later one need not.
+        """
+        found, reads, writes = [], self._columns.reads[op], self._columns.writes[op]
+        for other, waited in enumerate(self._waited[stream]):
+            use, write = self._last_use[other], self._last_write[other]
+            number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
+            if other != stream and number > waited:
+                self._waited[stream][other] = number
+                found.append((self._streams[other], number))
+        return tuple(found)
+
+    def _latest(self, last: list[list[int]], tensor: int) -> Computes:
+        """The compute that a list by stream and tensor names, for each stream that has one."""
+        found = zip(self._streams, last, strict=True)
+        return tuple([(stream, numbers[tensor]) for stream, numbers in found if numbers[tensor] > NEVER])
+
+    def _copy(self, tensor: int, source: int, target: int) -> Copy:
+        link = self._routes[source][target]
+        if link is None:
+            names = [tier.name for tier in self._places.tiers]
+            do = "copy along the links of the hardware profile, or add the link"
+            where = f"step {self._number} (copy {names[source]} -> {names[target]})"
+            raise PlanError(where, "a link joins the two tiers", "none", do)
+        writers = self._latest(self._last_write, tensor) if tensor in self._columns.written else ()
+        self._moves[tensor] += 1
+        self._sole.discard(tensor)
+        if tensor in self._valid:
+            self._valid[tensor].add(target)
+        line: Computes = ()
+        if target == self._columns.compute_tier and len(self._streams) > 1:
+            self._held.add(tensor)
+            line = self._line(self._gate)
+        gate, number = self._streams[self._gate], self._computes[self._gate]
+        return Copy(link, tensor, self._fence[tensor], gate, number, line, writers)
+
+    def _detach(self, tensor: int, tier: int, _: int) -> Detach:
+        moves, users = self._moves[tensor], self._latest(self._last_use, tensor)
+        valid = self._valid.get(tensor)
+        if valid == {tier}:
+            users = tuple(zip(self._streams, self._computes, strict=True))
+        if valid is not None:
+            valid.discard(tier)
+        self._moves[tensor] = self._fence[tensor] = moves + 1
+        self._sole.discard(tensor)
+        for seen in self._seen:
+            seen.discard(tensor)
+        if tier == self._columns.compute_tier:
+            self._held.discard(tensor)
+        return Detach(tensor, tier, moves, users)
+
+    def _sync(self, tensor: int, *_: int) -> Sync:
+        return Sync(tensor, self._moves[tensor], self._latest(self._last_use, tensor))

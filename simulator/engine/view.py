@@ -1,0 +1,207 @@
+"""The state that a reactive plan may look at: every place as it will be once all issued actions have acted.
+
+It is also where an action that cannot act is refused at once, because nobody could check a reactive plan before its
+run, and where the host's prices are known: what a compiled static part issues costs less than what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from simulator.engine.actions import Detach, Sync
+from simulator.engine.counter import Counted, Counter, Routes
+from simulator.engine.late import LateReads
+from simulator.engine.link import Copy
+from simulator.engine.places import Places
+from simulator.engine.program import Columns, Program
+from simulator.engine.recorder import code_row
+from simulator.engine.stream import Compute, Stream
+from simulator.errors import PlanError
+from simulator.hardware import Host as HostCosts
+from simulator.plan import COMPUTE, COPY, PART, SYNC, Code
+
+ABSENT, VALID, STALE = range(3)
+_STATES = ("absent", "valid", "stale")
+
+
+class Issued(Counter):
+    """A counter that also follows the places; read-only for the plan.
+
+    Parameters
+    ----------
+    places, columns, streams, routes, late
+        See `Counter`; places also for what has happened on the device.
+    program
+        Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        columns: Columns,
+        streams: list[Stream],
+        routes: Routes,
+        late: LateReads | None,
+        program: Program,
+    ) -> None:
+        super().__init__(places, columns, streams, routes, late)
+        self._graph, self._plan, self._here = program.graph, program.plan, columns.compute_tier
+        self._candidates = program.graph.candidates
+        self._select_ns = self._owed_ns = 0
+        self._state = [[ABSENT] * len(columns.home) for _ in places.tiers]
+        for tensor, tier in enumerate(columns.home):
+            if tier >= 0:
+                self._state[tier][tensor] = VALID
+
+    def decided(self, codes: Iterator[Code], costs: HostCosts, rows: bytearray) -> Iterator[Counted]:
+        """Count what the plan issues, as it is asked for, each with its price.
+
+        Parameters
+        ----------
+        codes
+            The plan.
+        costs
+            What the host pays. With a static part, only what is decided about late reads has the price of a runtime.
+        rows
+            Takes the codes, for the trace.
+        """
+        parts, prices_ns, step_ns = self._plan.backbone, costs.reactive.prices_ns, costs.fixed.step_ns
+        self._select_ns, late = costs.reactive.select_ns, self._late or ()
+        for code in chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes):
+            kind, a, b, c = code
+            rows += code_row(*code)
+            price_ns = prices_ns[kind]
+            if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
+                price_ns = step_ns
+            if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
+                price_ns += costs.reactive.update_ns
+            action = self._count[kind](a, b, c)
+            if self._owed_ns and (kind != COMPUTE or a in late):
+                price_ns += self._owed_ns
+                self._owed_ns = 0
+            yield kind, action, price_ns, 0
+            self._number += 1
+
+    @property
+    def steps(self) -> int:
+        """How many times the graph runs."""
+        return self._graph.steps
+
+    @property
+    def now_ns(self) -> int:
+        """The time [ns]."""
+        self._look("now_ns")
+        return self._places.rounds.clock.now
+
+    def place(self, tensor: int, tier: int) -> str:
+        """State of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
+        return _STATES[self._state[tier][tensor]]
+
+    def room_bytes(self, tier: int) -> int | float:
+        """What is free in the tier now [B]."""
+        self._look("room_bytes")
+        instance = self._places.tiers[tier]
+        return instance.capacity - instance.used
+
+    def settled(self, tensor: int) -> bool:
+        """Whether every issued action that names the tensor has ended."""
+        self._look("settled")
+        if self._places.moves_ended[tensor] < self._moves[tensor]:
+            return False
+        return all(stream.ended >= number for stream, number in self._latest(self._last_use, tensor))
+
+    def chosen(self, op: int) -> tuple[int, ...]:
+        """What the next issue of an op reads of its candidates; known once the op that reveals it has ended."""
+        late = self._revealing(op, LateReads.is_revealed)
+        chosen = late.draws.chosen(op, late.step_of(op))
+        self._owed_ns += len(chosen) * self._select_ns
+        return chosen
+
+    def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
+        """A guess at what the next issue of an op chooses, made when what was revealed before that is known.
+
+        Parameters
+        ----------
+        op
+            An op with late reads; what is revealed first is guessed at after what is last in the step before.
+        accuracy
+            With this probability each of what is chosen is guessed; for others something else is.
+        """
+        late = self._revealing(op, LateReads.is_predictable)
+        step = late.step_of(op)
+        return late.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
+
+    def _revealing(self, op: int, is_known: Callable[[LateReads, int], bool]) -> LateReads:
+        """The late reads, if what the op chooses may be asked for now."""
+        late, what = self._late, self._graph.ops[op]
+        where = f"step {self._number} (what op {what.name!r} reads)"
+        if late is None or op not in late or what.late is None:
+            raise PlanError(
+                where, "what is chosen is asked of an op with late reads", repr(what.name), "ask for another"
+            )
+        if not is_known(late, op):
+            by = self._graph.ops[what.late.revealed_by].name
+            must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"
+            raise PlanError(where, must, "a look before that", "sync what that op writes first")
+        return late
+
+    def _look(self, what: str) -> None:
+        if not self._plan.looks:
+            must = "only a plan that says so looks at the machine"
+            raise PlanError(f"step {self._number}", must, f"a look at {what}", "make the plan with looks=True")
+
+    def _compute(self, op: int, stream: int, _: int) -> Compute:
+        """Check and note what no earlier compute has seen to."""
+        late, here = self._late, self._state[self._here]
+        if late is not None and op in late and not late.is_revealed(op):
+            must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
+            self._check_reads(
+                op, must, late.possible[op], "copy all in first, or sync what the op writes that reveals it"
+            )
+        compute = super()._compute(op, stream, _)
+        if compute.is_free:
+            return compute
+        self._check_reads(op, "what a compute reads is valid in the compute tier", compute.reads, "copy it in first")
+        for tensor in compute.writes:
+            for state in self._state:
+                if state[tensor] == VALID:
+                    state[tensor] = STALE
+            here[tensor] = VALID
+        return compute
+
+    def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
+        here = self._state[self._here]
+        for tensor in tensors:
+            if here[tensor] != VALID:
+                self._refuse(f"compute {self._graph.ops[op].name}", must, tensor, self._here, do)
+
+    def _copy(self, tensor: int, source: int, target: int) -> Copy:
+        if self._state[source][tensor] != VALID:
+            self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
+        if self._state[target][tensor] == VALID:
+            self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
+        self._check_tracked("copy", tensor, source)
+        self._state[target][tensor] = VALID
+        return super()._copy(tensor, source, target)
+
+    def _detach(self, tensor: int, tier: int, _: int) -> Detach:
+        if self._state[tier][tensor] == ABSENT:
+            self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
+        self._check_tracked("detach", tensor, tier)
+        self._state[tier][tensor] = ABSENT
+        return super()._detach(tensor, tier, _)
+
+    def _sync(self, tensor: int, *_: int) -> Sync:
+        self._check_tracked("sync", tensor, self._here)
+        return super()._sync(tensor)
+
+    def _check_tracked(self, what: str, tensor: int, tier: int) -> None:
+        if not self._columns.tracked[tensor]:
+            must = "a tensor that the plan calls untouched is not named"
+            self._refuse(what, must, tensor, tier, "leave it out there")
+
+    def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
+        name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
+        found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
+        raise PlanError(f"step {self._number} ({what})", must, found, do)
