@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
 
 
-def run(
+def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldom said)
     programs: Sequence[Program],
     hardware: Hardware,
     *,
