@@ -6,9 +6,8 @@ the laws. They speak to whoever described the job (`ConfigError`), made the plan
 (`InvariantError`).
 """
 
-from simulator.referee.agreement import check_job
+from simulator.referee.agreement import check_job, check_order
 from simulator.referee.findings import Findings
-from simulator.referee.rendezvous import check_order
 from simulator.referee.walk import check_plan
 from simulator.referee.watch import Drawn, Watch, check_trace
 

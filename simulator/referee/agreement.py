@@ -1,19 +1,27 @@
-"""Checks a job before anything is decided: whoever comes to a collective is met there, by members who do the same.
+"""Checks that ranks meet: before anything is decided whom they name and what they do, and before a run in which order.
 
-What no plan could mend is refused here, with the names of ranks and ops. Whether ranks also come in an order in which
-they meet depends on their plans (`rendezvous`); what else can keep one from coming only shows when it runs.
+`check_job` refuses what no plan could mend: whoever comes to a collective is met there, by members who do the same.
+`check_order` walks the collectives of plans, stream by stream: one is over once it is the next on some stream of every
+member. What is stuck then never moves, whatever computes and copies do. The converse does not hold: what a collective
+reads, or the room that it takes, can still keep a member from coming, and shows as a run that is ``blocked``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
 
-from simulator.errors import ConfigError
-from simulator.graph import Call, Group, Job, Roles
+from simulator.errors import ConfigError, PlanError
+from simulator.graph import Call, Group, Job, Members, Roles
 from simulator.hardware import Hardware
+from simulator.plan import COMPUTE, Plan
 from simulator.units import counted
 
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
+_Place = tuple[int, int]
+"""A rank, and one of its streams."""
+_Line = list[tuple[int, Call]]
+"""The collectives of a stream in the order of a plan: op and call."""
 
 
 def check_job(job: Job, hardware: Hardware) -> None:
@@ -37,120 +45,169 @@ def check_job(job: Job, hardware: Hardware) -> None:
         must, found = "each rank has a device of its own", f"{counted(job.ranks, 'rank')} for {devices:,}"
         do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
         raise ConfigError(f"hardware {hardware.name!r}, topology", must, found, do)
-    _Check(job).run()
+    roles = [Roles(graph) for graph in job.graphs]
+    for about in roles:
+        for group in about.graph.groups:
+            _check_group(job, group, {call.role for call in about.ops if call.group == group.name})
+    alike = set[tuple[int, Call, int]]()
+    for rank, number in enumerate(job.graph_of):
+        mine = roles[number]
+        for call, ops in mine.ops.items():
+            if rank not in mine.members[call]:
+                found = f"{_op(rank, mine, ops[0])}, which is in none of its members"
+                must, do = "a rank that comes to a group is a member", "add the rank to the group, or remove the op"
+                raise ConfigError(_where(job, call.group), must, found, do)
+            for other in mine.others(call, rank):
+                theirs, pair = roles[job.graph_of[other]], (number, call, job.graph_of[other])
+                _check_members(job, call, (rank, mine), (other, theirs))
+                if pair not in alike and (mine is not theirs or call.role):
+                    _check_alike(job, call, (rank, mine), (other, theirs))
+                alike.add(pair)
 
 
-class _Check:
-    """One walk over the calls of all ranks.
+def _where(job: Job, group: str) -> str:
+    return f"job {job.name!r}, group {group!r}"
+
+
+def _check_group(job: Job, group: Group, roles: set[str]) -> None:
+    where, ranks = _where(job, group.name), range(job.ranks)
+    for members in group.members:
+        if not all(rank in ranks for rank in members) or len(set(members)) < len(members):
+            must = f"members are different ranks of the job (0 to {job.ranks - 1:,})"
+            raise ConfigError(where, must, str(list(members)), "correct its members")
+        if roles - {""} and ("" in roles or len(members) != 2):
+            must = "a group is for collectives of all its members, or for messages (send, recv) of pairs (from, to)"
+            raise ConfigError(where, must, f"{list(members)} for {_listed(roles)}", "give messages a group of pairs")
+    for role in sorted(roles):
+        ends = {"send": slice(0, 1), "recv": slice(1, 2), "": slice(None)}[role]
+        often = Counter(rank for members in group.members for rank in members[ends])
+        rank, times = max(often.items(), key=lambda item: item[1], default=(0, 0))
+        if times > 1:
+            must, found = f"a rank is there once for {role or 'a collective'}", f"rank {rank} {times} times"
+            raise ConfigError(where, must, found, "correct its members")
+
+
+def _listed(roles: set[str]) -> str:
+    return ", ".join(role or "a collective" for role in sorted(roles))
+
+
+def _check_members(job: Job, call: Call, mine: tuple[int, Roles], other: tuple[int, Roles]) -> None:
+    """Check that two ranks that meet name the same ones."""
+    named = mine[1].members[call][mine[0]]
+    theirs = other[1].members.get(call.answer, {}).get(other[0], named)
+    if named != theirs:
+        found = f"{list(named)} in the graph of rank {mine[0]}, {list(theirs)} in that of rank {other[0]}"
+        must, do = "members name the same ranks, in the same order", "correct the members of one"
+        raise ConfigError(_where(job, call.group), must, found, do)
+
+
+def _check_alike(job: Job, call: Call, mine: tuple[int, Roles], other: tuple[int, Roles]) -> None:
+    """Compare the collectives of two ranks that meet there, one after another."""
+    (rank, one), (peer, two) = mine, other
+    pairs = zip_longest(one.ops[call], two.ops.get(call.answer, []))
+    for number, (a, b) in enumerate(pairs, 1):
+        sides = [None if op is None else roles.graph.ops[op].collective for op, roles in ((a, one), (b, two))]
+        first, second = (
+            (about.size_bytes, about.algorithm, call.role or about.kind) if about else None for about in sides
+        )
+        if first != second:
+            found = f"{_op(rank, one, a)} and {_op(peer, two, b)} as number {number} there"
+            must = "members meet as often as one another, and agree on kind, size and algorithm"
+            do = "make them agree, or give one another group"
+            raise ConfigError(_where(job, call.group), must, found, do)
+    if one.graph.steps != two.graph.steps:
+        found = (
+            f"{counted(one.graph.steps, 'step')} of rank {rank} and {counted(two.graph.steps, 'step')} of rank {peer}"
+        )
+        do = "give all graphs the same steps"
+        raise ConfigError(_where(job, call.group), "members run as many steps", found, do)
+
+
+def _op(rank: int, roles: Roles, op: int | None) -> str:
+    """Name an op with its rank and what it is: ``op 'sum' of rank 0 (all_reduce of 40 B, auto)``."""
+    if op is None:
+        return f"nothing of rank {rank}"
+    what = roles.graph.ops[op]
+    about = what.collective
+    said = f" ({about.kind} of {about.size_bytes:,} B, {about.algorithm})" if about is not None else ""
+    return f"op {what.name!r} of rank {rank}{said}"
+
+
+def check_order(job: Job, plans: Sequence[Plan]) -> None:
+    """Check that no circle of ranks waits for one another.
 
     Parameters
     ----------
     job
-        What all ranks run.
+        What all ranks run; `check_job` has found that members agree.
+    plans
+        What was decided, for each rank. Reactive plans are not looked at.
+
+    Raises
+    ------
+    PlanError
+        With who waits for whom.
     """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._roles = [Roles(graph) for graph in job.graphs]
-        self._alike: set[tuple[int, Call, int]] = set()
-
-    def run(self) -> None:
-        """Check the groups of each graph, then each call of each rank against those whom it meets."""
-        for roles in self._roles:
-            for group in roles.graph.groups:
-                self._check_group(group, {call.role for call in roles.ops if call.group == group.name})
-        for rank, number in enumerate(self._job.graph_of):
-            for call in self._roles[number].ops:
-                self._check_call(rank, number, call)
-
-    def _check_group(self, group: Group, roles: set[str]) -> None:
-        where = f"job {self._job.name!r}, group {group.name!r}"
-        for members in group.members:
-            if not all(0 <= rank < self._job.ranks for rank in members) or len(set(members)) < len(members):
-                must = f"members are different ranks of the job (0 to {self._job.ranks - 1:,})"
-                raise ConfigError(where, must, str(list(members)), "correct its members")
-        if "" in roles and len(roles) > 1:
-            must = "a group is for messages (send, recv) or for collectives of all its members"
-            raise ConfigError(where, must, "both", "give the messages a group of their own")
-        odd = next((members for members in group.members if len(members) != 2), None)
-        if roles - {""} and odd is not None:
-            raise ConfigError(where, "those who send and receive are pairs (from, to)", str(list(odd)), "name pairs")
-        for role in sorted(roles):
-            ends = {"send": slice(0, 1), "recv": slice(1, 2), "": slice(None)}[role]
-            often = Counter(rank for members in group.members for rank in members[ends])
-            rank, times = max(often.items(), key=lambda item: item[1], default=(0, 0))
-            if times > 1:
-                what = f"to {role}" if role else "for a collective"
-                found = f"rank {rank} {times} times"
-                raise ConfigError(where, f"a rank is there once {what}", found, "correct its members")
-
-    def _check_call(self, rank: int, number: int, call: Call) -> None:
-        roles = self._roles[number]
-        if rank not in roles.members[call]:
-            must = f"a rank that {'sends' if call.role == 'send' else 'receives' if call.role else 'meets'} is a member"
-            found = f"{self._op(rank, roles, roles.ops[call][0])}, which is in none of its members"
-            raise ConfigError(self._where(call), must, found, "add the rank to the group, or remove the op")
-        for other in roles.others(call, rank):
-            self._check_members(rank, call, other)
-            pair = (number, call, self._job.graph_of[other])
-            if pair not in self._alike:
-                self._check_alike(rank, call, other)
-                self._alike.add(pair)
-
-    def _check_members(self, rank: int, call: Call, other: int) -> None:
-        """Check that two ranks that meet name the same ones."""
-        mine = self._roles[self._job.graph_of[rank]].members[call][rank]
-        theirs = self._roles[self._job.graph_of[other]].members.get(call.answer, {}).get(other, mine)
-        if mine != theirs:
-            must = "members name the same ranks, in the same order"
-            found = f"{list(mine)} in the graph of rank {rank}, {list(theirs)} in that of rank {other}"
-            raise ConfigError(self._where(call), must, found, "correct the members of one")
-
-    def _check_alike(self, rank: int, call: Call, other: int) -> None:
-        """Compare the collectives of two ranks that meet there, one after another."""
-        mine, theirs = self._roles[self._job.graph_of[rank]], self._roles[self._job.graph_of[other]]
-        one, two = mine.ops[call], theirs.ops.get(call.answer, [])
-        if mine is theirs and not call.role:
-            return
-        for at, (a, b) in enumerate(zip(one, two, strict=False), 1):
-            first, second = mine.graph.ops[a].collective, theirs.graph.ops[b].collective
-            if first is None or second is None:
-                continue
-            same_kind = call.role != "" or first.kind == second.kind
-            if not same_kind or (first.size_bytes, first.algorithm) != (second.size_bytes, second.algorithm):
-                must = "members that meet agree on kind, size and algorithm"
-                found = f"{self._op(rank, mine, a)} and {self._op(other, theirs, b)} as their {_ordinal(at)} there"
-                raise ConfigError(self._where(call), must, found, "make them agree, or give one another group")
-        often = mine.graph.steps, theirs.graph.steps
-        if len(one) != len(two):
-            self._refuse_lonely((rank, call, mine), (other, call.answer, theirs))
-        elif often[0] != often[1]:
-            found = f"{counted(often[0], 'step')} of rank {rank} and {counted(often[1], 'step')} of rank {other}"
-            raise ConfigError(self._where(call), "members run as many steps", found, "give all graphs the same steps")
-
-    def _refuse_lonely(self, *sides: tuple[int, Call, Roles]) -> None:
-        """Refuse a collective to which nobody comes: say who would wait for whom."""
-        (few, answer, fewer), (rank, call, roles) = sorted(sides, key=lambda side: len(side[2].ops.get(side[1], [])))
-        comes = len(fewer.ops.get(answer, []))
-        often = f"comes {counted(comes, 'time')}" if comes else "never comes"
-        raise ConfigError(
-            self._where(call),
-            "members meet as often as one another",
-            f"{self._op(rank, roles, roles.ops[call][comes])} as the {_ordinal(comes + 1)} there of rank {rank}, which "
-            f"would wait for rank {few} for ever: that one {often}",
-            f"add the {answer.role or 'collective'} to rank {few}, or remove the op",
-        )
-
-    def _where(self, call: Call) -> str:
-        return f"job {self._job.name!r}, group {call.group!r}"
-
-    def _op(self, rank: int, roles: Roles, op: int) -> str:
-        """Name an op with its rank and what it is: ``op 'sum' of rank 0 (all_reduce of 40 B, auto)``."""
-        what = roles.graph.ops[op]
-        about = what.collective
-        said = f" ({about.kind} of {about.size_bytes:,} B, {about.algorithm})" if about is not None else ""
-        return f"op {what.name!r} of rank {rank}{said}"
+    known = [Roles(graph) for graph in job.graphs]
+    if not any(roles.ops for roles in known) or any(plan.fixed is None for plan in plans):
+        return
+    if all(not call.role for roles in known for call in roles.ops) and len({id(plan) for plan in plans}) == 1:
+        return
+    lines: dict[tuple[int, int], dict[int, _Line]] = {}
+    roles, at_work = [known[number] for number in job.graph_of], dict[_Place, _Line]()
+    for rank, plan in enumerate(plans):
+        key = id(plan), job.graph_of[rank]
+        if key not in lines:
+            lines[key] = _lines(roles[rank], plan)
+        at_work |= {(rank, stream): list(line) for stream, line in lines[key].items()}
+    there: dict[tuple[str, Members], list[_Place]] = {}
+    moved = list(at_work)
+    while moved:
+        place = moved.pop()
+        if at_work[place]:
+            who = _meeting(roles, place[0], at_work[place][-1][1])
+            there.setdefault(who, []).append(place)
+            if len(there[who]) == len(who[1]):
+                moved += there[who]
+                for met in there.pop(who):
+                    at_work[met].pop()
+    stuck = {rank: at_work[rank, stream][-1] for rank, stream in sorted(at_work) if at_work[rank, stream]}
+    if stuck:
+        raise _circle(job, plans, roles, stuck, {who: {rank for rank, _ in places} for who, places in there.items()})
 
 
-def _ordinal(number: int) -> str:
-    return _ORDINALS.get(number, f"{number}th")
+def _lines(roles: Roles, plan: Plan) -> dict[int, _Line]:
+    """By stream, the collectives of one repeat of a fixed plan, the last one first."""
+    lines: dict[int, _Line] = {}
+    for kind, op, stream, _ in [*plan.fixed.codes()][::-1] if plan.fixed is not None else ():
+        if kind == COMPUTE and op in roles.calls:
+            lines.setdefault(stream, []).append((op, roles.calls[op]))
+    return lines
+
+
+def _meeting(roles: Sequence[Roles], rank: int, call: Call) -> tuple[str, Members]:
+    return call.group, roles[rank].members[call][rank]
+
+
+def _circle(
+    job: Job,
+    plans: Sequence[Plan],
+    roles: Sequence[Roles],
+    stuck: dict[int, tuple[int, Call]],
+    there: dict[tuple[str, Members], set[int]],
+) -> PlanError:
+    """Follow the waits of the lowest rank until they come back."""
+    seen: dict[int, str] = {}
+    rank = next(iter(stuck))
+    while rank not in seen:
+        op, call = stuck[rank]
+        who = _meeting(roles, rank, call)
+        other = min((member for member in who[1] if member not in there.get(who, ())), default=rank)
+        seen[rank] = f"rank {rank} at op {job.graph(rank).ops[op].name!r} (group {call.group!r}) for rank {other}"
+        rank = other if other in stuck else rank
+    return PlanError(
+        f"plan {plans[rank].name!r}, collectives of job {job.name!r}",
+        "ranks come to their collectives in an order in which they meet",
+        f"that they wait for one another: {', '.join(seen.values())}",
+        "run them in the same order on all ranks, or on streams of their own",
+    )

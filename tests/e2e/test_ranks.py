@@ -55,11 +55,11 @@ def test_a_run_of_ranks_fills_a_folder(hosim, ranks, tmp_path):
 WRONG = {
     "a message that nobody takes": (
         (NEXT, op("give", "send", "next")),
-        ["group 'next': members meet as often as one another, found op 'give' of rank 0", "add the recv to rank 1"],
+        ["group 'next': members meet as often as one another", "op 'give' of rank 0", "and nothing of rank 1"],
     ),
     "a message of another size": (
         (NEXT, op("give", "send", "next", 8), op("take", "recv", "next", 9)),
-        ["members that meet agree on kind, size and algorithm", "op 'give' of rank 0 (send of 8 B, auto)", "9 B"],
+        ["and agree on kind, size and algorithm", "op 'give' of rank 0 (send of 8 B, auto)", "9 B"],
     ),
     "messages in a circle": (
         (NEXT, op("give", "send", "next"), op("take", "recv", "next")),
@@ -67,7 +67,7 @@ WRONG = {
     ),
     "a rank outside of the groups": (
         ('{"group":"some","ranks":[[0,2]]}', op("sum", "all_reduce", "some")),
-        ["group 'some': a rank that meets is a member, found op 'sum' of rank 1"],
+        ["group 'some': a rank that comes to a group is a member, found op 'sum' of rank 1"],
     ),
     "more ranks than devices": (
         ('{"group":"all","ranks":[[0,16]]}', op("sum", "all_reduce")),

@@ -24,28 +24,28 @@ WRONG_PLANS = {
     "reads what is only below": (
         "compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 0 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr; "
+            "plan 'hand', step 0 (compute f): what a step reads is valid (hbm), found 'w' absent in hbm, valid in ddr; "
             "copy it into hbm before this step"
         ),
     ),
     "reads what it detached": (
         "copy w ddr hbm; detach w hbm; compute f; compute g; detach a hbm",
         (
-            "plan 'hand', step 2 (compute f): what an op reads is valid (hbm), found 'w' absent in hbm, valid in ddr "
-            "(detached by step 1); copy it into hbm before this step"
+            "plan 'hand', step 2 (compute f): what a step reads is valid (hbm), found 'w' absent in hbm, valid in ddr"
+            "; copy it into hbm before this step"
         ),
     ),
     "reads before it is written": (
         "compute g; copy w ddr hbm; compute f; detach w hbm; detach a hbm",
         (
-            "plan 'hand', step 0 (compute g): what an op reads is valid (hbm), found 'a' absent in hbm, not written "
+            "plan 'hand', step 0 (compute g): what a step reads is valid (hbm), found 'a' absent in hbm, not written "
             "before; write it before this step"
         ),
     ),
     "detaches the only copy": (
         "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
         (
-            "plan 'hand', step 3 (detach a from hbm): what is read later keeps a valid copy, found that it detaches "
+            "plan 'hand', step 3 (detach a from hbm): what is used later keeps a valid copy, found that it detaches "
             "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its "
             "last use"
         ),
@@ -57,7 +57,7 @@ WRONG_PLANS = {
     "detaches a persistent tensor": (
         "copy w ddr hbm; detach w ddr; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 3 (detach w from hbm): a persistent tensor keeps a valid copy, found that it detaches "
+            "plan 'hand', step 3 (detach w from hbm): what is used later keeps a valid copy, found that it detaches "
             "the only valid copy of persistent 'w'; copy it to its home first"
         ),
     ),
@@ -71,7 +71,7 @@ WRONG_PLANS = {
     "copies from nowhere": (
         "copy w hbm ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 0 (copy w hbm -> ddr): what is copied is valid at its source (hbm), found 'w' absent in "
+            "plan 'hand', step 0 (copy w hbm -> ddr): what a step reads is valid (hbm), found 'w' absent in "
             "hbm, valid in ddr; copy it into hbm before this step"
         ),
     ),
@@ -82,29 +82,29 @@ WRONG_PLANS = {
     "detaches what is not there": (
         "copy w ddr hbm; compute f; detach w hbm; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm "
-            "(detached by step 2); drop this detach"
+            "plan 'hand', step 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm; "
+            "drop this detach, or make the tensor before it"
         ),
     ),
     "detaches what an op that is missing makes": (
         "copy w ddr hbm; detach w hbm; detach a hbm; compute g",
         (
             "plan 'hand', step 2 (detach a from hbm): what is detached is there, found 'a' absent from hbm; "
-            "compute 'f', which makes it, before it, or drop it"
+            "drop this detach, or make the tensor before it"
         ),
     ),
     "leaves something": (
         "copy w ddr hbm; compute f; detach w hbm; compute g",
         (
-            "plan 'hand', end of the plan: what is not persistent is detached everywhere when a training step ends, "
-            "found 'a' held in hbm; detach it after its last use"
+            "plan 'hand', end of the plan: a training step ends as it began: persistent tensors valid at home, and "
+            "nothing else held, found 'a' valid in hbm; copy it home, if it has one, and detach its other copies"
         ),
     ),
     "leaves a copy": (
         "copy w ddr hbm; compute f; compute g; detach a hbm",
         (
-            "a persistent tensor ends a training step valid at home, and nowhere else, as it began it, found 'w' (home "
-            "ddr) valid in hbm; copy it to ddr and detach its other copies"
+            "a training step ends as it began: persistent tensors valid at home, and nothing else held, found 'w' "
+            "(home ddr) valid in hbm; copy it home, if it has one, and detach its other copies"
         ),
     ),
     "forgets an op": (
@@ -173,8 +173,11 @@ def test_a_record_of_several_steps_comes_home_between_them():
     [
         ({"home": (1,)}, "homes: every tensor has an entry, found 1 homes for 2 tensors; make the plan for this graph"),
         ({"home": (2, -1)}, "home of 'w': a home is a tier id from 0 to 1, or -1 for none, found 2"),
-        ({"home": (-1, -1)}, "home of 'w': what exists before the first op has a home, found none; give it one of hbm"),
-        ({"home": (1, 0)}, "home of 'a': only what exists before the first op has a home"),
+        (
+            {"home": (-1, -1)},
+            "what exists before the first op has a home, and nothing else (persistent tensors and inputs), found none",
+        ),
+        ({"home": (1, 0)}, "home of 'a': what exists before the first op has a home, and nothing else"),
         ({"tiers": ("hbm", "ssd")}, "its tiers are those of 'story' (hbm, ddr), found hbm, ssd"),
     ],
 )

@@ -77,13 +77,16 @@ def test_a_step_ends_with_the_last_values():
         (
             "copy w hbm ddr",
             (
-                "a persistent tensor ends a training step valid at home, and nowhere else, as it began it, found "
-                "'w' (home hbm) valid in ddr; copy it to hbm and detach its other copies"
+                "a training step ends as it began: persistent tensors valid at home, and nothing else held, found "
+                "'w' (home hbm) valid in ddr; copy it home, if it has one, and detach its other copies"
             ),
         ),
         (
             "copy b hbm ddr",
-            "what is not persistent is detached everywhere when a training step ends, found 'b' held in ddr",
+            (
+                "a training step ends as it began: persistent tensors valid at home, and nothing else held, found "
+                "'b' valid in ddr"
+            ),
         ),
     ],
 )
