@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from simulator.units import FieldError, closest, in_yaml, nearest
+from simulator.units import FieldError, closest, in_yaml, nearest, require, would_divide
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
@@ -89,6 +89,17 @@ class Part(BaseModel):
 
     def _check(self) -> None:
         """Refuse what breaks a rule of the whole piece, beyond the types of its fields, by a `FieldError`."""
+
+    def _divides(self, part: str, whole: str) -> None:
+        """Refuse a number that does not divide another one of the piece."""
+        number, total = getattr(self, part), getattr(self, whole)
+        do = would_divide(part, total, number)
+        require(total % number == 0, f"{part} divides {whole}", f"{number:,} and {total:,}", part, do=do)
+
+    def _at_most(self, part: str, whole: str) -> None:
+        """Refuse a number that is above another one of the piece."""
+        number, total = getattr(self, part), getattr(self, whole)
+        require(number <= total, f"{part} is at most {whole}", f"{number:,} and {total:,}", part, do="lower it")
 
     @model_validator(mode="before")
     @classmethod

@@ -2,8 +2,7 @@
 
 A person writes ``80 GiB``, ``33.6 GB/s``, ``10 us``, ``376 TFLOP/s``; inside there are only whole bytes,
 bytes per second, nanoseconds and FLOP per second. ``GB`` is 10^9 bytes and ``GiB`` is 2^30 bytes, always.
-``inf`` is allowed where a limit may be absent. pint converts the units; its default registry is not loaded,
-because the few units below are all that a document may use (and reading them takes no time).
+``inf`` is allowed where a limit may be absent.
 """
 
 from __future__ import annotations
@@ -14,25 +13,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from functools import cache
-from operator import itemgetter
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-_DEFINITIONS = (
-    *(f"{prefix}- = 1e{power}" for prefix, power in zip("numkMGTP", (-9, -6, -3, 3, 6, 9, 12, 15), strict=True)),
-    *(f"{prefix}i- = 2**{10 * number}" for number, prefix in enumerate("KMGT", 1)),
-    *("byte = [information] = B", "second = [time] = s", "FLOP = [work]"),
-)
-
-_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB")
-_ALLOWED: dict[str, tuple[str, ...]] = {
-    "B": _SIZES,
-    "B/s": tuple(f"{size}/s" for size in _SIZES),
-    "ns": ("ns", "us", "ms", "s"),
-    "FLOP/s": tuple(f"{prefix}FLOP/s" for prefix in ("", "k", "M", "G", "T", "P")),
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS: dict[str, dict[str, int]] = {
+    "B": {f"{prefix}B": size for prefix, size in (_DECIMAL | _BINARY).items()},
+    "B/s": {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()},
+    "ns": {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9},
+    "FLOP/s": {f"{prefix}FLOP/s": size for prefix, size in _DECIMAL.items()},
 }
+"""Unit inside -> the units that a document may use, and how many of it each is."""
 _EXAMPLES = {"B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s"}
 _WHAT = {"B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic"}
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
@@ -41,6 +34,8 @@ _BITS = re.compile(r"([kKMGTP]i?)?(?:b|bit)(?:/s|ps)?")
 _LARGEST = 2**63 - 1
 _ROUNDED = Decimal("1e-6")
 """Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake."""
+_MANY = 1000
+"""Of more names than these, only those that begin or end alike are compared, so that a message takes no time."""
 
 
 class FieldError(ValueError):
@@ -66,6 +61,25 @@ class FieldError(ValueError):
         return f"{self.must}, found {self.found}; {self.do}"
 
 
+def require(holds: object, must: str, found: object, *at: str, do: str = "") -> None:
+    """Refuse what breaks a rule.
+
+    Parameters
+    ----------
+    holds
+        Whether the rule holds.
+    must, found, at, do
+        As of a `FieldError`; what to do is to correct it, unless that is said.
+
+    Raises
+    ------
+    FieldError
+        If it does not hold.
+    """
+    if not holds:
+        raise FieldError(must, str(found), do or "correct it", at)
+
+
 @contextmanager
 def in_field(*at: str) -> Iterator[None]:
     """Say of what is found to be wrong inside which field it is about."""
@@ -73,6 +87,29 @@ def in_field(*at: str) -> Iterator[None]:
         yield
     except FieldError as error:
         raise FieldError(error.must, error.found, error.do, at) from None
+
+
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that `name` may have meant; None if none is near.
+
+    Parameters
+    ----------
+    name
+        An unknown name.
+    known
+        All names that would do.
+    """
+    text, names = str(name), list(known)
+    if len(names) > _MANY:
+        names = [other for other in names if other[:2] == text[:2] or other[-2:] == text[-2:]][: 10 * _MANY]
+    same = [other for other in names if other.lower() == text.lower()]
+    return next(iter(same or difflib.get_close_matches(text, names, n=1)), None)
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
+    close = closest(name, known)
+    return f" (did you mean {close!r}?)" if close else ""
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
@@ -85,43 +122,10 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     known
         All names that would do.
     """
-    if not known:
-        return "remove it"
-    close = closest(name, known)
-    return f"use one of {', '.join(known)}" + (f" (did you mean {close!r}?)" if close else "")
+    return f"use one of {', '.join(known)}{suggestion(name, known)}" if known else "remove it"
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` may have meant; None if none is near.
-
-    Parameters
-    ----------
-    name
-        An unknown name.
-    known
-        All names that would do.
-    """
-    names = list(known)
-    same = [other for other in names if other.lower() == name.lower()]
-    return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)
-
-
-def suggestion(name: object, known: Iterable[str]) -> str:
-    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
-    text = str(name)
-    near = [k for k in known if k[:2] == text[:2] or k[-2:] == text[-2:]][:10_000]
-    close = difflib.get_close_matches(text, near, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-@cache
-def _registry() -> Any:
-    import pint  # noqa: PLC0415 - only when a document is read: most of the start-up time otherwise
-
-    return pint.UnitRegistry(_DEFINITIONS, non_int_type=Decimal, cache_folder=None)
-
-
-def parse(text: object, unit: str, example: str = "") -> int | float:
+def parse(text: object, unit: str) -> int | float:
     """Read a quantity.
 
     Parameters
@@ -130,8 +134,6 @@ def parse(text: object, unit: str, example: str = "") -> int | float:
         What the document holds, such as ``"33.6 GB/s"`` or ``"inf"``.
     unit
         The unit inside: ``B``, ``B/s``, ``ns`` or ``FLOP/s``.
-    example
-        A well-formed quantity, quoted in the error.
 
     Returns
     -------
@@ -143,55 +145,22 @@ def parse(text: object, unit: str, example: str = "") -> int | float:
     FieldError
         If `text` is a bare number, has another dimension, is negative, or is no whole number of `unit`.
     """
-    what, example = _WHAT[unit], example or _EXAMPLES[unit]
-    if not isinstance(text, str):
-        raise FieldError(f"{what} has a unit, such as {example!r}", f"the bare value {text!r}", "write its unit")
-    if text.strip() == "inf":
+    what, example, known = _WHAT[unit], _EXAMPLES[unit], _UNITS[unit]
+    stated = text.strip() if isinstance(text, str) else ""
+    if stated == "inf":
         return math.inf
-    match = _QUANTITY.fullmatch(text.strip())
+    match = _QUANTITY.fullmatch(stated)
     if not match:
-        must = f"{what} is a number and a unit, such as {example!r}"
-        raise FieldError(must, repr(text), f"write it as {example!r}")
+        raise FieldError(f"{what} is a number and a unit, such as {example!r}", repr(text), f"write it as {example!r}")
     name = match[2].replace("µ", "u").replace("μ", "u")
-    if bits := _BITS.fullmatch(name):
-        raise _of_bits(Decimal(match[1]), bits[1] or "", unit, text)
-    if name not in _ALLOWED[unit]:
-        raise FieldError(f"{what} is needed, such as {example!r}", repr(text), nearest(name, _ALLOWED[unit]))
-    return _whole(Decimal(match[1]), name, unit, text)
-
-
-def _of_bits(number: Decimal, prefix: str, unit: str, text: str) -> FieldError:
-    what, per = _WHAT[unit], "/s" if unit.endswith("/s") else ""
-    must = f"{what} is needed, such as {_EXAMPLES[unit]!r}"
-    if unit not in ("B", "B/s"):
-        return FieldError(must, f"{text!r}, which counts bits", "write what is needed here")
-    whole = f"{(number / 8).normalize():.12g} {'k' if prefix == 'K' else prefix}B{per}"
-    return FieldError(f"{must}, and in bytes", f"{text!r}, which counts bits", f"write '{whole}'")
-
-
-def _whole(number: Decimal, name: str, unit: str, text: str) -> int:
-    what = _WHAT[unit]
-    if number < 0:
-        raise FieldError(f"{what} is at least 0 {unit}", repr(text), "remove the sign")
-    if number and number.adjusted() > 20:
-        raise FieldError(f"{what} is below 2^63 {unit}", repr(text), "write 'inf' for no limit")
-    value = _registry().Quantity(number, name).to(unit).magnitude
+    do = "that counts bits: divide it by 8" if _BITS.fullmatch(name) else nearest(name, tuple(known))
+    require(name in known, f"{what} is needed, such as {example!r}", repr(text), do=do)
+    value = Decimal(match[1]) * known[name]
     whole = int(value.to_integral_value())
-    if whole > _LARGEST:
-        raise FieldError(f"{what} is below 2^63 {unit}", repr(text), "write 'inf' for no limit")
-    if abs(value - whole) > _ROUNDED * whole:
-        raise FieldError(f"{what} is a whole number of {unit}", repr(text), f"write '{math.ceil(value)} {unit}'")
+    require(0 <= whole <= _LARGEST, f"{what} is at least 0 {unit} and below 2^63", repr(text), do="'inf' is no limit")
+    exact = abs(value - whole) <= _ROUNDED * whole
+    require(exact, f"{what} is a whole number of {unit}", repr(text), do=f"write '{math.ceil(value)} {unit}'")
     return whole
-
-
-_DECIMAL = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 1000))
-_BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_SHOWN: dict[str, list[tuple[str, int]]] = {
-    "B": sorted([*_BINARY, *((f"{prefix}B", size) for prefix, size in _DECIMAL)], key=itemgetter(1), reverse=True),
-    "B/s": [(f"{prefix}B/s", size) for prefix, size in _DECIMAL],
-    "ns": [("s", 10**9), ("ms", 10**6), ("us", 1000)],
-    "FLOP/s": [(f"{prefix}FLOP/s", size) for prefix, size in _DECIMAL[:2]],
-}
 
 
 def unit_of(text: object) -> str | None:
@@ -215,9 +184,9 @@ def exact(value: int | float, unit: str) -> str:
     """
     if value == math.inf:
         return "inf"
-    for name, size in _SHOWN[unit]:
+    for name, size in sorted(_UNITS[unit].items(), key=lambda one: -one[1]):
         scaled = Decimal(value) / size
-        if scaled >= 1 and scaled == round(scaled, 3):
+        if size < 10**15 and scaled >= 1 and scaled == round(scaled, 3):
             return f"{scaled.normalize():f} {name}"
     return f"{value} {unit}"
 
@@ -234,9 +203,10 @@ def human(value: int | float, unit: str) -> str:
     """
     if value == math.inf:
         return "unlimited"
-    for name, size in _SHOWN[unit]:
-        if "i" not in name and abs(value) >= size * 0.9995:
-            return f"{_three_digits(value / size)} {name}"
+    for name, size in reversed(_UNITS[unit].items()):
+        if "i" not in name and 1 < size < 10**15 and abs(value) >= size * 0.9995:
+            digits = max(0, 2 - math.floor(math.log10(abs(value / size) * 1.0005)))
+            return f"{value / size:.{digits}f} {name}"
     return f"{value:.0f} {unit}"
 
 
@@ -253,12 +223,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors of a whole number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
 def would_divide(what: str, length: int, parts: int) -> str:
     """Say which numbers near `parts` would divide `length`: ``set tensor to 4 or 8``.
 
@@ -269,32 +233,29 @@ def would_divide(what: str, length: int, parts: int) -> str:
     length, parts
         What does not divide.
     """
-    known = divisors(length)
-    below = max((d for d in known if d < parts), default=1)
-    above = min((d for d in known if d > parts), default=None)
-    return f"set {what} to {below}" + (f" or {above}" if above is not None else "")
-
-
-def _three_digits(value: float) -> str:
-    digits = max(0, 2 - math.floor(math.log10(abs(value) * 1.0005)))
-    return f"{value:.{digits}f}"
+    small = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
+    known = {*small, *(length // d for d in small)}
+    near = [max((d for d in known if d < parts), default=1), *sorted(d for d in known if d > parts)[:1]]
+    return f"set {what} to {' or '.join(map(str, near))}"
 
 
 def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[Any, ...]:
     what, example = _WHAT[unit], _EXAMPLES[unit]
 
     def read(text: object) -> int | float:
-        value = parse(text, unit, example)
-        if value == math.inf and not endless:
-            raise FieldError(f"{what} here is finite, such as {example!r}", "'inf'", "write a number and a unit")
-        if value == 0 and not zero:
-            raise FieldError(f"{what} is more than 0 {unit}, such as {example!r}", repr(text), "write a positive rate")
+        value = parse(text, unit)
+        require(endless or value != math.inf, f"{what} here is finite, such as {example!r}", "'inf'", do="write one")
+        require(
+            zero or value, f"{what} is more than 0 {unit}, such as {example!r}", repr(text), do="write a positive rate"
+        )
         return value
 
+    number = r"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
+    quantity = rf"{number}\s*({'|'.join(_UNITS[unit])})"
     schema = {
         "type": "string",
         "description": f"{what}{', or inf' if endless else ''}",
-        "pattern": _pattern(unit, endless=endless),
+        "pattern": f"^({quantity}|inf)$" if endless else f"^{quantity}$",
         "examples": [example],
     }
     return (
@@ -302,12 +263,6 @@ def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[A
         PlainSerializer(lambda value: exact(value, unit), return_type=str),
         WithJsonSchema(schema),
     )
-
-
-def _pattern(unit: str, *, endless: bool) -> str:
-    number = r"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
-    quantity = rf"{number}\s*({'|'.join(_ALLOWED[unit])})"
-    return f"^({quantity}|inf)$" if endless else f"^{quantity}$"
 
 
 Bytes = Annotated[int, *_quantity("B")]

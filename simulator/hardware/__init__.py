@@ -6,8 +6,7 @@ One YAML document describes one machine as one of its devices sees it. Every fig
 
 from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost
 from simulator.hardware.machine import Fabric, Hardware, OnChip, Topology, asked_bytes_per_s, without_effect
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier
-from simulator.hardware.staged import stage_rates
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, stage_rates
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",

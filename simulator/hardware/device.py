@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from simulator.document import Count, Key, Part, Share
-from simulator.units import Bytes, FieldError, FlopsPerSecond, Nanoseconds
+from simulator.units import Bytes, FlopsPerSecond, Nanoseconds, require
 
 
 class Compute(Part):
@@ -97,16 +97,8 @@ class Host(Part):
 
 MIB = 1 << 20
 
-
-def _positive(size: int) -> int:
-    if not size:
-        raise FieldError(
-            "a size that others are rounded to, or cut from, is not zero", "0 B", "write one, such as 2 MiB"
-        )
-    return size
-
-
-Size = Annotated[Bytes, AfterValidator(_positive)]
+Size = Annotated[Bytes, Field(gt=0)]
+"""A size that others are rounded to, or cut from [B]."""
 
 
 class Compaction(Part):
@@ -132,9 +124,8 @@ class Compaction(Part):
         return (self.per_page_ns or 0) * pages if self.per_event_ns is None else self.per_event_ns
 
     def _check(self) -> None:
-        if (self.per_page_ns is None) == (self.per_event_ns is None):
-            found = "neither" if self.per_page_ns is None else "both"
-            raise FieldError("a compaction costs so much per_page, or per_event", found, "write one of them")
+        one = (self.per_page_ns is None) != (self.per_event_ns is None)
+        require(one, "a compaction costs so much per_page, or per_event", "neither or both", do="write one of them")
 
 
 class Caching(Part):
@@ -190,9 +181,8 @@ class Caching(Part):
             ("small_segment", self.small_bytes, self.small_segment_bytes),
             ("large_segment", self.own_segment_bytes, self.large_segment_bytes),
         ):
-            if segment < block:
-                found = f"{segment:,} B for blocks up to {block:,} B"
-                raise FieldError("a segment holds the largest block that it is for", found, "raise it", (key,))
+            found = f"{segment:,} B for blocks up to {block:,} B"
+            require(segment >= block, "a segment holds the largest block that it is for", found, key, do="raise it")
 
 
 class Allocator(Part):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
@@ -11,9 +12,8 @@ from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compute, Host
-from simulator.hardware.memory import Bus, Link, Tier
-from simulator.hardware.staged import resolved, room
-from simulator.units import Bytes, BytesPerSecond, FieldError, Nanoseconds, human, nearest
+from simulator.hardware.memory import Bus, Link, Tier, resolved, room
+from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 """Collectives that have several algorithms."""
@@ -53,9 +53,8 @@ class Topology(Part):
         return {"device": 1, "node": self.devices_per_node, "supernode": self.devices}
 
     def _check(self) -> None:
-        if self.devices > MOST_RANKS:
-            found = f"{self.devices:,}"
-            raise FieldError(f"there are at most {MOST_RANKS:,} devices", found, "lower nodes", ("nodes",))
+        must = f"there are at most {MOST_RANKS:,} devices"
+        require(self.devices <= MOST_RANKS, must, f"{self.devices:,}", "nodes", do="lower it")
 
 
 class Fabric(Part):
@@ -96,10 +95,9 @@ class Fabric(Part):
 
     def _check(self) -> None:
         for kind, names in self.algorithms.items():
-            unknown = next((name for name in names if name not in ALGORITHMS[kind]), None)
-            if unknown is not None:
+            for name in names:
                 must = f"the algorithms of {kind} are {', '.join(ALGORITHMS[kind])}"
-                raise FieldError(must, repr(unknown), "remove it", ("algorithms", kind))
+                require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
 
 
 class OnChip(Part):
@@ -198,86 +196,61 @@ class Hardware(Document):
         return self.model_copy(update={"links": resolved(links)})
 
     def _check(self) -> None:
-        _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", ("compute_tier",))
-        if self.tiers[self.compute_tier].bandwidth_bytes_per_s is None:
-            at = ("tiers", self.compute_tier)
-            raise FieldError("the compute tier has a bandwidth", "none", "add its bandwidth", at)
-        if (scope := self.tiers[self.compute_tier].scope) != "device":
-            must, where = "each device has a compute tier of its own", ("tiers", self.compute_tier, "scope")
-            raise FieldError(must, f"scope {scope}", "set it to device", where)
+        _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
+        here, at = self.tiers[self.compute_tier], ("tiers", self.compute_tier)
+        require(here.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *at, do="add it")
+        must = "each device has a compute tier of its own"
+        require(here.scope == "device", must, f"scope {here.scope}", *at, "scope", do="set it to device")
         for name, link in self.links.items():
             for end in ("source", "target"):
-                _check_name(getattr(link, end), self.tiers, "a link joins two tiers", ("links", name, end))
-            if link.source == link.target:
-                found = f"{link.source!r} twice"
-                raise FieldError("a link joins two different tiers", found, "change one end", ("links", name))
+                _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
+            must = "a link joins two different tiers"
+            require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
         for name, bus in self.buses.items():
             for known in bus.links:
-                _check_name(known, self.capped, "a bus caps links and ports of fabrics", ("buses", name, "links"))
-            if len(set(bus.links)) < len(bus.links):
-                must, found = "a bus names each link once", ", ".join(bus.links)
-                raise FieldError(must, found, "remove the repetition", ("buses", name, "links"))
+                _check_name(known, self.capped, "a bus caps links and ports of fabrics", "buses", name, "links")
+            once = len(set(bus.links)) == len(bus.links)
+            require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
         self.links.update(resolved(self.links))
         for name, size in room(self.links, self.tiers, self.topology.sharing).items():
             self.tiers[name]._staging_bytes = size
-        self._check_devices()
-        self._check_ways()
-
-    def _check_devices(self) -> None:
         for name, fabric in self.fabrics.items():
-            if self.topology.sharing[fabric.scope] < 2:
-                must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
-                do = "raise topology.devices_per_node, set its scope to supernode and raise topology.nodes"
-                raise FieldError(must, "one device", f"{do}, or remove it", ("fabrics", name))
-            if name in self.links:
-                must, found = "a fabric and a link have different names", f"both {name!r}"
-                raise FieldError(must, found, "rename one of them", ("fabrics", name))
-        capacity_bytes = self.tiers[self.compute_tier].capacity_bytes
-        for name, memory in self.on_chip.items():
-            at = ("on_chip", name)
-            if name in self.tiers:
-                must = "a memory of the chip is not simulated, a tier is"
-                raise FieldError(must, f"{name!r} as both", "remove one of them", at)
-            if memory.capacity_bytes > capacity_bytes:
-                found = f"{memory.capacity_bytes:,} B, and {capacity_bytes:,} B in {self.compute_tier}"
-                raise FieldError("a memory of the chip is smaller than the compute tier", found, "correct its unit", at)
-
-    def _check_ways(self) -> None:
-        taken: dict[str, str] = {}
-        for name, queue in self.copy_queues.items():
-            at = ("copy_queues", name)
-            for link in queue:
-                _check_name(link, self.links, "a copy queue serves links", at)
-                if link in taken:
-                    found = f"{link!r} in {taken[link]} and {name}" if taken[link] != name else f"{link!r} twice"
-                    raise FieldError("a link waits in one queue", found, "remove it from one", at)
-                taken[link] = name
-            channels = [self.links[link].channels for link in queue]
-            if len(set(channels)) > 1:
-                must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))
-                raise FieldError(must, found, "give them the same number of channels", at)
-        there = _reached(self.compute_tier, [(link.source, link.target) for link in self.links.values()])
-        back = _reached(self.compute_tier, [(link.target, link.source) for link in self.links.values()])
+            several = self.topology.sharing[fabric.scope] > 1
+            must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
+            do = "raise topology.devices_per_node, or set its scope to supernode and raise topology.nodes"
+            require(several, must, "one device", "fabrics", name, do=do)
+            require(
+                name not in self.links, "a fabric and a link have different names", f"both {name!r}", "fabrics", name
+            )
+        self._check_queues()
+        ends = [(link.source, link.target) for link in self.links.values()]
+        reached = _reached(self.compute_tier, ends) | _reached(self.compute_tier, [end[::-1] for end in ends])
         for name in self.tiers:
-            if name not in there and name not in back:
-                must = f"links join every tier with the compute tier {self.compute_tier!r}"
-                found = f"none to or from {name!r}"
-                raise FieldError(must, found, "add a link, or remove the tier", ("tiers", name))
+            must = f"links join every tier with the compute tier {self.compute_tier!r}"
+            require(name in reached, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
+
+    def _check_queues(self) -> None:
+        waiting = Counter(link for queue in self.copy_queues.values() for link in queue)
+        for name, queue in self.copy_queues.items():
+            for link in queue:
+                _check_name(link, self.links, "a copy queue serves links", "copy_queues", name)
+                require(waiting[link] == 1, "a link waits in one queue", f"{link!r} twice", "copy_queues", name)
+            channels = [self.links[link].channels for link in queue]
+            must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))
+            require(len(set(channels)) == 1, must, found, "copy_queues", name)
 
 
-def _check_name(name: str, known: Iterable[str], must: str, at: tuple[str, ...]) -> None:
+def _check_name(name: str, known: Iterable[str], must: str, *at: str) -> None:
     names = tuple(known)
-    if name not in names:
-        raise FieldError(must, repr(name), nearest(name, names), at)
+    require(name in names, must, repr(name), *at, do=nearest(name, names))
 
 
 def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:
-    reached, frontier = {start}, [start]
-    while frontier:
-        tier = frontier.pop()
-        new = [target for source, target in edges if source == tier and target not in reached]
-        reached.update(new)
-        frontier += new
+    """The tiers that links lead to from a tier, itself included."""
+    reached, last = {start}, 0
+    while len(reached) > last:
+        last = len(reached)
+        reached |= {target for source, target in edges if source in reached}
     return reached
 
 
@@ -298,26 +271,26 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     list of str
         A sentence for each limit.
     """
-
-    def is_set(*path: str) -> bool:
-        parts = (key.split(".") for key in keys)
-        return any(
-            len(part) == len(path) and all(fnmatchcase(one, pattern) for one, pattern in zip(path, part, strict=True))
-            for part in parts
-        )
-
-    links = [name for name in hardware.links if is_set("links", name, "bandwidth")]
-    said = list(_links_over_buses(hardware, links))
-    said += _buses_over_links(hardware, [name for name in hardware.buses if is_set("buses", name, "bandwidth")])
-    tier = hardware.compute_tier
-    if budget_bytes is not None and is_set("tiers", tier, "capacity"):
-        usable = hardware.tiers[tier].usable_bytes
-        if budget_bytes < usable:
-            said.append(
-                f"tiers.{tier}.capacity leaves {human(usable, 'B')}, but the scenario's budget lets plans use "
-                f"{human(budget_bytes, 'B')}: more changes nothing, unless the budget is set as well."
-            )
-    return said
+    limits: list[tuple[str, int | float, str, int | float, str]] = []
+    for bus_name, bus in hardware.buses.items():
+        field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
+        for name in bus.links:
+            if name in hardware.links and _fills(hardware.links[name], bus):
+                limits.append(
+                    (f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate, "B/s")
+                )
+        asked = asked_bytes_per_s(hardware, bus)
+        if asked <= rate:
+            limits.append((field, rate, "what its links carry together", asked, "B/s"))
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    if budget_bytes is not None and budget_bytes < usable:
+        limits.append((f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B"))
+    return [
+        f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}: more changes nothing, "
+        "unless that is set as well."
+        for field, value, other, limit, unit in limits
+        if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys)
+    ]
 
 
 def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
@@ -331,32 +304,8 @@ def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
     )
 
 
-def _links_over_buses(hardware: Hardware, names: Collection[str]) -> Iterator[str]:
-    for bus_name, bus in hardware.buses.items():
-        over = [name for name in names if name in bus.links and _fills(hardware.links[name], bus)]
-        if over:
-            fields = " and ".join(f"links.{name}.bandwidth" for name in over)
-            rates = " and ".join({human(hardware.links[name].bandwidth_bytes_per_s, "B/s"): None for name in over})
-            is_, they = ("is", "it goes") if len(over) == 1 else ("are", "they go")
-            yield (
-                f"{fields} {is_} {rates}, but buses.{bus_name}, which {they} over, carries "
-                f"{human(bus.bandwidth_bytes_per_s, 'B/s')}: more changes nothing, unless "
-                f"buses.{bus_name}.bandwidth is set as well."
-            )
-
-
 def _fills(link: Link, bus: Bus) -> bool:
     """Whether a single copy of any size fills the bus, on one channel."""
     least = min((point.fraction for point in link.efficiency), default=1.0)
     share = least / link.channels if link.sharing == "servers" else least
     return link.bandwidth_bytes_per_s * share >= bus.bandwidth_bytes_per_s
-
-
-def _buses_over_links(hardware: Hardware, names: Collection[str]) -> Iterator[str]:
-    for name in names:
-        bus, asked = hardware.buses[name], asked_bytes_per_s(hardware, hardware.buses[name])
-        if asked <= bus.bandwidth_bytes_per_s:
-            yield (
-                f"buses.{name}.bandwidth is {human(bus.bandwidth_bytes_per_s, 'B/s')}, but its links carry at most "
-                f"{human(asked, 'B/s')} together: more changes nothing."
-            )

@@ -1,15 +1,33 @@
-"""Memories, and what moves bytes between them."""
+"""Memories, and what moves bytes between them.
+
+A *staged* link is a way over several links, stored and forwarded chunk by chunk in the tiers between. A copy over links
+with rates ``r_1 .. r_n`` is cut into ``k`` equal chunks of at most the link's ``chunk``. Each link moves one chunk at a
+time; a tier between has room for two, one that comes in while the other one goes out. So the links work side by side,
+the narrowest of them without a pause: ``k`` chunks take its time ``k c / r_min``, before which one chunk passes the
+links before it, and after which one passes those behind it. In all
+
+    latencies + *fill* + size / r_min,    fill = sum of c / r_i over all links but the narrowest.
+
+With room for one chunk, neighbours would take turns; with room for more, nothing would be faster. The engine lets the
+latencies and the fill pass, and then all bytes flow at once over all links of the way, sharing each with whoever else
+uses it. Copies one link after another, with the whole tensor in the tier between, take the sum of the links' times.
+
+*Room.* The two chunks are a pinned area that a runtime makes once: each channel of the link keeps it, for each device,
+from the tiers between (`Tier.staging_bytes`), whether a copy is under way or not. So a copy never waits for it.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import Bytes, BytesPerSecond, Capacity, FieldError, Nanoseconds
+from simulator.units import Bytes, BytesPerSecond, Capacity, Nanoseconds, nearest, require
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of their own: each device, each node, or all together."""
@@ -41,7 +59,7 @@ class Tier(Part):
 
     @property
     def staging_bytes(self) -> int:
-        """What staged links keep of it for the chunks that pass through [B]; see `simulator.hardware.staged`."""
+        """What staged links keep of it for the chunks that pass through [B]."""
         return self._staging_bytes
 
     @property
@@ -54,9 +72,9 @@ class Tier(Part):
         return usable_bytes + self.reserved_bytes + self._staging_bytes
 
     def _check(self) -> None:
-        if self.reserved_bytes > self.capacity_bytes:
-            found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
-            raise FieldError("what is reserved is part of the capacity", found, "lower it", ("reserved",))
+        found = f"{self.reserved_bytes:,} of {self.capacity_bytes:,} B"
+        fits = self.reserved_bytes <= self.capacity_bytes
+        require(fits, "what is reserved is part of the capacity", found, "reserved", do="lower it")
 
 
 class EfficiencyPoint(Part):
@@ -79,7 +97,7 @@ class Link(Part):
         Fixed time of each transfer [ns]; it holds the channel but takes no bandwidth. Of a staged link it may be left
         out, for the sum of those on its way.
     via
-        The links that a staged link goes over, from its source to its target; see `simulator.hardware.staged`.
+        The links that a staged link goes over, from its source to its target.
     chunk_bytes
         What a staged link stores and forwards at a time [B].
     channels
@@ -136,20 +154,23 @@ class Link(Part):
         return low.fraction + (high.fraction - low.fraction) * position
 
     def _check(self) -> None:
-        if not self.via and "bandwidth_bytes_per_s" not in self.model_fields_set:
-            do = "add it, or the links that it goes via"
-            raise FieldError("the key 'bandwidth' is needed here", "none", do)
-        if self.via and not self.chunk_bytes:
-            must, do = "a link that goes via others stores and forwards chunks", "say how large they are: chunk"
-            raise FieldError(must, "no chunk", do)
-        if self.chunk_bytes and not self.via:
-            must, do = "only a link that goes via others has chunks", "remove it, or say which links it goes via"
-            raise FieldError(must, f"{self.chunk_bytes:,} B", do, ("chunk",))
+        stated = self.via or "bandwidth_bytes_per_s" in self.model_fields_set
+        require(stated, "a link has a bandwidth, or goes via others", "neither", "bandwidth", do="add it")
+        must = "a link that goes via others, and no other one, stores and forwards chunks"
+        found = f"{self.chunk_bytes:,} B, via {', '.join(self.via) or 'none'}"
+        require(
+            bool(self.via) == bool(self.chunk_bytes),
+            must,
+            found,
+            "chunk",
+            do="say both how large they are and via what",
+        )
         sizes = [point.size_bytes for point in self.efficiency]
-        if 0 in sizes or sizes != sorted(set(sizes)):
-            found = ", ".join(f"{size:,} B" for size in sizes)
-            must, do = "the sizes of the curve are above 0 B and increase", "sort the points, and leave out one at 0 B"
-            raise FieldError(must, found, do, ("efficiency",))
+        increase = 0 not in sizes and sizes == sorted(set(sizes))
+        found = ", ".join(f"{size:,} B" for size in sizes)
+        require(
+            increase, "the sizes of the curve are above 0 B and increase", found, "efficiency", do="sort the points"
+        )
 
 
 class Bus(Part):
@@ -168,3 +189,109 @@ class Bus(Part):
     links: tuple[Capped, ...] = Field(min_length=1)
     bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
     scope: Scope = "device"
+
+
+CHUNKS = 2
+"""How many chunks a tier between has room for."""
+
+
+def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
+    """The links, those that are staged with what follows from those that they go via.
+
+    Parameters
+    ----------
+    links
+        By name.
+
+    Raises
+    ------
+    FieldError
+        If what a link goes via is no way from its source to its target.
+    """
+    found = dict(links)
+    for name, link in links.items():
+        if link.via:
+            stated = link.as_stated
+            _check_way(stated, links, "links", name, "via")
+            stages = tuple(links[stage] for stage in stated.via)
+            several = (min(stated.channels, stage.channels) if _serves(stage) else 1 for stage in stages)
+            carried = (rate * number for rate, number in zip(_rates(stated, stages), several, strict=True))
+            is_stated = "latency_ns" in stated.model_fields_set
+            latency_ns = stated.latency_ns if is_stated else sum(stage.latency_ns for stage in stages)
+            found[name] = stated.over(stages, min([stated.bandwidth_bytes_per_s, *carried]), latency_ns)
+    return found
+
+
+def stage_rates(link: Link) -> list[int | float]:
+    """What one copy over a staged link gets of each link on its way, if that is not busy otherwise [B/s].
+
+    A link on the way moves chunks: at the share that its curve has for one, on one channel of its servers.
+
+    Parameters
+    ----------
+    link
+        A staged link.
+    """
+    return _rates(link, link.stages)
+
+
+def _rates(link: Link, stages: Sequence[Link]) -> list[int | float]:
+    found: list[int | float] = []
+    for stage in stages:
+        share = Fraction(stage.reached_fraction(link.chunk_bytes)) / (stage.channels if _serves(stage) else 1)
+        bandwidth = stage.bandwidth_bytes_per_s
+        found.append(bandwidth if bandwidth == math.inf else max(1, math.floor(bandwidth * share)))
+    return found
+
+
+def _serves(link: Link) -> bool:
+    return link.sharing == "servers"
+
+
+def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
+    """Refuse a way over others than wires, of which each begins where the one before it ends."""
+    place = link.source
+    for stage in link.via:
+        require(stage in links, "a link goes via other links", repr(stage), *at, do=nearest(stage, tuple(links)))
+        require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *at)
+        must, found = (
+            "the links that a link goes via connect",
+            f"{stage!r} from {links[stage].source!r} after {place!r}",
+        )
+        require(links[stage].source == place, must, found, *at)
+        place = links[stage].target
+    must = "a link goes via two others at least, which end at its target"
+    require(len(link.via) > 1 and place == link.target, must, f"{', '.join(link.via)} to {place!r}", *at)
+    differ = link.channels > 1 and not _serves(link) and any(_serves(links[stage]) for stage in link.via)
+    must = "several channels over servers are servers, too"
+    require(not differ, must, f"sharing {link.sharing}", *at[:2], "sharing", do="write sharing: servers")
+
+
+def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> dict[str, int]:
+    """What staged links keep of each tier between [B].
+
+    Parameters
+    ----------
+    links, tiers
+        Of the machine.
+    devices
+        How many share a tier of each scope; each has its own chunks there.
+
+    Raises
+    ------
+    FieldError
+        If a tier has no room for them.
+    """
+    kept: dict[str, dict[str, int]] = {}
+    for name, link in links.items():
+        for stage in link.stages[1:]:
+            of_links = kept.setdefault(stage.source, {})
+            chunks = CHUNKS * link.chunk_bytes * link.channels * devices[tiers[stage.source].scope]
+            of_links[name] = of_links.get(name, 0) + chunks
+    for name, of_links in kept.items():
+        chunks, there = sum(of_links.values()), tiers[name].capacity_bytes - tiers[name].reserved_bytes
+        must = f"the tier {name!r} has room for the chunks that pass through it"
+        found = f"{chunks:,} B of chunks of {' and '.join(of_links)} and {there:,} B of room"
+        do = f"make it at least {chunks + tiers[name].reserved_bytes:,} B, or the chunks smaller or fewer"
+        require(chunks <= there, must, found, "tiers", name, "capacity", do=do)
+    return {name: sum(of_links.values()) for name, of_links in kept.items()}

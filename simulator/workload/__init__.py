@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
-from simulator.units import FieldError
-from simulator.workload.attention import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.layout import AXES, Dtypes, KvBlocks, Parallel, Pools
+from simulator.units import require
+from simulator.workload.attention_kinds import Compress, Gqa, Mla, Select, Sparse, check_attention
 from simulator.workload.models import (
     DecoderModel,
     Experts,
@@ -17,46 +16,38 @@ from simulator.workload.models import (
     Model,
 )
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
+from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools
 
 __all__ = [
-    "AXES",
-    "Arrivals",
-    "Arriving",
-    "Compress",
-    "DecoderModel",
-    "Dtypes",
-    "Experts",
-    "Gqa",
-    "KvBlocks",
-    "Lengths",
-    "LlamaModel",
-    "Mla",
-    "Model",
-    "Parallel",
-    "Pools",
-    "Prefixes",
-    "Request",
-    "Requests",
-    "Select",
-    "Sparse",
-    "Workload",
-]
+    "AXES", "Arrivals", "Arriving", "Compress", "DecoderModel", "Dtypes", "Experts", "Gqa", "KvBlocks",
+    "Lengths", "LlamaModel", "Mla", "Model", "Parallel", "Pools", "Prefixes", "Request", "Requests",
+    "Select", "Sparse", "Workload",
+]  # fmt: skip
 
 
-_ABOUT_A_MODEL = (
-    "phase",
-    "batch",
-    "sequence",
-    "chunk",
-    "new_tokens",
-    "dtypes",
-    "kv",
-    "experts",
-    "parallel",
-    "pools",
-    "requests",
-)
 _INFERENCE = ("prefill", "decode")
+_OF_A_LENGTH = ("train", "serve", *_INFERENCE)
+_PHASES: dict[str, tuple[str, ...]] = {
+    "batch": _OF_A_LENGTH,
+    "sequence": _OF_A_LENGTH,
+    "chunk": ("prefill",),
+    "new_tokens": ("decode",),
+    "kv": _INFERENCE,
+    "experts": _INFERENCE,
+    "parallel": ("train",),
+    "pools": ("serve",),
+    "requests": ("requests",),
+    "replicas": _OF_A_LENGTH,
+}
+"""Key -> the phases that it is for."""
+_FAMILIES = {
+    "train": (LlamaModel,),
+    "serve": (LlamaModel,),
+    "prefill": (LlamaModel, DecoderModel),
+    "decode": (LlamaModel, DecoderModel),
+    "requests": (DecoderModel,),
+}
+"""Phase -> the families of models that it is built for."""
 
 
 class Workload(Document):
@@ -124,75 +115,48 @@ class Workload(Document):
         return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
 
     def _check(self) -> None:
-        if self.model is None and self.graph is None:
-            raise FieldError("a workload has a model or a graph", "neither", "add the key model or graph")
-        extra = sorted(self.model_fields_set & {"model", *_ABOUT_A_MODEL})
-        if self.graph is not None and extra:
-            must = "a workload from a graph states nothing of a model"
-            raise FieldError(must, ", ".join(extra), f"remove {extra[0]}, or graph", (extra[0],))
-        if self.replicas > 1 and (self.pools is not None or self.parallel.ranks == "all"):
-            must, found = "a replica is one rank that meets no other", "pools" if self.pools else "ranks: all"
-            raise FieldError(must, found, f"remove replicas, or {found}", ("replicas",))
-        for key, phase in (("chunk", "prefill"), ("new_tokens", "decode")):
-            if key in self.model_fields_set and self.phase != phase:
-                must, found = f"{key} is for phase {phase}", f"it with phase {self.phase}"
-                raise FieldError(must, found, f"remove {key}, or set 'phase: {phase}'", (key,))
-        if self.chunk is not None and self.chunk > self.sequence:
-            must, found = "a chunk is a part of the prompt", f"{self.chunk} of {self.sequence} tokens"
-            raise FieldError(must, found, f"lower chunk to {self.sequence}, or raise sequence", ("chunk",))
-        if self.kv is not None and self.phase not in _INFERENCE:
-            must, found = "kv is for phases prefill and decode", f"it with phase {self.phase}"
-            raise FieldError(must, found, "remove kv", ("kv",))
-        self._check_inference(self.model.decoder if self.model is not None and self.phase in _INFERENCE else None)
-        self._check_family()
-        self._check_serving()
+        require(
+            self.model or self.graph, "a workload has a model or a graph", "neither", do="add the key model or graph"
+        )
+        for key in sorted(self.model_fields_set & {"model", "dtypes", "phase", *_PHASES} - {"replicas"}):
+            require(
+                self.graph is None, "a workload from a graph states nothing of a model", key, key, do=f"remove {key}"
+            )
+        for key, phases in _PHASES.items():
+            must, found = f"{key} is for phase {', '.join(phases)}", f"it with phase {self.phase}"
+            require(key not in self.model_fields_set or self.phase in phases, must, found, key, do="remove it")
+        for key in ("pools", "requests"):
+            stated = getattr(self, key) is not None or self.phase not in _PHASES[key]
+            require(stated, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
+        alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
+        require(
+            alone, "a replica is one rank that meets no other", "pools or ranks: all", "replicas", do="remove replicas"
+        )
+        found = f"{self.chunk} of {self.sequence} tokens"
+        require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
+        if self.model is not None:
+            self._check_model(self.model)
 
-    def _check_inference(self, model: DecoderModel | None) -> None:
-        """Refuse attention, blocks and experts that do not suit; `model` is the one of prefill or decode."""
-        if model is not None:
-            check_attention(model.attention, self.sequence)
-        if model is not None and self.kv is not None:
-            tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
-            self.kv.check(model.attention, self.chunk)
-            times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
-            self.kv.check_count(model.layers, self.batch, tokens, times)
-        part = model and model.feed_forward
-        is_spread = not isinstance(part, Experts) or part.ranks > 1
-        if self.experts == "each" and self.model is not None and is_spread:
-            must = "experts are read each for itself at prefill and decode, of a model that has all of them on its rank"
-            found = f"phase {self.phase}" if self.phase not in _INFERENCE else "none of its own"
-            raise FieldError(must, found, "write 'experts: together', or change the model", ("experts",))
-
-    def _check_family(self) -> None:
-        if self.phase in _INFERENCE and "parallel" in self.model_fields_set:
-            must = f"phase {self.phase} runs the whole model on one rank"
-            raise FieldError(must, "the key parallel", "remove it, or use replicas", ("parallel",))
-        if self.phase not in ("train", "serve"):
-            return
-        if isinstance(self.model, DecoderModel):
-            must = "a model of the family decoder has phase prefill, decode or requests"
-            raise FieldError(must, self.phase, "set phase, or use the family llama", ("phase",))
+    def _check_model(self, model: Model) -> None:
+        """Refuse a model of a family that the phase is not built for, and what does not suit its attention."""
+        families = _FAMILIES[self.phase]
+        must = f"phase {self.phase} is built for models of this family"
+        require(isinstance(model, families), must, model.family, "phase", do="set phase, or change the family")
+        if self.requests is not None:
+            self.requests.check(model)
         for key in ("weights", "kv_cache"):
-            if getattr(self.dtypes, key) is not None:
-                must, found = f"dtypes.{key} is for phases prefill and decode", f"it with phase {self.phase}"
-                raise FieldError(must, found, "remove it", ("dtypes", key))
-
-    def _check_serving(self) -> None:
-        if (self.requests is not None) != (self.phase == "requests"):
-            must = "with phase requests a workload has requests, and else none"
-            found = f"phase {self.phase} {'with' if self.requests else 'without'} requests"
-            raise FieldError(must, found, "set 'phase: requests', and say when they come", ("phase",))
-        if self.requests is not None and self.model is not None:
-            self.requests.check(self.model)
-            extra = sorted(self.model_fields_set & {"batch", "sequence", "parallel", "replicas"})
-            if extra:
-                must = "requests say how many sequences there are and how long, on one rank"
-                raise FieldError(must, f"the key {extra[0]}", "remove it", (extra[0],))
-        if (self.pools is not None) != (self.phase == "serve"):
-            must = "pools serve, and training has none"
-            found = f"phase {self.phase} {'with' if self.pools else 'without'} pools"
-            do = "set 'phase: serve', and say how many ranks each of the pools has"
-            raise FieldError(must, found, do, ("phase",))
-        if self.pools is not None and "parallel" in self.model_fields_set:
-            must = "each rank of a pool holds the whole model"
-            raise FieldError(must, "the key parallel", "remove it, or set 'phase: train'", ("parallel",))
+            fits = self.phase in (*_INFERENCE, "requests") or getattr(self.dtypes, key) is None
+            must, found = f"dtypes.{key} is for inference", f"it with phase {self.phase}"
+            require(fits, must, found, "dtypes", key, do="remove it")
+        if self.phase not in _INFERENCE:
+            return
+        decoder = model.decoder
+        check_attention(decoder.attention, self.sequence)
+        if self.kv is not None:
+            tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
+            self.kv.check(decoder.attention, self.chunk)
+            times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
+            self.kv.check_count(decoder.layers, self.batch, tokens, times)
+        part = decoder.feed_forward
+        held = self.experts == "together" or (isinstance(part, Experts) and part.ranks == 1)
+        require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")

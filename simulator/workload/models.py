@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, StrictBool, Tag
+from pydantic import Discriminator, Field, StrictBool, Tag
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Layers, Part, Ranks
-from simulator.units import FieldError, would_divide
-from simulator.workload.attention import Attention, Gqa, kind
+from simulator.units import require
+from simulator.workload.attention_kinds import Attention, Gqa
 
 
 class Dense(Part):
@@ -60,24 +60,17 @@ class Experts(Part):
         return self.routed // self.ranks
 
     def _check(self) -> None:
-        if self.routed % self.ranks:
-            must, found = "each rank has as many of the routed experts", f"{self.ranks} ranks for {self.routed} experts"
-            raise FieldError(must, found, would_divide("ranks", self.routed, self.ranks), ("ranks",))
-        if self.top_k > self.routed:
-            found = f"{self.top_k} of {self.routed}"
-            raise FieldError(
-                "a token goes through at most all experts", found, "lower top_k, or raise routed", ("top_k",)
-            )
-        if (self.dense_layers > 0) != (self.dense_width is not None):
-            must, found = "dense_layers and dense_width come together", "one of them"
-            raise FieldError(must, found, "state both, or neither", ("dense_layers",))
+        self._divides("ranks", "routed")
+        self._at_most("top_k", "routed")
+        both = (self.dense_layers > 0) == (self.dense_width is not None)
+        require(both, "dense_layers and dense_width come together", "one of them", "dense_layers")
 
 
 def _family(model: object) -> object:
     return model.get("family", "llama") if isinstance(model, dict) else getattr(model, "family", "llama")
 
 
-FeedForward = Annotated[Annotated[Dense, Tag("dense")] | Annotated[Experts, Tag("experts")], Discriminator(kind)]
+FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
 """What a layer does to each token alone."""
 
 
@@ -121,9 +114,8 @@ class DecoderModel(Part):
 
     def _check(self) -> None:
         part = self.feed_forward
-        if isinstance(part, Experts) and part.dense_layers >= self.layers:
-            must, found = "some layers have experts", f"{part.dense_layers} dense ones of {self.layers}"
-            raise FieldError(must, found, "lower dense_layers, or name a dense feed_forward", ("feed_forward",))
+        dense = part.dense_layers if isinstance(part, Experts) else 0
+        require(dense < self.layers, "some layers have experts", f"{dense} dense ones of {self.layers}", "feed_forward")
 
 
 class LlamaModel(Part):
@@ -153,20 +145,10 @@ class LlamaModel(Part):
     top_k: Few = 1
 
     def _check(self) -> None:
-        self._heads_divide()
-        self._experts_are_there()
-
-    def _heads_divide(self) -> None:
-        for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
-            a, b = getattr(self, whole), getattr(self, part)
-            if a % b:
-                must, do = f"{whole} is a multiple of {part}", f"change {whole} or {part}"
-                raise FieldError(must, f"{a} and {b}", do, (whole,))
-
-    def _experts_are_there(self) -> None:
-        if self.top_k > (self.experts or 1):
-            must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
-            raise FieldError(must, found, "lower top_k, or raise experts", ("top_k",))
+        self._divides("heads", "hidden")
+        self._divides("kv_heads", "heads")
+        must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
+        require(self.top_k <= (self.experts or 1), must, found, "top_k", do="lower top_k, or raise experts")
 
     def with_layers(self, layers: int) -> Self:
         """Return the same with so many layers."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from simulator.document import Count, CountOrNone, Part
-from simulator.units import FieldError, Nanoseconds
-from simulator.workload.attention import Gqa
+from simulator.units import Nanoseconds, require
+from simulator.workload.attention_kinds import Gqa
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000
@@ -101,23 +102,19 @@ class Requests(Part):
     queued_blocks: CountOrNone | None = None
 
     def _check(self) -> None:
-        needed = ("count", "arrivals", "prompt", "output")
-        missing = [key for key in needed if getattr(self, key) is None]
-        if self.file is None and missing:
-            must = f"requests come from a file, or have {', '.join(needed)}"
-            raise FieldError(must, f"no {missing[0]}", f"add {missing[0]}, or file", (missing[0],))
-        extra = sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"})
-        if self.file is not None and extra:
+        for key in ("count", "arrivals", "prompt", "output"):
+            stated = self.file is not None or getattr(self, key) is not None
+            require(stated, "requests come from a file, or are drawn", f"no {key}", key, do=f"add {key}, or file")
+        for key in sorted(self.model_fields_set & {"arrivals", "prompt", "output", "prefixes"}):
             must = "a file says when requests come, how long they are and what they share"
-            raise FieldError(must, extra[0], f"remove {extra[0]}, or file", (extra[0],))
-        if self.prefixes is not None and self.prompt is not None and self.prefixes.tokens > self.prompt.mean:
-            must, do = "a prefix is a part of the mean prompt", "lower tokens, or raise the mean of prompt"
-            found = f"{self.prefixes.tokens:,} of {self.prompt.mean:,} tokens"
-            raise FieldError(must, found, do, ("prefixes", "tokens"))
-        if self.max_sequences >= self.max_tokens:
-            must = "beside a token of each sequence that decodes, an iteration has room for one of a prompt"
-            found = f"{self.max_sequences:,} sequences and {self.max_tokens:,} tokens"
-            raise FieldError(must, found, "raise max_tokens, or lower max_sequences", ("max_sequences",))
+            require(self.file is None, must, key, key, do=f"remove {key}, or file")
+        prefix, prompt = self.prefixes.tokens if self.prefixes else 0, self.prompt.mean if self.prompt else math.inf
+        must, found = "a prefix is a part of the mean prompt", f"{prefix:,} of {prompt:,} tokens"
+        require(prefix <= prompt, must, found, "prefixes", "tokens", do="lower it, or raise the mean of prompt")
+        must = "beside a token of each sequence that decodes, an iteration has room for one of a prompt"
+        found = f"{self.max_sequences:,} sequences and {self.max_tokens:,} tokens"
+        do = "raise max_tokens, or lower max_sequences"
+        require(self.max_sequences < self.max_tokens, must, found, "max_sequences", do=do)
 
     def check(self, model: object) -> None:
         """Refuse models whose iterations are not built: all but decoders that attend to all tokens, in groups.
@@ -127,13 +124,10 @@ class Requests(Part):
         FieldError
             If the model is another one.
         """
-        if not isinstance(model, DecoderModel) or not isinstance(model.attention, Gqa):
-            must, do = "requests are served by a model of the family decoder with gqa", "choose such a model"
-            kind = model.attention.kind if isinstance(model, DecoderModel) else "another family"
-            raise FieldError(must, kind, do, ("model",))
-        if model.attention.window is not None or model.attention.sparse is not None:
-            must, found = "tokens of requests attend to all before them", "a window or sparse attention"
-            raise FieldError(must, found, "remove it", ("model", "attention"))
+        attention = model.attention if isinstance(model, DecoderModel) else None
+        plain = isinstance(attention, Gqa) and attention.window is None and attention.sparse is None
+        must = "requests are served by a model of the family decoder with gqa, whose tokens attend to all before them"
+        require(plain, must, "another one", "model", do="choose such a model")
 
 
 class Request(NamedTuple):

@@ -29,19 +29,19 @@ def refused_box(change, by=""):
         (
             "64 GB",
             "64",
-            "box.yaml:7, tiers.hbm.capacity: a size has a unit, such as '64 GB', found the bare value 64; write its unit",
+            "box.yaml:7, tiers.hbm.capacity: a size is a number and a unit, such as '64 GB', found 64; write it as '64 GB'",
         ),
         (
             "64 GB",
             "-64 GB",
-            "box.yaml:7, tiers.hbm.capacity: a size is at least 0 B, found '-64 GB'; remove the sign",
+            "box.yaml:7, tiers.hbm.capacity: a size is at least 0 B and below 2^63, found '-64 GB'; 'inf' is no limit",
         ),
         (
             "64 GB",
             "64 Gb",
             (
-                "box.yaml:7, tiers.hbm.capacity: a size is needed, such as '64 GB', and in bytes, found '64 Gb', which counts "
-                "bits; write '8 GB'"
+                "box.yaml:7, tiers.hbm.capacity: a size is needed, such as '64 GB', found '64 Gb'; that counts bits: "
+                "divide it by 8"
             ),
         ),
         (
@@ -54,7 +54,7 @@ def refused_box(change, by=""):
             "  ssd: {capacity: inf}\n  ddr:",
             (
                 "box.yaml:8, tiers.ssd: links join every tier with the compute tier 'hbm', found none to or from 'ssd'; "
-                "add a link, or remove the tier"
+                "add one, or remove the tier"
             ),
         ),
         (
@@ -123,10 +123,10 @@ def test_a_wrong_field_is_refused_with_its_line(folder, change, by, message):
 def test_all_faults_are_told_at_once(folder):
     assert refused_box("33.6 GB/s", "33.6") == (
         "box.yaml: a document keeps its rules, found 2 faults; correct each:\n"
-        "  box.yaml:10, links.d2h.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 33.6; "
-        "write its unit\n"
-        "  box.yaml:11, links.h2d.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 33.6; "
-        "write its unit"
+        "  box.yaml:10, links.d2h.bandwidth: a rate is a number and a unit, such as '33.6 GB/s', found 33.6; "
+        "write it as '33.6 GB/s'\n"
+        "  box.yaml:11, links.h2d.bandwidth: a rate is a number and a unit, such as '33.6 GB/s', found 33.6; "
+        "write it as '33.6 GB/s'"
     )
 
 
@@ -184,7 +184,7 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
         ),
         (
             "kind: experts, routed: 4, top_k: 5, width: 8",
-            "toy.yaml:11, model.feed_forward.top_k: a token goes through at most all experts, found 5 of 4; lower top_k, or raise routed",
+            "toy.yaml:11, model.feed_forward.top_k: top_k is at most routed, found 5 and 4; lower it",
         ),
     ],
 )

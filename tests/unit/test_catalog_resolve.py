@@ -101,7 +101,7 @@ def test_a_field_left_at_its_default_can_be_set(folder):
         (
             "links.d2h.bandwidth",
             "40",
-            "set, links.d2h.bandwidth: a rate has a unit, such as '33.6 GB/s', found the bare value 40; write its unit",
+            "set, links.d2h.bandwidth: a rate is a number and a unit, such as '33.6 GB/s', found 40; write it as '33.6 GB/s'",
         ),
         (
             "links.d2h.target",

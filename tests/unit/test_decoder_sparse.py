@@ -307,18 +307,22 @@ def changed(**parts: dict[str, int]) -> dict[str, Any]:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    assert refusal(GQA | {"window": 41}).startswith("a window and its sinks are at most the sequence, found 41 of 40")
-    assert refusal(GQA | {"window": 38, "sinks": 4}).startswith("a window and its sinks are at most the sequence")
+    assert refusal(GQA | {"window": 41}).startswith(
+        "what attention sees at a time is at most the sequence, found 41 of 40"
+    )
+    assert refusal(GQA | {"window": 38, "sinks": 4}).startswith("what attention sees at a time is at most the sequence")
     assert refusal(GQA | {"sinks": 4}).startswith("sinks stand beside a window")
     assert refusal(GQA | {"sparse": SPARSE, "window": 4}).startswith("attention has a window, or is sparse")
-    assert refusal(GQA | {"sparse": SPARSE | {"window": 50}}).startswith("a window is at most the sequence, found 50")
+    assert refusal(GQA | {"sparse": SPARSE | {"window": 50}}).startswith(
+        "what attention sees at a time is at most the sequence, found 50"
+    )
     assert refusal(changed(select={"top": 11})).startswith(
-        "a token selects at most the blocks that there are, found 11 of 10 with 4 tokens each; lower select.top"
+        "a token selects at most the blocks that there are, found 11 of 10 with 4 tokens each; lower it"
     )
     assert refusal(changed(select={"top": 3})).startswith("some of the top blocks are chosen by score, found 3 with 3")
     assert refusal(changed(compress={"block": 5})).startswith("stride divides block, found 2 and 5")
     assert refusal(changed(compress={"block": 6, "stride": 3})).startswith("compress.stride divides select.block")
-    assert refusal(changed(compress={"block": 44})).startswith("what is made into one is at most the sequence")
+    assert refusal(changed(compress={"block": 44})).startswith("what attention sees at a time is at most the sequence")
     assert refusal(GQA, kv={"block": 8, "sequences": 99}).startswith("no more sequences have a block in a tensor than")
     assert refusal(GQA, kv={"block": 16}, phase="prefill", chunk=20).startswith("a chunk fills whole blocks")
     assert refusal(changed(), kv={"block": 8}).startswith("a block that is selected is a block of the cache, found 4")
@@ -327,7 +331,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     many = refusal(GQA, kv={"block": 1}, sequence=10**4, new_tokens=10**3)
     assert many.startswith("the tokens of a step read at most 10,000,000 blocks, found 66,000 blocks, 1,000 times")
     llama = {"layers": 2, "hidden": 8, "heads": 4, "kv_heads": 2, "ffn": 16, "vocabulary": 32}
-    with pytest.raises(ValidationError, match="kv is for phases prefill and decode, found it with phase train"):
+    with pytest.raises(ValidationError, match="kv is for phase prefill, decode, found it with phase train"):
         Workload.model_validate({"name": "w", "model": llama, "kv": {"block": 4}})
 
 

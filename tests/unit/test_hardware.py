@@ -77,13 +77,13 @@ def test_a_tier_may_be_read_only():
         ),
         (
             {"copy_queues": {"copies": ["d2h"], "more": ["h2d", "d2h"]}},
-            "copy_queues.more",
-            "a link waits in one queue, found 'd2h' in copies and more; remove it from one",
+            "copy_queues.copies",
+            "a link waits in one queue, found 'd2h' twice; correct it",
         ),
         (
             {"copy_queues": {"copies": ["d2h", "d2h"]}},
             "copy_queues.copies",
-            "a link waits in one queue, found 'd2h' twice; remove it from one",
+            "a link waits in one queue, found 'd2h' twice; correct it",
         ),
         (
             {
@@ -94,7 +94,7 @@ def test_a_tier_may_be_read_only():
                 "copy_queues": {"copies": ["d2h", "h2d"]},
             },
             "copy_queues.copies",
-            "the links of a queue have the same channels, found 2, 1; give them the same number of channels",
+            "the links of a queue have the same channels, found 2, 1; correct it",
         ),
         (
             {"compute_tier": "hbn"},
@@ -104,7 +104,7 @@ def test_a_tier_may_be_read_only():
         (
             {"compute_tier": "ddr"},
             "tiers.ddr",
-            "the compute tier has a bandwidth, found none; add its bandwidth",
+            "the compute tier has a bandwidth, found none; add it",
         ),
         (
             {"links": {"up": {"source": "hbm", "target": "dram", "bandwidth": "1 GB/s"}}},
@@ -121,7 +121,7 @@ def test_a_tier_may_be_read_only():
             "tiers.ddr",
             (
                 "links join every tier with the compute tier 'hbm', found none to or from 'ddr'; "
-                "add a link, or remove the tier"
+                "add one, or remove the tier"
             ),
         ),
         (
@@ -132,7 +132,7 @@ def test_a_tier_may_be_read_only():
         (
             {"buses": {"pcie": {"links": ["d2h", "d2h"], "bandwidth": "1 GB/s"}}},
             "buses.pcie.links",
-            "a bus names each link once, found d2h, d2h; remove the repetition",
+            "a bus names each link once, found d2h, d2h; correct it",
         ),
         (
             {"tiers": {"hbm": {"capacity": "1 GB", "reserved": "2 GB", "bandwidth": "1 TB/s"}}},
@@ -151,10 +151,7 @@ def test_a_tier_may_be_read_only():
                 }
             },
             "links.d2h.efficiency",
-            (
-                "the sizes of the curve are above 0 B and increase, "
-                "found 1,000,000 B, 1,000 B; sort the points, and leave out one at 0 B"
-            ),
+            ("the sizes of the curve are above 0 B and increase, found 1,000,000 B, 1,000 B; sort the points"),
         ),
         (
             {
@@ -168,7 +165,7 @@ def test_a_tier_may_be_read_only():
                 }
             },
             "links.d2h.efficiency",
-            "the sizes of the curve are above 0 B and increase, found 0 B; sort the points, and leave out one at 0 B",
+            "the sizes of the curve are above 0 B and increase, found 0 B; sort the points",
         ),
         (
             {"tiers": {"hbm": {"capacity": "1 GB", "bandwidth": "1 TB/s", "scope": "node"}}},
@@ -180,13 +177,13 @@ def test_a_tier_may_be_read_only():
             "fabrics.wire",
             (
                 "a fabric joins devices with one another (each node has several), found one device; "
-                "raise topology.devices_per_node, set its scope to supernode and raise topology.nodes, or remove it"
+                "raise topology.devices_per_node, or set its scope to supernode and raise topology.nodes"
             ),
         ),
         (
             {"fabrics": {"d2h": {"bandwidth": "1 GB/s"}}, "topology": {"devices_per_node": 4}},
             "fabrics.d2h",
-            "a fabric and a link have different names, found both 'd2h'; rename one of them",
+            "a fabric and a link have different names, found both 'd2h'; correct it",
         ),
         (
             {
@@ -209,22 +206,9 @@ def test_a_tier_may_be_read_only():
             ),
         ),
         (
-            {"on_chip": {"ddr": {"capacity": "1 MB"}}},
-            "on_chip.ddr",
-            "a memory of the chip is not simulated, a tier is, found 'ddr' as both; remove one of them",
-        ),
-        (
-            {"on_chip": {"l2": {"capacity": "192 GiB"}}},
-            "on_chip.l2",
-            (
-                "a memory of the chip is smaller than the compute tier, "
-                "found 206,158,430,208 B, and 64,000,000,000 B in hbm; correct its unit"
-            ),
-        ),
-        (
             {"tiers": {"hbm": {"capacity": "-1 GB", "bandwidth": "1 TB/s"}}},
             "tiers.hbm.capacity",
-            "a size is at least 0 B, found '-1 GB'; remove the sign",
+            "a size is at least 0 B and below 2^63, found '-1 GB'; 'inf' is no limit",
         ),
         (
             {"links": {"d2h": {"source": "hbm", "target": "ddr", "bandwidth": "0 B/s"}}},

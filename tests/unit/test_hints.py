@@ -23,8 +23,8 @@ def test_a_link_that_its_bus_caps_is_named_with_the_bus():
         results = hosim.run("llama3_8b_train_h100", set={"links.*.bandwidth": f"{rate} GB/s"}, policies=["static"])
         steps.append(results["static"].summary["step_ns"])
         assert (
-            f"links.d2h.bandwidth and links.h2d.bandwidth are {rate} GB/s, but buses.pcie, which they go over, carries "
-            "100 GB/s: more changes nothing, unless buses.pcie.bandwidth is set as well."
+            f"links.d2h.bandwidth is {rate} GB/s, but buses.pcie.bandwidth is 100 GB/s: more changes nothing, unless "
+            "that is set as well."
         ) in results.sentences
     assert len(set(steps)) == 1
 
@@ -55,7 +55,7 @@ def test_what_a_bus_is_asked_for_counts_all_who_share_it_and_has_no_end_with_a_p
     [
         (
             {"buses.pcie.bandwidth": "120 GB/s"},
-            "buses.pcie.bandwidth is 120 GB/s, but its links carry at most 111 GB/s",
+            "buses.pcie.bandwidth is 120 GB/s, but what its links carry together is 111 GB/s",
         ),
         ({"tiers.hbm.capacity": "90 GB"}, ""),
         ({"links.*.bandwidth": "40 GB/s"}, ""),
@@ -70,7 +70,7 @@ def test_a_bus_wider_than_its_links_is_named_and_what_has_an_effect_is_not(chang
 
 def test_a_capacity_beyond_the_budget_is_named(tmp_path):
     said = _said(tmp_path, set={"tiers.hbm.capacity": "20 MB"}, policies=["static"])
-    assert "tiers.hbm.capacity leaves 20.0 MB, but the scenario's budget lets plans use 4.30 MB" in said
+    assert "tiers.hbm.capacity is 20.0 MB, but the scenario's budget is 4.30 MB" in said
 
 
 def test_runtimes_that_decide_for_free_are_named(tmp_path):

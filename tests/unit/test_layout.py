@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind
 from simulator.layout import Layout, Mesh
-from simulator.units import divisors, would_divide
+from simulator.units import would_divide
 
 MESH = Mesh((2, 3, 2), ("pipeline", "data", "tensor"))
 
@@ -60,11 +60,6 @@ def test_an_axis_cuts_once_and_is_known() -> None:
         Layout(MESH, (("tensr",), ()))
     with pytest.raises(ConfigError, match="what a layout becomes is summed up, found partial along data"):
         Layout(MESH, ((), ())).changes(Layout(MESH, ((), ()), ("data",)))
-
-
-@given(st.integers(1, 5000))
-def test_divisors(number: int) -> None:
-    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def kinds(source: Layout, target: Layout) -> list[tuple[str, tuple[str, ...]]]:

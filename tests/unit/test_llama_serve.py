@@ -109,9 +109,9 @@ def refusal(**fields: object) -> str:
 
 def test_pools_serve_and_deal_out_evenly() -> None:
     pools = {"prefill": 2, "decode": 2, "new_tokens": 1}
-    assert refusal(phase="serve").startswith("pools serve, and training has none, found phase serve without pools")
-    assert refusal(pools=pools).startswith("pools serve, and training has none, found phase train with pools")
+    assert refusal(phase="serve").startswith("phase serve has pools, found none")
+    assert refusal(pools=pools).startswith("pools is for phase serve, found it with phase train")
     found = refusal(phase="serve", pools=pools | {"prefill": 3})
-    assert found == "prefill is a multiple of decode, found 3 and 2; set decode to 1 or 3"
+    assert found == "decode divides prefill, found 2 and 3; set decode to 1 or 3"
     found = refusal(phase="serve", pools=pools, parallel=Parallel(data=2))
-    assert found.startswith("each rank of a pool holds the whole model, found the key parallel")
+    assert found.startswith("parallel is for phase train, found it with phase serve")

@@ -59,7 +59,7 @@ def test_expectations_say_something():
 @pytest.mark.parametrize(
     ("expectation", "message"),
     [
-        ({"about": 5.36}, "a time has a unit, such as '10 us', found the bare value 5.36; write its unit"),
+        ({"about": 5.36}, "a time is a number and a unit, such as '10 us', found 5.36; write it as '10 us'"),
         ({"about": "5 GB"}, "a time is needed, such as '10 us', found '5 GB'; use one of ns, us, ms, s"),
         (
             {"column": "hidden_fraction", "at_least": "most"},

@@ -32,14 +32,14 @@ def test_needs_one_of_them():
 @pytest.mark.parametrize("key", ["model", "sequence"])
 def test_a_graph_is_not_half_a_model(key):
     extra = {"model": MODEL, "sequence": 128}[key]
-    message = f"a workload from a graph states nothing of a model, found {key}; remove {key}, or graph"
+    message = f"a workload from a graph states nothing of a model, found {key}; remove {key}"
     assert refusal(graph="step.jsonl", **{key: extra}) == message
 
 
 def test_heads_divide():
-    message = "hidden is a multiple of heads, found 8 and 3; change hidden or heads"
+    message = "heads divides hidden, found 3 and 8; set heads to 2 or 4"
     assert refusal(model=MODEL | {"heads": 3}) == message
-    message = "heads is a multiple of kv_heads, found 4 and 3; change heads or kv_heads"
+    message = "kv_heads divides heads, found 3 and 4; set kv_heads to 2 or 4"
     assert refusal(model=MODEL | {"kv_heads": 3}) == message
 
 
@@ -64,9 +64,9 @@ def test_one_rank_is_alone():
 
 
 def test_ranks_divide_and_stages_have_layers():
-    message = "expert divides data: expert ranks are replicas that share experts, found 4 and 6; set expert to 3 or 6"
+    message = "expert divides data, found 4 and 6; set expert to 3 or 6"
     assert refusal(model=MODEL, parallel={"ranks": "all", "data": 6, "expert": 4}) == message
-    message = "layers says how many each stage has, found 1 for 2 stages; name one number a stage"
+    message = "layers says how many each stage has, found 1 for 2 stages; correct it"
     assert refusal(model=MODEL, parallel={"ranks": "all", "pipeline": 2, "layers": [2]}) == message
 
 

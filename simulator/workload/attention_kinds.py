@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, StrictBool, Tag
+from pydantic import Field, StrictBool
 
 from simulator.document import Count, CountOrNone, Few, FewOrNone, Part
-from simulator.units import FieldError
+from simulator.units import require
 
 
 class Compress(Part):
@@ -25,9 +25,7 @@ class Compress(Part):
     stride: Count
 
     def _check(self) -> None:
-        if self.block % self.stride:
-            must, found = "stride divides block", f"{self.stride} and {self.block}"
-            raise FieldError(must, found, "change compress.block or compress.stride", ("stride",))
+        self._divides("stride", "block")
 
 
 class Select(Part):
@@ -54,9 +52,8 @@ class Select(Part):
         return self.top - self.first - self.last
 
     def _check(self) -> None:
-        if self.chosen < 1:
-            must, do = "some of the top blocks are chosen by score", "raise top, or lower first or last"
-            raise FieldError(must, f"{self.top} with {self.first + self.last} fixed", do, ("top",))
+        found = f"{self.top} with {self.first + self.last} fixed"
+        require(self.chosen > 0, "some of the top blocks are chosen by score", found, "top", do="raise it")
 
 
 class Sparse(Part):
@@ -77,9 +74,9 @@ class Sparse(Part):
     window: Count
 
     def _check(self) -> None:
-        if self.select.block % self.compress.stride:
-            must, found = "compress.stride divides select.block", f"{self.compress.stride} and {self.select.block}"
-            raise FieldError(must, found, "change one of them", ("select", "block"))
+        found = f"{self.compress.stride} and {self.select.block}"
+        divides = self.select.block % self.compress.stride == 0
+        require(divides, "compress.stride divides select.block", found, "select", "block")
 
 
 class _Attention(Part):
@@ -100,11 +97,10 @@ class _Attention(Part):
     sparse: Sparse | None = None
 
     def _check(self) -> None:
-        if self.sinks and self.window is None:
-            raise FieldError("sinks stand beside a window", f"{self.sinks} without one", "add window", ("sinks",))
-        if self.sparse is not None and self.window is not None:
-            must = "attention has a window, or is sparse"
-            raise FieldError(must, "both", "remove window (sparse has one of its own)", ("window",))
+        has_window = self.window is not None
+        require(has_window or not self.sinks, "sinks stand beside a window", "none", "sinks", do="add window")
+        both = has_window and self.sparse is not None
+        require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
 
 
 class Gqa(_Attention):
@@ -136,9 +132,7 @@ class Gqa(_Attention):
 
     def _check(self) -> None:
         super()._check()
-        if self.heads % self.kv_heads:
-            must, found = "heads is a multiple of kv_heads", f"{self.heads} and {self.kv_heads}"
-            raise FieldError(must, found, "change heads or kv_heads", ("heads",))
+        self._divides("kv_heads", "heads")
 
 
 class Mla(_Attention):
@@ -177,12 +171,7 @@ class Mla(_Attention):
         return 1
 
 
-def kind(part: object) -> object:
-    """The kind that a part names, read or not."""
-    return part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-
-
-Attention = Annotated[Annotated[Gqa, Tag("gqa")] | Annotated[Mla, Tag("mla")], Discriminator(kind)]
+Attention = Annotated[Gqa | Mla, Field(discriminator="kind")]
 """How tokens attend to one another."""
 
 
@@ -194,16 +183,14 @@ def check_attention(part: Gqa | Mla, sequence: int) -> None:
     FieldError
         If there are such; the message says which.
     """
-    about, most = part.sparse, (part.window or 0) + part.sinks
-    asked: list[tuple[str, int, tuple[str, ...]]] = [("a window and its sinks are", most, ("window",))]
-    if about is not None:
-        asked.append(("a window is", about.window, ("sparse", "window")))
-        asked.append(("what is made into one is", about.compress.block, ("sparse", "compress", "block")))
-    for what, tokens, field in asked:
-        if tokens > sequence:
-            found, do = f"{tokens:,} of {sequence:,} tokens", f"lower {'.'.join(field[-2:])}, or raise sequence"
-            raise FieldError(f"{what} at most the sequence", found, do, ("model", "attention", *field))
-    if about is not None and about.select.top > (blocks := -(-sequence // about.select.block)):
-        must, do = "a token selects at most the blocks that there are", "lower select.top, or raise sequence"
-        found = f"{about.select.top:,} of {blocks:,} with {about.select.block:,} tokens each"
-        raise FieldError(must, found, do, ("model", "attention", "sparse", "select", "top"))
+    sparse, at = part.sparse, ("model", "attention")
+    asked: dict[tuple[str, ...], int] = {("window",): (part.window or 0) + part.sinks}
+    if sparse is not None:
+        asked |= {("sparse", "window"): sparse.window, ("sparse", "compress", "block"): sparse.compress.block}
+        blocks, top = -(-sequence // sparse.select.block), sparse.select.top
+        must = "a token selects at most the blocks that there are"
+        found = f"{top:,} of {blocks:,} with {sparse.select.block:,} tokens each"
+        require(top <= blocks, must, found, *at, "sparse", "select", "top", do="lower it, or raise sequence")
+    for field, tokens in asked.items():
+        must, found = "what attention sees at a time is at most the sequence", f"{tokens:,} of {sequence:,} tokens"
+        require(tokens <= sequence, must, found, *at, *field, do="lower it, or raise sequence")

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from pydantic import StrictBool
 
 from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
-from simulator.units import FieldError, would_divide
-from simulator.workload.attention import Gqa, Mla
+from simulator.units import require, would_divide
+from simulator.workload.attention_kinds import Gqa, Mla
 
 
 class Format(NamedTuple):
@@ -119,17 +119,14 @@ class KvBlocks(Part):
         FieldError
             If there are such; the message says what does.
         """
-        if chunk is not None and chunk % self.block:
-            must, found = "a chunk fills whole blocks", f"chunks of {chunk:,} and blocks of {self.block:,} tokens"
-            raise FieldError(must, found, would_divide("kv.block", chunk, self.block), ("kv", "block"))
-        if part.sparse is None:
-            return
-        if part.sparse.select.block != self.block:
+        must, found = "a chunk fills whole blocks", f"chunks of {chunk} and blocks of {self.block:,} tokens"
+        do = would_divide("kv.block", chunk or 1, self.block)
+        require(not chunk or chunk % self.block == 0, must, found, "kv", "block", do=do)
+        if part.sparse is not None:
             must, size = "a block that is selected is a block of the cache", part.sparse.select.block
-            raise FieldError(must, f"{size} and {self.block}", f"set kv.block to {size}", ("kv", "block"))
-        if self.sequences != 1:
+            require(size == self.block, must, f"{size} and {self.block}", "kv", "block", do=f"set kv.block to {size}")
             must, found = "each sequence selects blocks of its own", f"{self.sequences} in a tensor"
-            raise FieldError(must, found, "remove sequences", ("kv", "sequences"))
+            require(self.sequences == 1, must, found, "kv", "sequences", do="remove sequences")
 
     def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
         """Refuse more blocks than `MOST`, or more than `MOST_READS` reads if all are read so many times.
@@ -139,17 +136,19 @@ class KvBlocks(Part):
         FieldError
             If there are; or if more sequences were to have a block in a tensor than there are.
         """
-        if self.sequences != "all" and self.sequences > batch:
-            must, do = "no more sequences have a block in a tensor than a batch has", f"write at most {batch:,}, or all"
-            raise FieldError(must, f"{self.sequences:,} of {batch:,}", do, ("kv", "sequences"))
+        must = "no more sequences have a block in a tensor than a batch has"
+        require(self.together(batch) <= batch, must, f"{self.sequences} of {batch:,}", "kv", "sequences", do="lower it")
         found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
-        if found > MOST:
-            do = "raise kv.block or kv.sequences, or lower batch or sequence"
-            raise FieldError(f"a KV cache has at most {MOST:,} blocks", f"{found:,}", do, ("kv", "block"))
-        if found * times > MOST_READS:
-            must = f"the tokens of a step read at most {MOST_READS:,} blocks"
-            do = "raise kv.block or chunk, or lower new_tokens"
-            raise FieldError(must, f"{found:,} blocks, {times:,} times", do, ("kv", "block"))
+        must, do = (
+            f"a KV cache has at most {MOST:,} blocks",
+            "raise kv.block or kv.sequences, or lower batch or sequence",
+        )
+        require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
+        must, do = (
+            f"the tokens of a step read at most {MOST_READS:,} blocks",
+            "raise kv.block or chunk, or lower new_tokens",
+        )
+        require(found * times <= MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)
 
 
 AXES = ("pipeline", "data", "expert", "tensor")
@@ -222,27 +221,23 @@ class Parallel(Part):
 
     def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
-        if sorted(self.axis_names) != sorted(needed):
-            found = ", ".join(self.axis_names) or "none"
-            raise FieldError(f"each axis is named once ({', '.join(needed)})", found, "correct it", ("axis_names",))
+        named = sorted(self.axis_names) == sorted(needed)
+        require(named, f"each axis is named once ({', '.join(needed)})", ", ".join(self.axis_names), "axis_names")
         ranks = self.data * self.tensor * self.pipeline
-        if self.ranks == "all" and ranks > MOST_RANKS:
-            largest = max(("data", "tensor", "pipeline"), key=lambda axis: getattr(self, axis))
-            raise FieldError(f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", f"lower {largest}", (largest,))
+        few = self.ranks == "one" or ranks <= MOST_RANKS
+        require(
+            few, f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", "data", do="lower data, tensor or pipeline"
+        )
         alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
-        several = [key for key, value in alone.items() if getattr(self, key) != value]
-        if self.ranks == "one" and several:
+        for key, value in alone.items():
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
-            do = "add 'ranks: all' for all ranks and their collectives"
-            raise FieldError(must, several[0], do, (several[0],))
-        if self.data % self.expert:
-            must = "expert divides data: expert ranks are replicas that share experts"
-            do = would_divide("expert", self.data, self.expert)
-            raise FieldError(must, f"{self.expert} and {self.data}", do, ("expert",))
-        if self.layers is not None and len(self.layers) != self.pipeline:
-            found = f"{len(self.layers)} for {self.pipeline} stages"
-            raise FieldError("layers says how many each stage has", found, "name one number a stage", ("layers",))
+            fits = self.ranks == "all" or getattr(self, key) == value
+            require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
+        self._divides("expert", "data")
+        stages = self.pipeline if self.layers is None else len(self.layers)
+        found = f"{stages} for {self.pipeline} stages"
+        require(stages == self.pipeline, "layers says how many each stage has", found, "layers")
 
 
 class Pools(Part):
@@ -264,9 +259,6 @@ class Pools(Part):
     new_tokens: Count
 
     def _check(self) -> None:
-        if self.prefill % self.decode:
-            must, found = "prefill is a multiple of decode", f"{self.prefill} and {self.decode}"
-            raise FieldError(must, found, would_divide("decode", self.prefill, self.decode), ("decode",))
-        if self.prefill > MOST_SENDERS * self.decode:
-            must = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks"
-            raise FieldError(must, f"{self.prefill // self.decode:,}", "raise decode, or lower prefill", ("prefill",))
+        self._divides("decode", "prefill")
+        must, found = f"a decode rank serves at most {MOST_SENDERS:,} prefill ranks", f"{self.prefill // self.decode:,}"
+        require(self.prefill <= MOST_SENDERS * self.decode, must, found, "prefill", do="raise decode, or lower prefill")
