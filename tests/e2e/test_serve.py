@@ -123,7 +123,7 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("tokens: 24", "tokens: 41", "a prefix is a part of the mean prompt, found 41 of 40 tokens"),
         ("max_tokens: 64", "max_tokens: 4", "has room for one of a prompt, found 4 sequences and 4 tokens"),
         ("interval: 40 us", "interval: 40", "a time is a number and a unit"),
-        ("number: 2,", "number: 100001,", "prefixes.number: input should be less than or equal to 100000, found 100001"),
+        ("number: 2,", "number: 100001,", "prefixes.number: input should be less than or equal to 100000"),
         ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "what kv_tiers names is a tier of the machine, found 'ddt'"),

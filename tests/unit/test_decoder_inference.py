@@ -161,7 +161,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(feed_forward=EXPERTS | {"dense_layers": 0}, phase="decode").startswith(
         "dense_layers and dense_width"
     )
-    with pytest.raises(ValidationError, match="is for phase prefill, decode|is for inference"):
+    with pytest.raises(ValidationError, match=r"is for phase prefill, decode|is for inference"):
         Workload.model_validate(
             {
                 "name": "w",
@@ -232,6 +232,6 @@ def test_only_inference_with_experts_reads_them_each_for_itself(changes) -> None
         model["experts"] = 2
     data = {"name": "w", "model": model, "phase": changes.get("phase", "train"), "experts": "each"}
     with pytest.raises(
-        ValidationError, match="experts is for phase prefill, decode|reads experts each for itself has all of them"
+        ValidationError, match=r"experts is for phase prefill, decode|reads experts each for itself has all of them"
     ):
         Workload.model_validate(data)
