@@ -26,7 +26,7 @@ import pictures
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import hosim as command
-from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, requests_csv, residency_json, routing_csv
+from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, residency_json, tables_csv
 from simulator.metrics.figures import FIGURES
 from simulator.policies import POLICIES
 
@@ -49,8 +49,7 @@ _FORMATS = {
     "Plans: hosim-plan/1": plan_jsonl,
     "Graphs with cache operators: hosim-augmented/1": augmented_json,
     "Recorded steps: residency-trace/1": residency_json,
-    "Requests": requests_csv,
-    "Choices of routers": routing_csv,
+    "Requests, and choices of routers": tables_csv,
 }
 _DOCUMENTS = {
     "hardware": (

@@ -139,7 +139,7 @@ def _told_of_fields(part: type) -> dict[str, str]:
     return found
 
 
-def faults(error: ValidationError, data: object) -> list[FieldError]:
+def faults(error: ValidationError, data: object, keys: tuple[str, ...] = ()) -> list[FieldError]:
     """Say in hosim's words what pydantic has to say.
 
     Parameters
@@ -148,6 +148,8 @@ def faults(error: ValidationError, data: object) -> list[FieldError]:
         What it raised.
     data
         What it was given.
+    keys
+        Those that may stand in it, where no part refuses others.
 
     Returns
     -------
@@ -158,14 +160,14 @@ def faults(error: ValidationError, data: object) -> list[FieldError]:
     for item in error.errors(include_url=False):
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue  # entries of it are wrong, which is told already
-        fault = _fault(item, data)
+        fault = _fault(item, data, keys)
         known = found.setdefault(fault.at, fault)
         if known.must != fault.must:  # the branches of a union
             found[fault.at] = FieldError(f"{known.must}, or {fault.must}", known.found, known.do, known.at)
     return list(found.values())
 
 
-def _fault(item: ErrorDetails, data: Any) -> FieldError:
+def _fault(item: ErrorDetails, data: Any, keys: tuple[str, ...]) -> FieldError:
     context, path = item.get("ctx", {}), []
     for part in item["loc"]:  # without the tags of unions
         if part in (range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()):
@@ -178,7 +180,7 @@ def _fault(item: ErrorDetails, data: Any) -> FieldError:
     if item["type"] == "missing" or (item["type"] == "union_tag_not_found" and isinstance(item["input"], dict)):
         return FieldError(f"the key {key!r} is needed here", "none", "add it", (*path, key))
     if item["type"] == "extra_forbidden":
-        return FieldError("only known keys stand here", repr(key), "correct or remove it", tuple(path))
+        return FieldError("only known keys stand here", repr(key), nearest(key, keys), tuple(path))
     shown, must = item["input"], item["msg"][:1].lower() + item["msg"][1:].partition(" or instance of")[0]
     if item["type"] == "union_tag_invalid":
         shown, must = context["tag"], f"{key} should be one of {context['expected_tags']}"

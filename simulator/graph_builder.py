@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import filterfalse
-from typing import TypedDict, Unpack
+from typing import Unpack
+
+from typing_extensions import TypedDict
 
 from simulator.document import MOST_RANKS, flaw
 from simulator.errors import ConfigError
@@ -27,8 +29,8 @@ from simulator.graph import (
 from simulator.units import suggestion
 
 
-class OpFields(TypedDict, total=False):
-    """Fields of `Op` that `GraphBuilder.op` hands on."""
+class OpNumbers(TypedDict, total=False):
+    """Numbers, texts and switches of `Op` that `GraphBuilder.op` hands on."""
 
     read_bytes: int
     write_bytes: int
@@ -40,6 +42,11 @@ class OpFields(TypedDict, total=False):
     phase: str
     barrier: bool
     repeatable: bool
+
+
+class OpFields(OpNumbers, total=False):
+    """Fields of `Op` that `GraphBuilder.op` hands on."""
+
     collective: Collective | None
     late: Late | None
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
-from simulator.formats.requests_csv import read as read_requests
 from simulator.formats.residency_json import Views
-from simulator.formats.routing_csv import read as read_routing
+from simulator.formats.tables_csv import read_requests, read_routing
 from simulator.graph import Graph
 from simulator.plan import Plan
 

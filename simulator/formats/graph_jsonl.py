@@ -56,40 +56,78 @@ What an op reads was written by an earlier op, is persistent, or is of kind inpu
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from sys import intern
+from typing import Any, Required
+
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from simulator.formats import jsonl
+from simulator.formats.jsonl import STRICT, Names, Whole
 from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
-from simulator.graph_builder import GraphBuilder
-from simulator.units import counted, suggestion
+from simulator.graph_builder import GraphBuilder, OpNumbers
+from simulator.units import counted
 
 SCHEMA = "hosim-graph/1"
 
-_HEADER = jsonl.Shape(
-    {"schema": str, "name": str, "steps": int, "outputs": list, "tensors": int, "ops": int}, ("schema",)
-)
-_TENSOR = jsonl.Shape(
-    {"tensor": str, "size_bytes": int, "kind": str, "persistent": bool, "shared": str},
-    ("tensor", "size_bytes"),
-)
-_TYPES: dict[str, type] = {"int": int, "int | None": int, "str": str, "OpKind": str, "bool": bool}
-_FIELDS = {field.name: _TYPES[str(field.type)] for field in fields(Op)[1:] if field.type in _TYPES}
-_OP = jsonl.Shape({"op": str, "reads": list, "writes": list} | _FIELDS | {"late": dict, "collective": dict}, ("op",))
-_RANKS = "a list of lists of ranks, such as [[0, 1], [2, 3]]"
-_GROUP = jsonl.Shape({"group": str, "ranks": list}, ("group", "ranks"), {"ranks": _RANKS})
-_COLLECTIVE = jsonl.Shape(
-    {"does": str, "group": str, "size_bytes": int, "algorithm": str}, ("does", "group", "size_bytes")
-)
-_LATE = jsonl.Shape(
-    {"revealed_by": str, "candidates": list, "samples": int, "each": int}, ("revealed_by", "candidates")
-)
-_LINES = {"op": _OP, "tensor": _TENSOR, "group": _GROUP}
-_REPEATED = {"op_class", "dtype", "phase"}
-"""Texts that many ops share; each is kept once."""
+
+@with_config(STRICT)
+class _Header(TypedDict, total=False):
+    schema: Required[str]
+    name: str
+    steps: Whole
+    outputs: list[str]
+    tensors: Whole
+    ops: Whole
+
+
+@with_config(STRICT)
+class _Tensor(TypedDict, total=False):
+    tensor: Required[str]
+    size_bytes: Required[int]
+    kind: str
+    persistent: bool
+    shared: str
+
+
+@with_config(STRICT)
+class _Group(TypedDict):
+    group: str
+    ranks: list[list[int]]
+
+
+@with_config(STRICT)
+class _Late(TypedDict, total=False):
+    revealed_by: Required[str]
+    candidates: Required[Names]
+    samples: int
+    each: int
+
+
+@with_config(STRICT)
+class _Collective(TypedDict, total=False):
+    does: Required[str]
+    group: Required[str]
+    size_bytes: Required[int]
+    algorithm: str
+
+
+@with_config(STRICT)
+class _Op(OpNumbers, total=False):
+    op: Required[str]
+    kind: str
+    reads: Names
+    writes: Names
+    collective: _Collective
+    late: _Late
+
+
+_PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "late")}
+"""Fields of an op that a line may have, and what they are where it does not say so."""
+_KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
 def read(path: Path) -> Graph:
@@ -105,67 +143,35 @@ def read(path: Path) -> Graph:
     ConfigError
         If a line or the graph breaks a rule; the message names the line.
     """
-    lines = jsonl.read(path, SCHEMA, _HEADER)
+    lines = jsonl.read(path, SCHEMA, _Header, {"op": _Op, "tensor": _Tensor, "group": _Group})
     header = next(lines)
     builder = GraphBuilder(header.record.get("name", path.name.split(".")[0]), str(path))
     counts = {"tensors": 0, "ops": 0}
     for line in lines:
         builder.line, record = line.number, line.record
-        if line.kind(_LINES) == "op":
-            for key in _REPEATED & record.keys():
-                record[key] = intern(record[key])
-            _check_names_once(line)
-            if "collective" in record:
-                record["collective"] = _collective(line)
-                record.setdefault("kind", OpKind.COLLECTIVE.value)
-            if "late" in record:
-                record["late"] = _late(line, builder)
-            builder.op(record.pop("op"), **record)
+        if line.kind == "op":
             counts["ops"] += 1
-        elif "group" in record:
-            builder.group(record["group"], _members(line))
+            _add_op(builder, record)
+        elif line.kind == "group":
+            builder.group(record["group"], record["ranks"])
         else:
-            builder.tensor(record.pop("tensor"), **record)
             counts["tensors"] += 1
+            builder.tensor(record.pop("tensor"), **record)
     jsonl.count(header, counts)
     return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))
 
 
-def _check_names_once(line: jsonl.Line, keys: tuple[str, ...] = ("reads", "writes")) -> None:
-    """Refuse a tensor that an op reads or writes twice; how much traffic that is, its bytes say."""
-    for key in keys:
-        names = line.record.get(key, ())
-        if len(names) > 1:
-            name, times = Counter(map(repr, names)).most_common(1)[0]
-            if times > 1:
-                do = f"name it once; {key.removesuffix('s')}_bytes says how much traffic that is"
-                raise line.error(f"each tensor is named once in {key}", f"{name} {times} times", do)
-
-
-def _collective(line: jsonl.Line) -> Collective:
-    inner = jsonl.Line(line.path, line.number, line.record["collective"])
-    inner.check(_COLLECTIVE)
-    about = inner.record
-    kinds = {str(kind): kind for kind in CollectiveKind}
-    if about["does"] not in kinds:
-        must, close = f"a collective does one of {', '.join(kinds)}", suggestion(about["does"], kinds)
-        raise line.error(must, repr(about["does"]), f"choose one of these{close}")
-    return Collective(kinds[about["does"]], about["group"], about["size_bytes"], about.get("algorithm", "auto"))
-
-
-def _late(line: jsonl.Line, builder: GraphBuilder) -> Late:
-    inner = jsonl.Line(line.path, line.number, line.record["late"])
-    inner.check(_LATE)
-    inner.check_values(_LATE)
-    _check_names_once(inner, ("candidates",))
-    return builder.late(line.record["op"], **inner.record)
-
-
-def _members(line: jsonl.Line) -> list[list[int]]:
-    members = line.record["ranks"]
-    if not all(type(ranks) is list for ranks in members):
-        raise line.error(f"ranks is {_RANKS}", repr(members), "correct it")
-    return list(members)
+def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
+    for key in ("op_class", "dtype", "phase"):
+        if key in record:  # texts that many ops share are kept once
+            record[key] = intern(record[key])
+    if about := record.get("collective"):
+        does, algorithm = _KINDS.get(about["does"], about["does"]), about.get("algorithm", "auto")
+        record["collective"] = Collective(does, about["group"], about["size_bytes"], algorithm)
+        record.setdefault("kind", OpKind.COLLECTIVE.value)
+    if late := record.get("late"):
+        record["late"] = builder.late(record["op"], **late)
+    builder.op(record.pop("op"), **record)
 
 
 def write(graph: Graph, path: Path) -> None:
@@ -206,46 +212,35 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
         "tensors": len(graph.tensors),
         "ops": len(graph.ops),
     }
-    sizes = [t.size_bytes for t in graph.tensors]
-    yield from map(_tensor_record, graph.tensors)
+    plain = {field.name: field.default for field in fields(Tensor)[2:]}
+    for tensor in graph.tensors:
+        yield {"tensor": tensor.name, "size_bytes": tensor.size_bytes} | _stated(tensor, plain)
     for group in graph.groups:
         yield {"group": group.name, "ranks": group.members}
     for op in graph.ops:
-        record = _op_record(op, names, sizes)
-        if op.late:
-            record["late"] = _late_record(op.late, graph.ops[op.late.revealed_by].name, names)
-        yield record
+        yield _op_record(op, graph, names)
 
 
-def _stated(value: Tensor | Op | Collective | Late, plain: object, keys: Iterable[str]) -> dict[str, object]:
+def _stated(value: Tensor | Op | Late, plain: dict[str, Any]) -> dict[str, object]:
     """Fields that are not as those of a plain one."""
-    return {key: found for key in keys if (found := getattr(value, key)) != getattr(plain, key)}
+    return {key: found for key, usual in plain.items() if (found := getattr(value, key)) != usual}
 
 
-def _tensor_record(tensor: Tensor) -> dict[str, object]:
-    record: dict[str, object] = {"tensor": tensor.name, "size_bytes": tensor.size_bytes}
-    return record | _stated(tensor, Tensor("", 0), ("kind", "persistent", "shared"))
-
-
-def _op_record(op: Op, names: list[str], sizes: list[int]) -> dict[str, object]:
-    record: dict[str, object] = {"op": op.name}
-    for key, ids in (("reads", op.reads), ("writes", op.writes)):
-        if ids:
-            record[key] = [names[t] for t in ids]
-    candidates = op.late.candidates if op.late else ()
-    if op.read_bytes != sum(sizes[t] for t in op.reads) - sum(sizes[t] for t in candidates):
-        record["read_bytes"] = op.read_bytes
-    if op.write_bytes != sum(sizes[t] for t in op.writes):
-        record["write_bytes"] = op.write_bytes
-    if op.kind is not OpKind.COMPUTE and op.collective is None:
-        record["kind"] = op.kind.value
-    record |= _stated(op, Op(""), [key for key in _FIELDS if key not in ("read_bytes", "write_bytes", "kind")])
+def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
+    named = {"reads": [names[t] for t in op.reads], "writes": [names[t] for t in op.writes]}
+    record: dict[str, object] = {"op": op.name, **{key: found for key, found in named.items() if found}}
+    chosen = op.late.candidates if op.late else ()
+    traffic = {
+        key: sum(graph.tensors[t].size_bytes for t in ids) for key, ids in (("reads", op.reads), ("late", chosen))
+    }
+    usual = {"read_bytes": traffic["reads"] - traffic["late"]}
+    usual["write_bytes"] = sum(graph.tensors[t].size_bytes for t in op.writes)
+    record |= _stated(op, _PLAIN | usual)
     if about := op.collective:
+        record.pop("kind", None)
         made = {"does": about.kind, "group": about.group, "size_bytes": about.size_bytes}
-        record["collective"] = made | _stated(about, Collective(about.kind, "", 0), ["algorithm"])
+        record["collective"] = made | ({} if about.algorithm == "auto" else {"algorithm": about.algorithm})
+    if op.late:
+        late = {"revealed_by": graph.ops[op.late.revealed_by].name, "candidates": [names[t] for t in chosen]}
+        record["late"] = late | _stated(op.late, {"samples": 1, "each": 1})
     return record
-
-
-def _late_record(late: Late, revealed_by: str, names: list[str]) -> dict[str, object]:
-    record: dict[str, object] = {"revealed_by": revealed_by, "candidates": [names[t] for t in late.candidates]}
-    return record | _stated(late, Late(0, ()), ("samples", "each"))

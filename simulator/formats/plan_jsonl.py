@@ -42,103 +42,118 @@ compute tier only, which no line names: the first place that only an op can have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated, Required
 
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
+
+from simulator import document
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
-from simulator.graph import Graph
+from simulator.formats.jsonl import STRICT, Names, Whole
+from simulator.graph import LARGEST, Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
-from simulator.units import counted, suggestion
+from simulator.units import FieldError, counted, require, suggestion
 
-Place = tuple[str, str]
-"""A tensor and a tier."""
+SCHEMA = "hosim-plan/1"
+
+
+@with_config(STRICT)
+class _Header(TypedDict, total=False):
+    schema: Required[str]
+    policy: document.Line
+    tiers: Names
+    repeats: Annotated[int, Field(ge=1, le=LARGEST)]
+    starts_ns: Annotated[str, Field(pattern="^[0-9]{1,15}( [0-9]{1,15})*$")]  # they begin within some weeks
+    notes: list[document.Line]
+    homes: Whole
+    steps: Whole
+
+
+@with_config(STRICT)
+class _Compute(TypedDict, total=False):
+    compute: Required[str]
+    stream: Annotated[int, Field(ge=0, lt=1000)]
+
+
+@with_config(STRICT)
+class _Copy(TypedDict):
+    copy: str
+    source: Annotated[str, Field(alias="from")]
+    target: Annotated[str, Field(alias="to")]
+
+
+@with_config(STRICT)
+class _Detach(TypedDict):
+    detach: str
+    tier: str
+
+
+@with_config(STRICT)
+class _Home(TypedDict):
+    home: str
+    tier: document.Line
+
+
+@with_config(STRICT)
+class _Sync(TypedDict):
+    sync: str
+
+
+_LINES = {"compute": _Compute, "copy": _Copy, "detach": _Detach, "home": _Home, "sync": _Sync}
 
 
 class PlanAlone:
-    """Follows places from line to line.
+    """Follows places from line to line, as far as the file itself tells where tensors are."""
 
-    Parameters
-    ----------
-    path
-        What messages call the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._homes: dict[str, str] = {}
-        self._valid: dict[Place, int] = {}
-        self._gone: dict[Place, tuple[int, int]] = {}
-        self._computes, self._step, self._line = 0, -1, 0
-        self._compute_tier: tuple[str, str] | None = None
+        self._valid: dict[tuple[str, str], int] = {}  # tensor and tier -> the computes before it came there
+        self._gone: dict[tuple[str, str], int] = {}
+        self._computes, self._compute_tier = 0, ""
 
     def take(self, line: jsonl.Line) -> None:
-        """Take a home or a step that is well-formed.
+        """Take a home or a step.
 
         Raises
         ------
-        ConfigError
+        FieldError
             If a step cannot act.
         """
-        record, self._line = line.record, line.number
-        if "home" in record:
+        kind, record = line.kind, line.record
+        if kind == "home":
             self._homes[record["home"]] = record["tier"]
             self._valid[record["home"], record["tier"]] = 0
-            return
-        self._step += 1
-        if "compute" in record:
+        elif kind == "compute":
             self._computes += 1
-        elif "copy" in record:
-            self._copy(record["copy"], record["from"], record["to"])
-        elif "detach" in record:
-            self._detach(record["detach"], record["tier"])
+        elif kind == "copy":
+            source, target = (record["copy"], record["source"]), (record["copy"], record["target"])
+            require(source != target, "a copy goes from one tier to another", f"{record['source']!r} twice")
+            self._find(*source)
+            has_work = self._valid.get(target) != self._computes
+            found = f"{record['copy']!r} valid in {record['target']} already"
+            require(has_work, "a copy has work to do: its target is absent or stale", found, do="drop it")
+            self._valid[source] = self._valid[target] = self._computes
+        elif kind == "detach":
+            self._find(record["detach"], record["tier"])
+            del self._valid[record["detach"], record["tier"]]
+            self._gone[record["detach"], record["tier"]] = self._computes
 
-    def _detach(self, tensor: str, tier: str) -> None:
-        self._find(f"detach {tensor} from {tier}", (tensor, tier), "what is detached is there")
-        del self._valid[tensor, tier]
-        self._gone[tensor, tier] = self._computes, self._step
-
-    def _copy(self, tensor: str, source: str, target: str) -> None:
-        said = f"copy {tensor} {source} -> {target}"
-        if source == target:
-            raise self._error(said, "a copy goes from one tier to another", f"{source!r} twice", "correct one of them")
-        self._find(said, (tensor, source), "what is copied is valid at its source")
-        if self._valid.get((tensor, target)) == self._computes:
-            found = f"{tensor!r} valid in {target} already"
-            raise self._error(said, "a copy has work to do: its target is absent or stale", found, "drop this copy")
-        self._valid[tensor, source] = self._valid[tensor, target] = self._computes
-
-    def _find(self, said: str, place: Place, must: str) -> None:
+    def _find(self, tensor: str, tier: str) -> None:
         """Check that a step may find the tensor there; where only an op can have put it, there is the compute tier."""
-        if place in self._valid:
-            return
-        tensor, tier = place
-        computes, step = self._gone.get(place, (0, -1))
-        if computes == self._computes:
-            raise self._error(said, must, self._absence(place, step), self._advice(tensor))
-        if self._compute_tier is None:
-            self._compute_tier = tier, f"step {self._step:,} takes {tensor!r} from there"
-        here, why = self._compute_tier
-        if here != tier:
-            found = f"{self._absence(place, step)}, and ops write in {here} only ({why})"
-            raise self._error(said, must, found, self._advice(tensor))
-        self._valid[place] = self._computes
-
-    def _absence(self, place: Place, step: int) -> str:
-        tensor, tier = place
-        if step >= 0:
-            return f"{tensor!r} absent from {tier} (detached by step {step:,})"
-        if tensor in self._homes:
-            return f"{tensor!r}, whose home is {self._homes[tensor]}, never copied into {tier}"
-        before = "" if self._computes else ", and no op that could have written it"
-        return f"{tensor!r} without a home or a copy into {tier}{before}"
-
-    def _advice(self, tensor: str) -> str:
-        near = "" if tensor in self._homes else suggestion(tensor, self._homes)
-        return f"copy it there before, correct the step or drop it{near}"
-
-    def _error(self, said: str, must: str, found: str, do: str) -> ConfigError:
-        return ConfigError(f"{self._path}:{self._line}, step {self._step:,} ({said})", must, found, do)
+        place = tensor, tier
+        if place not in self._valid:
+            is_written = self._gone.get(place, 0) < self._computes
+            self._compute_tier = self._compute_tier or (tier if is_written else "")
+            must = (
+                "what a step copies or detaches is there: by its home, a copy, or an op, which writes in one tier only"
+            )
+            near = "" if tensor in self._homes else suggestion(tensor, self._homes)
+            found, do = f"{tensor!r} absent from {tier}", f"copy it there before, or drop the step{near}"
+            require(is_written and tier == self._compute_tier, must, found, do=do)
+            self._valid[place] = self._computes
 
     def end(self, repeats: int) -> None:
         """Check that the plan ends as a training step must.
@@ -150,132 +165,19 @@ class PlanAlone:
 
         Raises
         ------
-        ConfigError
+        FieldError
             If a tensor is where it may not be.
         """
-        where, do = f"{self._path}, end of the plan", "copy it home if it has changed, and detach its other copies"
         for tensor, tier in self._valid:
-            home = self._homes.get(tensor)
-            if home is None:
-                must = "what has no home is detached everywhere when a training step ends"
-                raise ConfigError(where, must, f"{tensor!r} held in {tier}", "detach it after its last use")
-            if home != tier:
-                must = "what has a home ends a training step there, and nowhere else"
-                raise ConfigError(where, must, f"{tensor!r} (home {home}) held in {tier}", do)
-        for tensor, home in self._homes.items():
-            place = tensor, home
-            gone = place not in self._valid and self._gone[place][0] == self._computes
-            if repeats > 1 and gone:
-                must = "what has a home is there again when the steps are repeated"
-                raise ConfigError(where, must, f"{tensor!r} absent from {home}", "leave it there, or copy it back")
-
-
-SCHEMA = "hosim-plan/1"
-
-_STREAMS = 1000
-"""Streams are numbered below this."""
-
-_DIGITS = 16
-"""A time at which ranks begin has less digits: they begin within some weeks."""
-
-_HEADER = jsonl.Shape(
-    {
-        "schema": str,
-        "policy": str,
-        "tiers": list,
-        "repeats": int,
-        "starts_ns": str,
-        "notes": list,
-        "homes": int,
-        "steps": int,
-    },
-    ("schema",),
-)
-_LINES = {
-    "compute": jsonl.Shape({"compute": str, "stream": int}, ("compute",)),
-    "copy": jsonl.Shape({"copy": str, "from": str, "to": str}, ("copy", "from", "to")),
-    "detach": jsonl.Shape({"detach": str, "tier": str}, ("detach", "tier")),
-    "home": jsonl.Shape({"home": str, "tier": str}, ("home", "tier")),
-    "sync": jsonl.Shape({"sync": str}, ("sync",)),
-}
-
-
-class _Names:
-    """Ids of the names of one sort; without known names, each new name gets the next id."""
-
-    def __init__(self, sort: str, known: Iterable[str] | None) -> None:
-        self.sort, self.open = sort, known is None
-        self.ids = {name: i for i, name in enumerate(known or ())}
-
-    def id(self, line: jsonl.Line, name: str) -> int:
-        found = self.ids.get(name)
-        if found is not None:
-            return found
-        if not self.open:
-            few = f" ({', '.join(self.ids)})" if len(self.ids) <= 10 else ""
-            do = f"correct the name{suggestion(name, self.ids)}"
-            raise line.error(f"a plan names {self.sort} of its run{few}", repr(name), do)
-        return self.ids.setdefault(name, len(self.ids))
-
-
-class _Reader:
-    """Turns lines into homes and steps.
-
-    Parameters
-    ----------
-    ops, tensors, tiers
-        The names that are known.
-    """
-
-    def __init__(self, ops: _Names, tensors: _Names, tiers: _Names) -> None:
-        self.ops, self.tensors, self.tiers = ops, tensors, tiers
-        self.homes: dict[int, int] = {}
-        self.steps = Steps()
-
-    def begin(self, header: jsonl.Line) -> None:
-        """Take the tiers that the header names; if it does, a plan that stands alone has no others."""
-        named = header.record.get("tiers", ())
-        for text in (header.record.get("policy", ""), *header.record.get("notes", ()), *named):
-            if not text.isprintable():
-                must = "what the header names or notes is one line of printable characters"
-                raise header.error(must, repr(text), "correct the header")
-        for at, tier in enumerate(named):
-            self.tiers.id(header, tier)
-            if tier in named[:at]:
-                raise header.error("each tier is named once", f"{tier!r} twice", "remove one of them")
-        self.tiers.open = self.tiers.open and not named
-
-    def take(self, line: jsonl.Line) -> None:
-        """Take a home or a step."""
-        kind, record = line.kind(_LINES), line.record
-        if kind == "compute":
-            self.steps.append(COMPUTE, self.ops.id(line, record["compute"]), self._stream(line))
-            return
-        tensor = self.tensors.id(line, record[kind])
-        if kind == "copy":
-            ends = self.tiers.id(line, record["from"]), self.tiers.id(line, record["to"])
-            self.steps.append(COPY, tensor, *ends)
-        elif kind == "detach":
-            self.steps.append(DETACH, tensor, self.tiers.id(line, record["tier"]))
-        elif kind == "sync":
-            self.steps.append(SYNC, tensor)
-        else:
-            self._take_home(line, tensor)
-
-    def _take_home(self, line: jsonl.Line, tensor: int) -> None:
-        name = repr(line.record["home"])
-        if len(self.steps):
-            found = f"that of {name} after {counted(len(self.steps), 'step')}"
-            raise line.error("homes, which say where tensors are at time 0, come before the steps", found, "move it up")
-        if tensor in self.homes:
-            raise line.error("a tensor has one home", f"{name} twice", "remove one of the two lines")
-        self.homes[tensor] = self.tiers.id(line, line.record["tier"])
-
-    def _stream(self, line: jsonl.Line) -> int:
-        stream: int = line.record.get("stream", 0)
-        if not 0 <= stream < _STREAMS:
-            raise line.error(f"a stream is a number from 0 to {_STREAMS - 1}", str(stream), "correct it")
-        return stream
+            must, found = "a tensor ends a training step at its home, and nowhere else", f"{tensor!r} held in {tier}"
+            require(self._homes.get(tensor) == tier, must, found, do="detach it, after a copy home if it has changed")
+        for place in self._homes.items():
+            stays = repeats == 1 or place in self._valid or self._gone[place] < self._computes
+            must, found = (
+                "what has a home is there again when the steps are repeated",
+                "{!r} absent from {}".format(*place),
+            )
+            require(stays, must, found, do="leave it there, or copy it back")
 
 
 def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
@@ -295,9 +197,73 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     ConfigError
         If a line breaks a rule of the format or names what does not exist; the message names the line.
     """
-    ops = _Names("ops", (op.name for op in graph.ops))
-    tensors = _Names("tensors", (t.name for t in graph.tensors))
-    return _read(path, _Reader(ops, tensors, _Names("tiers", tiers)), graph.steps)
+    ops = {op.name: number for number, op in enumerate(graph.ops)}
+    tensors = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
+    places = {tier: number for number, tier in enumerate(tiers)}
+    home, steps = [NOWHERE] * len(tensors), Steps()
+    lines = _lines(path)
+    header = line = next(lines)
+    try:
+        for tier in header.record.get("tiers", ()):
+            _id("tiers", places, tier)
+        for line in lines:
+            kind, record = line.kind, line.record
+            if kind == "compute":
+                steps.append(COMPUTE, _id("ops", ops, record["compute"]), record.get("stream", 0))
+                continue
+            tensor = _id("tensors", tensors, record[kind])
+            if kind == "copy":
+                ends = (_id("tiers", places, record[end]) for end in ("source", "target"))
+                steps.append(COPY, tensor, *ends)
+            elif kind == "detach":
+                steps.append(DETACH, tensor, _id("tiers", places, record["tier"]))
+            elif kind == "sync":
+                steps.append(SYNC, tensor)
+            else:
+                home[tensor] = _id("tiers", places, record["tier"])
+    except FieldError as error:
+        raise line.error(error) from None
+    return Plan(
+        policy=header.record.get("policy", path.name.split(".")[0]),
+        tiers=tuple(tiers),
+        home=tuple(home),
+        steps=steps,
+        repeats=header.record.get("repeats", graph.steps),
+        notes=tuple(header.record.get("notes", ())),
+        starts_ns=tuple(map(int, header.record.get("starts_ns", "0").split())),
+    )
+
+
+def _id(sort: str, known: dict[str, int], name: str) -> int:
+    found = known.get(name)
+    if found is None:
+        few = f" ({', '.join(known)})" if len(known) <= 10 else ""
+        do = f"correct the name{suggestion(name, known)}"
+        raise FieldError(f"a plan names {sort} of its run{few}", repr(name), do)
+    return found
+
+
+def _lines(path: Path) -> Iterator[jsonl.Line]:
+    """The lines of a plan, header first: homes, of which a tensor has one, before steps, and as many as are counted."""
+    lines = jsonl.read(path, SCHEMA, _Header, _LINES)
+    yield (header := next(lines))
+    tiers, homes, steps = header.record.get("tiers"), set(), 0
+    for line in lines:
+        try:
+            for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
+                _id("tiers", dict.fromkeys(tiers or (), 0), line.record[key])
+            if line.kind == "home":
+                name = line.record["home"]
+                must = "homes, which say where tensors are at time 0, come before the steps"
+                require(not steps, must, f"that of {name!r} after {counted(steps, 'step')}", do="move it up")
+                require(name not in homes, "a tensor has one home", f"{name!r} twice", do="remove one of them")
+                homes.add(name)
+            else:
+                steps += 1
+        except FieldError as error:
+            raise line.error(error) from None
+        yield line
+    jsonl.count(header, {"homes": len(homes), "steps": steps})
 
 
 def write(plan: Plan, graph: Graph, path: Path) -> None:
@@ -326,42 +292,23 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 def describe(path: Path) -> str:
     """Read a plan without its graph, check what the file alone tells, and say in one line what is in it."""
-    alone = PlanAlone(str(path))
-    plan = _read(path, _Reader(_Names("ops", None), _Names("tensors", None), _Names("tiers", None)), 1, alone)
-    alone.end(plan.repeats)
-    steps = plan.fixed or Steps()
-    homes = sum(home != NOWHERE for home in plan.home)
-    copies = sum(kind == COPY for kind in steps.kind)
-    return (
-        f"plan of {plan.policy!r}: {counted(len(steps), 'step')}, {copies:,} of them copies; {counted(homes, 'home')}"
-    )
-
-
-def _read(path: Path, reader: _Reader, steps: int, alone: PlanAlone | None = None) -> Plan:
-    lines = jsonl.read(path, SCHEMA, _HEADER)
-    header = next(lines)
-    reader.begin(header)
-    for line in lines:
-        reader.take(line)
-        if alone is not None:
+    alone, kinds = PlanAlone(), dict.fromkeys(_LINES, 0)
+    lines = _lines(path)
+    header = line = next(lines)
+    about = ""
+    try:
+        for line in lines:
+            kinds[line.kind] += 1
+            step = f"{line.kind} {' '.join(map(str, line.record.values()))}"
+            about = f", step {sum(kinds.values()) - kinds['home'] - 1:,} ({step})"
             alone.take(line)
-    jsonl.count(header, {"homes": len(reader.homes), "steps": len(reader.steps)})
-    repeats = header.record.get("repeats", steps)
-    if repeats < 1:
-        raise header.error("a plan is run at least once", f"repeats = {repeats}", "correct repeats")
-    starts = header.record.get("starts_ns", "0").split()
-    if not starts or not all(start.isdecimal() and start.isascii() and len(start) < _DIGITS for start in starts):
-        must = "ranks begin at whole ns from 0, of which there is at least one"
-        raise header.error(must, f"starts_ns = {header.record['starts_ns']!r}", 'write them as "0 3000"')
-    return Plan(
-        policy=header.record.get("policy", path.name.split(".")[0]),
-        tiers=tuple(reader.tiers.ids),
-        home=tuple(reader.homes.get(t, NOWHERE) for t in range(len(reader.tensors.ids))),
-        steps=reader.steps,
-        repeats=repeats,
-        notes=tuple(header.record.get("notes", ())),
-        starts_ns=tuple(map(int, starts)),
-    )
+        about = ", end of the plan"
+        alone.end(header.record.get("repeats", 1))
+    except FieldError as error:
+        raise line.error(error, about) from None
+    policy, copies = header.record.get("policy", path.name.split(".")[0]), kinds["copy"]
+    steps, homes = sum(kinds.values()) - kinds["home"], kinds["home"]
+    return f"plan of {policy!r}: {counted(steps, 'step')}, {copies:,} of them copies; {counted(homes, 'home')}"
 
 
 def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, object]]:

@@ -73,7 +73,7 @@ class Requests(Part):
     Attributes
     ----------
     file
-        A ``.csv`` of requests (`simulator.formats.requests_csv`), relative to the workload, in place of `arrivals`,
+        A ``.csv`` of requests (`simulator.formats.tables_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
         How many requests there are; of a file, the first ones, default: all, if they are not too many.

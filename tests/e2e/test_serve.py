@@ -8,7 +8,7 @@ import pytest
 from serving_cases import DRAWN, Exact, write
 
 import simulator as hosim_api
-from simulator.formats import requests_csv
+from simulator.formats import tables_csv
 from simulator.run.case import Case
 from simulator.serving import scheduler
 from simulator.serving.replays import Replays
@@ -280,7 +280,7 @@ def test_what_a_file_has_without_an_output_token_is_counted(hosim, filed):
 
 
 def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch):
-    monkeypatch.setattr(requests_csv, "MOST", 3)
+    monkeypatch.setattr(tables_csv, "MOST", 3)
     lines = [f"{at},12,1\n" for at in (3, 0, 2, 1)]
     path = filed("arrival,prompt,output\n" + "".join(lines))
     done = hosim("serve", path)
@@ -292,7 +292,7 @@ def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch)
 
 
 def test_reading_a_long_file_tells_how_far_it_is(filed, monkeypatch):
-    monkeypatch.setattr(requests_csv, "_SELDOM", 2)
+    monkeypatch.setattr(tables_csv, "_SELDOM", 2)
     told = []
     path = filed("arrival,prompt,output\n0,12,1\n1,12,1\n2,12,1\n")
     hosim_api.serve(path, policies=["static"], progress=lambda *args: told.append(args))

@@ -90,7 +90,7 @@ def refused_box(change, by=""):
             "bandwidth_bytes_per_s: 1.6 TB/s",
             (
                 "box.yaml:7, tiers.hbm.bandwidth_bytes_per_s: only known keys stand here, found 'bandwidth_bytes_per_s'; "
-                "correct or remove it"
+                "remove it"
             ),
         ),
         (

@@ -182,41 +182,68 @@ A = '{"tensor":"alpha","size_bytes":1}'
 B = '{"tensor":"beta","size_bytes":1,"kind":"input"}'
 F = '{"op":"f","writes":["alpha"]}'
 BAD = {
-    "no op": (lines(A), "f.jsonl: a graph has at least one op, found none"),
+    "no op": (lines(A), ": a graph has at least one op, found none"),
     "neither tensor nor op": (
         lines('{"name":"x"}'),
-        ":2: a line has one of the keys op, tensor, group, found only 'name'",
+        ":2: a line has one of the keys op, tensor, group, found the keys name",
     ),
-    "nothing on a line": (lines("{}"), ":2: a line has one of the keys op, tensor, group, found no key"),
-    "both at once": (lines('{"tensor":"a","op":"f"}'), ":2: the keys of this line are op, reads"),
-    "an unknown key": (lines(A, '{"op":"f","flop":1}'), ":3: the keys of this line are op, reads, writes"),
-    "a misspelt key": (lines(A, '{"op":"f","flop":1}'), "found 'flop'; correct or remove it (did you mean 'flops'?)"),
-    "the key name": (lines('{"tensor":"a","size_bytes":1,"name":"b"}'), ":2: the keys of this line are tensor"),
-    "no size": (lines('{"tensor":"a","persistent":true}'), ":2: the line has 'size_bytes', found only tensor, pers"),
-    "a size with a unit": (lines('{"tensor":"a","size_bytes":"1 GB"}'), ":2: size_bytes is a whole number from 0"),
+    "nothing on a line": (lines("{}"), ":2: a line has one of the keys op, tensor, group, found the keys none"),
+    "both at once": (lines('{"tensor":"a","op":"f"}'), ":2, tensor: only known keys stand here, found 'tensor'"),
+    "an unknown key": (lines(A, '{"op":"f","flop":1}'), ":3, flop: only known keys stand here, found 'flop'"),
+    "a misspelt key": (lines(A, '{"op":"f","flop":1}'), ":3, flop: only known keys stand here, found 'flop'"),
+    "the key name": (
+        lines('{"tensor":"a","size_bytes":1,"name":"b"}'),
+        ":2, name: only known keys stand here, found 'name'",
+    ),
+    "no size": (
+        lines('{"tensor":"a","persistent":true}'),
+        ":2, size_bytes: the key 'size_bytes' is needed here, found none",
+    ),
+    "a size with a unit": (
+        lines('{"tensor":"a","size_bytes":"1 GB"}'),
+        ":2, size_bytes: input should be a valid integer, found '1 GB'",
+    ),
     "a negative size": (lines('{"tensor":"a","size_bytes":-1}'), ":2: tensor 'a': size_bytes is a whole number"),
     "a huge size": (lines('{"tensor":"a","size_bytes":9223372036854775807}'), ":2: tensor 'a': size_bytes is a whole"),
-    "a size beyond 64 bits": (lines('{"tensor":"a","size_bytes":1e30}'), ":2: size_bytes is a whole number"),
+    "a size beyond 64 bits": (
+        lines('{"tensor":"a","size_bytes":1e30}'),
+        ":2, size_bytes: input should be a valid integer, found 1e+30",
+    ),
     "an empty name": (lines('{"tensor":"","size_bytes":1}'), "each tensor has its own name, found an empty one"),
-    "a name that is no text": (lines('{"tensor":7,"size_bytes":1}'), ":2: tensor is text, found 7"),
+    "a name that is no text": (
+        lines('{"tensor":7,"size_bytes":1}'),
+        ":2, tensor: input should be a valid string, found 7",
+    ),
     "an unknown kind": (lines('{"tensor":"a","size_bytes":1,"kind":"wheight"}'), "(did you mean 'weight'?)"),
     "an unknown sharing": (lines('{"tensor":"a","size_bytes":1,"shared":"rack"}'), "shared is one of node, supernode"),
     "the same tensor twice": (lines(A, A), ":3: tensor 'alpha': each tensor has its own name, found it twice"),
     "the same op twice": (lines(A, F, F), ":4: op 'f': each op has its own name, found it twice"),
     "an unknown tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "found 'alpa'; declare the tensor before, or corr"),
     "a close tensor": (lines(A, '{"op":"f","reads":["alpa"]}'), "(did you mean 'alpha'?)"),
-    "one name for a list": (lines(A, '{"op":"f","reads":"alpha"}'), ":3: reads is a list of texts, found 'alpha'"),
-    "a number for a tensor": (lines(A, '{"op":"f","reads":[1]}'), ":3: op 'f': tensors are named that the graph has"),
-    "a list for a tensor": (lines(A, '{"op":"f","reads":[["alpha"]]}'), ":3: op 'f': tensors are named that the graph"),
+    "one name for a list": (
+        lines(A, '{"op":"f","reads":"alpha"}'),
+        ":3, reads: input should be a valid list, found 'alpha'",
+    ),
+    "a number for a tensor": (
+        lines(A, '{"op":"f","reads":[1]}'),
+        ":3, reads.0: input should be a valid string, found 1",
+    ),
+    "a list for a tensor": (
+        lines(A, '{"op":"f","reads":[["alpha"]]}'),
+        ":3, reads.0: input should be a valid string, found ['alpha']",
+    ),
     "a negative duration": (lines(A, '{"op":"f","duration_ns":-1}'), ":3: op 'f': duration_ns is a whole number"),
-    "a barrier in words": (lines(A, '{"op":"f","barrier":"yes"}'), ":3: barrier is true or false, found 'yes'"),
+    "a barrier in words": (
+        lines(A, '{"op":"f","barrier":"yes"}'),
+        ":3, barrier: input should be a valid boolean, found 'yes'",
+    ),
     "a tensor read twice": (
         lines(A, '{"op":"e","writes":["alpha"]}', '{"op":"f","reads":["alpha","alpha"]}'),
-        ":4: each tensor is named once in reads, found 'alpha' 2 times; name it once; read_bytes says how much traffic",
+        ":4, reads: each name stands here once, found 'alpha' 2 times",
     ),
     "a tensor written twice": (
         lines(A, '{"op":"f","writes":["alpha","alpha"]}'),
-        ":3: each tensor is named once in writes, found 'alpha' 2 times; name it once; write_bytes says how much",
+        ":3, writes: each name stands here once, found 'alpha' 2 times",
     ),
     "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
     "a cycle": (lines(A, '{"op":"e","reads":["alpha"]}', F), ":3: op 'e': what an op reads was written by an earlier"),
@@ -243,15 +270,15 @@ BAD = {
     ),
     "a rank in words": (
         lines(A, '{"group":"g","ranks":[["0"]]}'),
-        "those who meet are different ranks, whole numbers ",
+        ":3, ranks.0.0: input should be a valid integer, found '0'",
     ),
     "ranks that are no lists": (
         lines(A, '{"group":"g","ranks":[0,1]}'),
-        ":3: ranks is a list of lists of ranks, such as",
+        ":3, ranks.0: input should be a valid list, found 0",
     ),
     "ranks that are no list": (
         lines(A, '{"group":"g","ranks":2}'),
-        ":3: ranks is a list of lists of ranks, such as [[0",
+        ":3, ranks: input should be a valid list, found 2",
     ),
     "members that overlap": (
         lines(A, PAIRS, meeting("all_reduce", "pairs")),
@@ -267,7 +294,7 @@ BAD = {
     ),
     "an unknown collective": (
         lines(A, PAIRS, meeting("all_gaher", "pairs")),
-        ":4: a collective does one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, found",
+        ":4: op 'm': its collective is one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send",
     ),
     "an unknown algorithm": (
         lines(A, PAIRS, meeting("send", "pairs", '"algorithm":"rings"')),
@@ -275,7 +302,7 @@ BAD = {
     ),
     "a collective without a size": (
         lines(A, PAIRS, '{"op":"m","collective":{"does":"send","group":"pairs"}}'),
-        ":4: the line has 'size_bytes', found only does, group; add 'size_bytes'",
+        ":4, collective.size_bytes: the key 'size_bytes' is needed here, found none",
     ),
     "a collective that computes": (
         lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
@@ -307,11 +334,11 @@ BAD = {
     ),
     "a candidate twice": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha","alpha"]')),
-        ":4: each tensor is named once in candidates, found 'alpha' 2 times; name it once",
+        ":4, late.candidates: each name stands here once, found 'alpha' 2 times",
     ),
     "an unknown key of a choice": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"top_k":2')),
-        ":4: the keys of this line are revealed_by, candidates, samples, each, found 'top_k'; correct or remove it",
+        ":4, late.top_k: only known keys stand here, found 'top_k'",
     ),
     "a choice of many": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"kind":"collective","duration_ns":1')),
@@ -319,7 +346,7 @@ BAD = {
     ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),
-        "f.jsonl: what exists before the first op of a graph of several steps is persistent, found 'x'",
+        ": what exists before the first op of a graph of several steps is persistent, found 'x'",
     ),
 }
 

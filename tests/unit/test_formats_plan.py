@@ -130,19 +130,25 @@ BAD = {
     "an unknown tensor": (lines('{"sync":"z"}'), ":2: a plan names tensors of its run (x, w, h, y), found 'z'"),
     "an unknown tier": (lines('{"detach":"x","tier":"hbn"}'), "tiers of its run (hbm, dram, ssd), found 'hbn'; corre"),
     "an unknown tier in the header": (lines(header='"tiers":["hbm","pool"]'), ":1: a plan names tiers of its run"),
-    "an unknown key": (lines('{"compute":"fwd/up","on":1}'), ":2: the keys of this line are compute, stream, found"),
+    "an unknown key": (lines('{"compute":"fwd/up","on":1}'), ":2, on: only known keys stand here, found 'on'"),
     "no such step": (lines('{"store":"x"}'), ":2: a line has one of the keys compute, copy, detach, home, sync"),
-    "a copy from nowhere": (lines('{"copy":"x","to":"hbm"}'), ":2: the line has 'from', found only copy, to; add"),
-    "a home that is no text": (lines('{"home":"x","tier":0}'), ":2: tier is text, found 0"),
+    "a copy from nowhere": (lines('{"copy":"x","to":"hbm"}'), ":2, from: the key 'from' is needed here, found none"),
+    "a home that is no text": (lines('{"home":"x","tier":0}'), ":2, tier: input should be a valid string, found 0"),
     "two homes": (lines(*['{"home":"x","tier":"hbm"}'] * 2), ":3: a tensor has one home, found 'x' twice"),
     "a negative stream": (
         lines('{"compute":"fwd/up","stream":-1}'),
-        ":2: a stream is a number from 0 to 999, found -1",
+        ":2, stream: input should be greater than or equal to 0, found -1",
     ),
-    "a huge stream": (lines('{"compute":"fwd/up","stream":5000000000}'), "a number from 0 to 999, found 5000000000"),
-    "no repeats": (lines(header='"repeats":0'), ":1: a plan is run at least once, found repeats = 0"),
+    "a huge stream": (
+        lines('{"compute":"fwd/up","stream":5000000000}'),
+        ":2, stream: input should be less than 1000, found 5000000000",
+    ),
+    "no repeats": (lines(header='"repeats":0'), ":1, repeats: input should be greater than or equal to 1, found 0"),
     "fewer steps than counted": (lines('{"sync":"x"}', header='"steps":2'), "the 2 steps that its header counts, foun"),
-    "notes that are one text": (lines(header='"notes":"fast"'), ":1: notes is a list of texts, found 'fast'"),
+    "notes that are one text": (
+        lines(header='"notes":"fast"'),
+        ":1, notes: input should be a valid list, found 'fast'",
+    ),
     "a graph": ('{"schema":"hosim-graph/1"}\n', ':1: the first line is a header with "schema": "hosim-plan/1", found'),
 }
 
@@ -161,5 +167,5 @@ def test_check_reads_a_plan_without_its_graph_but_sees_broken_lines(tmp_path: Pa
     gone = ('{"detach":"t","tier":"a"}', '{"detach":"t","tier":"b"}')
     good = written(tmp_path / "good.jsonl", lines('{"compute":"any"}', '{"copy":"t","from":"a","to":"b"}', *gone))
     assert formats.check(good) == "plan of 'mine': 4 steps, 1 of them copies; 0 homes"
-    with pytest.raises(ConfigError, match=r"bad\.jsonl:2: the line has 'to'"):
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:2, to: the key 'to' is needed"):
         formats.check(written(tmp_path / "bad.jsonl", lines('{"copy":"t","from":"a"}')))

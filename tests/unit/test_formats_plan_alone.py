@@ -36,7 +36,7 @@ def test_what_may_be_right_is_not_refused(tmp_path: Path, name: str) -> None:
     assert formats.check(written(tmp_path / "p.jsonl", *GOOD[name])).startswith("plan of 'p'")
 
 
-SOURCE, THERE = "what is copied is valid at its source", "what is detached is there"
+SOURCE = THERE = "what a step copies or detaches is there: by its home, a copy, or an op, which writes in one tier only"
 BAD = {
     "a home after a step": (
         (HEADER, F, HOME),
@@ -44,7 +44,7 @@ BAD = {
         "homes, which say where tensors are at time 0, come before the steps",
         "that of 'w' after 1 step",
     ),
-    "a tier twice": ((HEADER.replace("ddr", "hbm"),), ":1", "each tier is named once", "'hbm' twice"),
+    "a tier twice": ((HEADER.replace("ddr", "hbm"),), ":1, tiers", "each name stands here once", "'hbm' 2 times"),
     "a tier that is not declared": (
         (HEADER, '{"home":"w","tier":"ssd"}'),
         ":2",
@@ -53,61 +53,61 @@ BAD = {
     ),
     "a copy to itself": (
         (HEADER, HOME, IN.replace("hbm", "ddr")),
-        ":3, step 0 (copy w ddr -> ddr)",
+        ":3, step 0 (copy w ddr ddr)",
         "a copy goes from one tier to another",
         "'ddr' twice",
     ),
     "a tensor that nothing declares": (
         (HEADER, HOME, IN.replace("w", "v")),
-        ":3, step 0 (copy v ddr -> hbm)",
+        ":3, step 0 (copy v ddr hbm)",
         SOURCE,
-        "'v' without a home or a copy into ddr, and no op that could have written it",
+        "'v' absent from ddr",
     ),
     "a copy from where it is not": (
         (HEADER, HOME, OUT),
-        ":3, step 0 (copy w hbm -> ddr)",
+        ":3, step 0 (copy w hbm ddr)",
         SOURCE,
-        "'w', whose home is ddr, never copied into hbm",
+        "'w' absent from hbm",
     ),
     "a copy to where it is": (
         (HEADER, HOME, IN, F, OUT, IN),
-        ":6, step 3 (copy w ddr -> hbm)",
+        ":6, step 3 (copy w ddr hbm)",
         "a copy has work to do: its target is absent or stale",
         "'w' valid in hbm already",
     ),
     "a detach of what was never there": (
         (HEADER, HOME, GONE),
-        ":3, step 0 (detach w from hbm)",
+        ":3, step 0 (detach w hbm)",
         THERE,
-        "'w', whose home is ddr, never copied into hbm",
+        "'w' absent from hbm",
     ),
     "a detach twice": (
         (HEADER, HOME, IN, F, GONE, GONE),
-        ":6, step 3 (detach w from hbm)",
+        ":6, step 3 (detach w hbm)",
         THERE,
-        "'w' absent from hbm (detached by step 2)",
+        "'w' absent from hbm",
     ),
     "two tiers that only ops can have filled": (
         (HEADER, F, '{"detach":"a","tier":"hbm"}', '{"detach":"b","tier":"ddr"}'),
-        ":4, step 2 (detach b from ddr)",
+        ":4, step 2 (detach b ddr)",
         THERE,
-        "'b' without a home or a copy into ddr, and ops write in hbm only (step 1 takes 'a' from there)",
+        "'b' absent from ddr",
     ),
     "a copy that stays": (
         (HEADER, HOME, IN, F),
-        ", end of the plan",
-        "what has a home ends a training step there, and nowhere else",
-        "'w' (home ddr) held in hbm",
+        ":4, end of the plan",
+        "a tensor ends a training step at its home, and nowhere else",
+        "'w' held in hbm",
     ),
     "what an op made and a copy put below": (
         (HEADER, F, '{"copy":"a","from":"hbm","to":"ddr"}', '{"detach":"a","tier":"hbm"}'),
-        ", end of the plan",
-        "what has no home is detached everywhere when a training step ends",
+        ":4, end of the plan",
+        "a tensor ends a training step at its home, and nowhere else",
         "'a' held in ddr",
     ),
     "a home that is gone when the steps repeat": (
         (TWICE, HOME, IN, F, GONE, LOST),
-        ", end of the plan",
+        ":6, end of the plan",
         "what has a home is there again when the steps are repeated",
         "'w' absent from ddr",
     ),

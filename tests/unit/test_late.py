@@ -251,10 +251,10 @@ def test_choices_from_a_file(tmp_path: Path) -> None:
 
 
 BAD_FILES = {
-    "": "f.csv:1: the first line is layer,expert,share or step,op,chosen, found ''; name the columns",
+    "": "f.csv:1: the first line names layer,expert,share or step,op,chosen, found ''; name the columns",
     "layer,expert\n": "found 'layer,expert'; name the columns",
-    "layer,expert,share\n": "f.csv: a file of routing has lines, found none; add them",
-    "layer,expert,share\n0,1\n": "f.csv:2: a line has three fields, found 2; correct the line",
+    "layer,expert,share\n": "f.csv:1: a file of routing has lines, found none; add them",
+    "layer,expert,share\n0,1\n": "f.csv:2: a line has 3 fields, found 2; correct it",
     "layer,expert,share\n0,x,1\n": "f.csv:2: expert is a whole number from 0 to 1,000,000, found 'x'",
     f"layer,expert,share\n0,{'9' * 5000},1\n": "f.csv:2: expert is a whole number from 0 to 1,000,000, found '999",
     "layer,expert,share\n0,1,-1\n": "f.csv:2: a share is a number from 0, found '-1'",

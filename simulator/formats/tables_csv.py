@@ -1,0 +1,219 @@
+"""Tables of commas: requests, and what routers choose. The first line names the columns, and says so what the file is.
+
+**Requests**, one a line:
+
+========================  =====================================================================================
+hosim's own               ``arrival,prompt,output``, and if prompts share prefixes ``prefix,prefix_tokens``
+Azure LLM inference       ``TIMESTAMP,ContextTokens,GeneratedTokens`` (github.com/Azure/AzurePublicDataset)
+BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...`` (arXiv 2401.17644)
+========================  =====================================================================================
+
+Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC without an
+offset), and count from the first one; requests are put in the order of their arrival. ``prefix`` is any name; two
+prompts with the same one have as many of their first tokens in common as the shorter of both ``prefix_tokens`` says.
+Other columns are not read. Requests without an output token (BurstGPT lists what failed with none) are left out, and
+counted. A file may be larger than the memory: kept are only the requests that are asked for.
+
+**Choices of routers**: shares of experts, or what was chosen step by step::
+
+    layer,expert,share        step,op,chosen
+    0,0,0.0071                0,L00/decode/ffn.experts,3 17 40
+    0,1,0.0213                0,L01/decode/ffn.experts,0 17 99
+
+Shares of a layer need not add up to 1; layers are matched with ops in program order. Of what is chosen, numbers are
+positions among the op's candidates; steps and positions count from 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from heapq import nsmallest
+from pathlib import Path
+
+from simulator import inputs
+from simulator.draws import Routing, Shares
+from simulator.errors import ConfigError
+from simulator.units import FieldError, require
+from simulator.workload import Arriving, Request
+from simulator.workload.requests import MOST
+
+_REQUESTS = (
+    ("arrival", "prompt", "output"),
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+)
+"""What files call the arrival, and the tokens of prompt and output."""
+_SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
+_PREFIX = {"prefix", "prefix_tokens"}
+_MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
+_NS = 10**9
+_SELDOM = 1 << 12
+"""After so many lines each it is told how many were read."""
+_MOMENT = re.compile(r"([^.Z+]*?)(?:\.([0-9]+))? ?(Z|[+-][0-9]{2}:?[0-9]{2}|)", re.ASCII)
+"""A day and a time, a fraction of a second, and an offset; what Python reads has six digits of the fraction."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Table:
+    """A file of rows, each a column -> text, that is read one after another: it may be larger than the memory."""
+
+    def __init__(self, path: Path, *heads: tuple[str, ...]) -> None:
+        self.path, self.number = path, 1
+        lines = (line.decode("utf-8") for block in inputs.blocks(path) for line in block)
+        self._rows = csv.reader(lines)
+        self.columns = [name.strip() for name in next(self._read(), [])]
+        self.names = next((head for head in heads if set(head) <= set(self.columns)), ())
+        if not self.names:
+            must = f"the first line names {' or '.join(map(','.join, heads))}"
+            raise self.error(FieldError(must, repr(",".join(self.columns)), "name the columns"))
+
+    def _read(self) -> Iterator[list[str]]:
+        try:
+            yield from self._rows
+        except (UnicodeDecodeError, csv.Error) as error:
+            do = "correct the path or the file"
+            raise ConfigError(str(self.path), "a table can be read", str(error), do) from None
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        """The rows below the head, without empty ones."""
+        for row in self._read():
+            self.number += 1
+            if row:
+                if len(row) != len(self.columns):
+                    raise self.error(FieldError(f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it"))
+                yield dict(zip(self.columns, map(str.strip, row), strict=True))
+
+    def error(self, fault: FieldError) -> ConfigError:
+        """Make the error that says what is wrong with the line that was read last."""
+        return ConfigError(f"{self.path}:{self.number}", fault.must, fault.found, fault.do)
+
+
+def _whole(what: str, text: str, least: int, most: int) -> int:
+    """Read a whole number in digits."""
+    is_short = text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(most))
+    number = int(text.lstrip("0") or "0") if is_short else -1
+    require(least <= number <= most, f"{what} is a whole number from {least} to {most:,}", repr(text))
+    return number
+
+
+def read_routing(path: Path) -> Shares | Routing:
+    """Read a file of shares, or of what was chosen.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, has other columns, or a line is wrong; the message names the line.
+    """
+    table = _Table(path, _SHARES, _ROUTING)
+    shares: dict[int, dict[int, float]] = {}
+    routing: dict[tuple[int, str], tuple[int, ...]] = {}
+    try:
+        for row in table.rows():
+            if table.names == _SHARES:
+                layer, expert = (_whole(key, row[key], 0, _MOST_CHOICES) for key in ("layer", "expert"))
+                of_layer = shares.setdefault(layer, {})
+                require(expert not in of_layer, "a layer names each expert once", f"{expert} twice")
+                of_layer[expert] = _share(row["share"])
+            else:
+                key = _whole("step", row["step"], 0, _MOST_CHOICES), row["op"]
+                require(key not in routing, "a step names each op once", f"{row['op']!r} twice")
+                routing[key] = tuple([_whole("chosen", one, 0, _MOST_CHOICES) for one in row["chosen"].split()])
+        require(shares or routing, "a file of routing has lines", "none", do="add them")
+    except FieldError as error:
+        raise table.error(error) from None
+    return Shares(shares, str(path)) if shares else Routing(routing, str(path))
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    require(0 <= value < math.inf, "a share is a number from 0", repr(text))
+    return value
+
+
+def read_requests(path: Path, count: int | None = None, tell: Callable[[int], None] = lambda _: None) -> Arriving:
+    """Read requests.
+
+    Parameters
+    ----------
+    path
+        The file.
+    count
+        How many are read, the first ones by arrival; None: all, and a file has no more than a run serves.
+    tell
+        Called now and then with the lines that were read.
+
+    Returns
+    -------
+    Arriving
+        The first one at 0.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if all are to be
+        served, and are too many.
+    """
+    table = _Table(path, *_REQUESTS)
+    unanswered, prefixes = 0, dict[str, int]()
+
+    def answered() -> Iterator[Request]:
+        nonlocal unanswered
+        number = 0
+        for row in table.rows():
+            if not table.number % _SELDOM:
+                tell(table.number)
+            request = _request(table, row, prefixes)
+            unanswered += not request.output
+            number += bool(request.output)
+            do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
+            require(count or number <= MOST, f"a run serves at most {MOST:,} requests", "a file with more", do=do)
+            if request.output:
+                yield request
+
+    try:
+        kept = nsmallest(count or MOST, answered(), key=lambda one: one.arrival_ns)
+        require(kept, "a file of requests has some that add a token", "none", do="add lines")
+    except FieldError as error:
+        raise table.error(error) from None
+    return Arriving([one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept], unanswered)
+
+
+def _request(table: _Table, row: dict[str, str], prefixes: dict[str, int]) -> Request:
+    arrival, prompt, output = table.names
+    tokens = _whole(prompt, row[prompt], 1, _MOST_TOKENS)
+    request = Request(_time(arrival, row[arrival]), tokens, _whole(output, row[output], 0, _MOST_TOKENS))
+    if not row.keys() >= _PREFIX or not row["prefix"]:
+        return request
+    shared = _whole("prefix_tokens", row["prefix_tokens"], 0, _MOST_TOKENS)
+    require(shared <= tokens, "a prefix is a part of its prompt", f"{shared:,} of {tokens:,} tokens")
+    return request._replace(prefix=prefixes.setdefault(row["prefix"], len(prefixes)), prefix_tokens=shared)
+
+
+def _time(what: str, text: str) -> int:
+    """A number of seconds, or a day with its time, as whole nanoseconds."""
+    must = f"{what} is a number of seconds from 0, or a day and a time"
+    try:
+        seconds = Decimal(text)
+        require(seconds.is_finite() and 0 <= seconds <= _LONGEST_S, must, repr(text))
+        return int(seconds * _NS)
+    except InvalidOperation:
+        found = _MOMENT.fullmatch(text)
+    try:
+        offset = datetime.fromisoformat(f"1970-01-01T00:00:00{found[3] or 'Z'}") if found else _EPOCH
+        past = datetime.fromisoformat(found[1] if found else "").replace(tzinfo=offset.tzinfo) - _EPOCH
+    except (ValueError, TypeError):
+        raise FieldError(must, repr(text), "correct it") from None
+    return (past.days * 86_400 + past.seconds) * _NS + int(((found[2] if found else "") or "").ljust(9, "0")[:9])
