@@ -112,7 +112,7 @@ def test_figures_that_it_sets_have_origins():
     ("expectation", "message"),
     [
         ({"over": "statik", "at_most": 1.0}, "an expectation names a row of policies, found 'statik'; use one of "),
-        ({"over": 5.5, "at_most": 1.0}, "a time has a unit, such as '10 us', found the bare value 5.5"),
+        ({"over": 5.5, "at_most": 1.0}, "a time is a number and a unit, such as '10 us', found 5.5"),
         (
             {"over": "0 s", "at_most": 1.0},
             "a value is divided by that of a row, or by a printed figure above 0, found ",
