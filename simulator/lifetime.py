@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -70,9 +69,13 @@ class Gap(NamedTuple):
         return clock[self.before] - clock[self.after + 1] + (clock[-1] if self.wraps else 0)
 
 
-@dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """When each tensor is used and live; lists are by tensor id, `dead_after` by op.
+    """When each tensor of a graph is used and live; lists are by tensor id, `dead_after` by op.
+
+    Parameters
+    ----------
+    graph
+        The graph.
 
     Attributes
     ----------
@@ -86,50 +89,32 @@ class Lifetimes:
         For each op, the tensors (ascending) that are dead after it.
     """
 
-    uses: tuple[tuple[int, ...], ...]
-    reads: tuple[tuple[int, ...], ...]
-    writes: tuple[tuple[int, ...], ...]
-    first_use: tuple[int, ...]
-    last_use: tuple[int, ...]
-    first_write: tuple[int, ...]
-    born: tuple[int, ...]
-    dies: tuple[int, ...]
-    dead_after: tuple[tuple[int, ...], ...]
+    def __init__(self, graph: Graph) -> None:
+        uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
+        for i, op in enumerate(graph.ops):
+            for lists, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
+                for t in dict.fromkeys(tensors):
+                    lists[t].append(i)
+        self.uses, self.reads, self.writes = (tuple(map(tuple, lists)) for lists in (uses, reads, writes))
+        self.first_use, self.first_write = (tuple(o[0] if o else NEVER for o in lists) for lists in (uses, writes))
+        self.last_use = tuple(ops[-1] if ops else NEVER for ops in uses)
+        born, dies = list(self.first_use), list(self.last_use)
+        dead_after: list[list[int]] = [[] for _ in graph.ops]
+        for t in graph.inputs:
+            born[t] = 0
+        stays = {*graph.outputs, *(t for t, tensor in enumerate(graph.tensors) if tensor.persistent)}
+        for t, last in enumerate(self.last_use):
+            if t in stays:
+                dies[t] = len(graph.ops) - 1
+            elif last != NEVER:
+                dead_after[last].append(t)
+        self.born, self.dies, self.dead_after = tuple(born), tuple(dies), tuple(map(tuple, dead_after))
 
     def is_read(self, tensor: int, op: int) -> bool:
         """Whether an op reads the tensor; to look among all that the op reads would take long where that is much."""
         reads = self.reads[tensor]
         at = bisect_left(reads, op)
         return at < len(reads) and reads[at] == op
-
-
-def lifetimes(graph: Graph) -> Lifetimes:
-    """Find when each tensor of `graph` is used, born and dead."""
-    uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
-    for i, op in enumerate(graph.ops):
-        for lists, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
-            for t in dict.fromkeys(tensors):
-                lists[t].append(i)
-    first_use, last_use = [ops[0] if ops else NEVER for ops in uses], [ops[-1] if ops else NEVER for ops in uses]
-    from_start, to_end, last_op = set(graph.inputs), set(graph.outputs), len(graph.ops) - 1
-    dead_after: list[list[int]] = [[] for _ in graph.ops]
-    dies = list(last_use)
-    for t, tensor in enumerate(graph.tensors):
-        if tensor.persistent or t in to_end:
-            dies[t] = last_op
-        elif uses[t]:
-            dead_after[last_use[t]].append(t)
-    return Lifetimes(
-        uses=tuple(map(tuple, uses)),
-        reads=tuple(map(tuple, reads)),
-        writes=tuple(map(tuple, writes)),
-        first_use=tuple(first_use),
-        last_use=tuple(last_use),
-        first_write=tuple(ops[0] if ops else NEVER for ops in writes),
-        born=tuple(0 if t in from_start else op for t, op in enumerate(first_use)),
-        dies=tuple(dies),
-        dead_after=tuple(map(tuple, dead_after)),
-    )
 
 
 def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
@@ -142,7 +127,7 @@ def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
     found
         Its lifetimes, if they are at hand.
     """
-    found = found or lifetimes(graph)
+    found = found or Lifetimes(graph)
     for t, uses in enumerate(found.uses):
         for after, before in pairwise(uses):
             if before > after + 1:
@@ -168,7 +153,7 @@ def live_bytes(graph: Graph, found: Lifetimes | None = None) -> NDArray[np.int64
     array of int64, shape (ops,)
         Live bytes during each op; the largest is the peak that everything resident needs.
     """
-    found = found or lifetimes(graph)
+    found = found or Lifetimes(graph)
     born, dies = np.array(found.born, np.int64), np.array(found.dies, np.int64)
     sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
     exists = born != NEVER

@@ -18,7 +18,7 @@ from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.plan import COMPUTE, COPY, DETACH, Plan, Steps
 from simulator.policies import FREE, Problem, Replay
 from simulator.policies.static.augmented import Augmented, Role
@@ -95,7 +95,7 @@ def problem(
     hardware, homes = hardware or machine(), homes or {}
     home = tuple(homes.get(t.name, HBM if t.persistent else FREE) for t in graph.tensors)
     times = durations_ns(graph, hardware)
-    return Problem(graph, hardware, home, budget, times, lifetimes(graph), replay)
+    return Problem(graph, hardware, home, budget, times, Lifetimes(graph), replay)
 
 
 def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
@@ -111,7 +111,7 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
 
 def needed(graph: Graph, home: list[int]) -> list[int]:
     """By op: what is pinned, the working set of the rest, and its workspace."""
-    size, found = [t.size_bytes for t in graph.tensors], lifetimes(graph)
+    size, found = [t.size_bytes for t in graph.tensors], Lifetimes(graph)
     demand = []
     for i, op in enumerate(graph.ops):
         used = {*op.reads, *op.writes}

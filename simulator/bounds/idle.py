@@ -24,7 +24,7 @@ from simulator.bounds.cuts import cuts_of
 from simulator.bounds.precedence import Precedence
 from simulator.columns import Bools, Ints
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes, lifetimes, working_set_bytes
+from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
 
 
@@ -123,7 +123,7 @@ class Demand:
     ) -> None:
         graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
         self.precedence, self.may_repeat = precedence, may_repeat
-        self.lifetimes = known or lifetimes(graph)
+        self.lifetimes = known or Lifetimes(graph)
         self.work = working_set_bytes(graph)
         sizes = np.array([tensor.size_bytes for tensor in graph.tensors], np.int64)
         self.cuts = cuts_of(hardware, int(sizes.sum()))

@@ -44,7 +44,7 @@ from simulator.document import faults
 from simulator.errors import ConfigError
 from simulator.graph import LARGEST, Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.plan import COPY, NOWHERE, Plan, Steps
 from simulator.units import counted
 
@@ -142,7 +142,7 @@ class _Runtime:
                     must, found = "an entry names an op, and a storage that some op accesses", f"{op} and {storage}"
                     raise ConfigError(f"{self._where}.{table}", must, found, "correct it")
                 acts[table, ops[op]].append((action, tensors[storage]))
-        held, dead_after = self._held, lifetimes(self._graph).dead_after
+        held, dead_after = self._held, Lifetimes(self._graph).dead_after
         for number, op_ in enumerate(self._graph.ops):
             self._act(acts["pre", number], op_.name)
             for tensor in op_.reads:

@@ -22,8 +22,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simulator.document import Part
-from simulator.errors import CapacityError, InvariantError, ScopeError, Shortfall
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.errors import CapacityError, ScopeError, Shortfall
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, PART, Code, Plan, Steps, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
@@ -194,7 +194,7 @@ def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
 def _left_bytes(dynamic: DynamicReads) -> int:
     """What is left for the cache if nothing of the static part moves [B]; below 0 if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
-    live = live_bytes(certain, lifetimes(certain))
+    live = live_bytes(certain, Lifetimes(certain))
     away = sum(problem.sizes[t] for t in dynamic.candidates)
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 
@@ -203,14 +203,12 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     """Put a cache beside a static part, if there is anything for it to hold."""
     if not dynamic.candidates:
         return planned
-    if planned.fixed is None:
-        raise InvariantError("hybrid", "the static part has a fixed plan", "a reactive one", "report this")
-    problem = dynamic.problem
-    moved = {a for kind, a, _, _ in planned.fixed.codes() if kind != COMPUTE}
+    problem, static_part = dynamic.problem, planned.fixed or Steps()
+    moved = {a for kind, a, _, _ in static_part if kind != COMPUTE}
     exists = {t for t, home in enumerate(planned.home) if home == problem.compute_tier}
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
-    parts, ends = _parts(dynamic, planned.fixed)
+    parts, ends = _parts(dynamic, static_part)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     hottest = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
     stay = hottest if order == "hot" else frozenset[int]()

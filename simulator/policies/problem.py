@@ -18,7 +18,7 @@ from simulator.cost import transfer_ns
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link
-from simulator.lifetime import Lifetimes, lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, NOWHERE, Plan
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import Trace
@@ -134,7 +134,7 @@ class Problem:
     def static_part(self, budget_bytes: int | float) -> Problem:
         """The same without what late reads choose, in another budget [B]."""
         graph = self.graph.certain
-        return replace(self, graph=graph, lifetimes=lifetimes(graph), budget_bytes=budget_bytes, popularity={})
+        return replace(self, graph=graph, lifetimes=Lifetimes(graph), budget_bytes=budget_bytes, popularity={})
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:
@@ -179,11 +179,15 @@ class Problem:
         return (*accumulate(starts, max), max(ends))
 
     @cached_property
+    def known_homes(self) -> list[int]:
+        """Where each tensor is at time 0, `FREE`, or `NOWHERE` if an op makes it: what a bound may rely on."""
+        return [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
+
+    @cached_property
     def bound_ns(self) -> int:
         """What no plan can beat that runs each op once in a step, if other ranks come in time [ns]."""
-        homes = [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
         timing = Timing.alone(Precedence.of(self.graph, self.streams), self.durations_ns)
-        limits = Limits(timing, self.hardware, homes, sharers=self.sharers, known=self.lifetimes)
+        limits = Limits(timing, self.hardware, self.known_homes, sharers=self.sharers, known=self.lifetimes)
         return limits.step(self.budget_bytes).ns
 
     @cached_property

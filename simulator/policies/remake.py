@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from simulator.graph import Graph, OpKind
-from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, lifetimes
+from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps
 
 
 class Remaker:
@@ -35,7 +35,7 @@ class Remaker:
 
     def __init__(self, graph: Graph, durations_ns: Sequence[int], found: Lifetimes | None = None) -> None:
         self._graph, self._durations = graph, durations_ns
-        self._writes = (found or lifetimes(graph)).writes
+        self._writes = (found or Lifetimes(graph)).writes
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
@@ -112,7 +112,7 @@ def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iter
         Gaps that take more ops than this are left out, as are those whose tensor cannot be made again; so that this
         takes time in proportion to the number of gaps.
     """
-    found = lifetimes(graph)
+    found = Lifetimes(graph)
     remaker = Remaker(graph, durations_ns, found)
     for gap in idle_gaps(graph, found):
         if gap.wraps or not found.is_read(gap.tensor, gap.before):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
 from simulator.report.text import Column, aligned
 from simulator.units import counted, human
@@ -122,7 +122,7 @@ def holding(job: Job, number: int) -> Holding:
     for tensor in graph.tensors:
         if tensor.persistent:
             kept[str(tensor.kind)] += tensor.size_bytes
-    found = lifetimes(graph)
+    found = Lifetimes(graph)
     op = int(live_bytes(graph, found).argmax())
     peak = Counter[str]({str(TensorKind.WORKSPACE): graph.ops[op].workspace_bytes})
     for t, tensor in enumerate(graph.tensors):

@@ -15,7 +15,7 @@ from simulator.draws import popularity
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
@@ -271,7 +271,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False)
             home,
             usable if scenario.budget_bytes is None else scenario.budget_bytes,
             list(times[number]),
-            lifetimes(graph),
+            Lifetimes(graph),
             trials,
             switches=scenario.switches,
             sharers=shared,

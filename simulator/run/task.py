@@ -18,7 +18,7 @@ from simulator.draws import Draws, Origin, Routing, drawn
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.trace import CAUSES
 
@@ -224,13 +224,6 @@ class Task:
         return f"{label}, {len(self.ranks)} ranks from {first} to {last}"
 
     @property
-    def bound_facts(self) -> tuple[list[int], int | float]:
-        """What a bound may rely on: where each tensor is at time 0, and the budget [B]."""
-        exists = self.problem.starts_with
-        homes = [home if there else NOWHERE for home, there in zip(self.problem.homes, exists, strict=True)]
-        return homes, self.problem.budget_bytes
-
-    @property
     def pinned(self) -> list[int]:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
@@ -243,7 +236,7 @@ class Task:
     @cached_property
     def lap_bound(self) -> bounds.Bound:
         """What each lap of a plan takes at least on average that repeats, and is right whatever late reads choose."""
-        return bounds.mean_step(self.graph, self.problem.hardware, self.bound_facts[0])
+        return bounds.mean_step(self.graph, self.problem.hardware, self.problem.known_homes)
 
     @cached_property
     def limits(self) -> Callable[..., bounds.Limits]:
@@ -264,7 +257,7 @@ class Task:
         return bounds.Limits(
             replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
             self.problem.hardware,
-            self.bound_facts[0],
+            self.problem.known_homes,
             may_repeat=may_repeat,
             sharers={} if in_turn else self.team.sharers(self.number),
         )
@@ -272,5 +265,5 @@ class Task:
     @cached_property
     def unfit(self) -> Callable[..., Shortfall | None]:
         """What no plan of a kind can fit, if there is such a thing: see `limits`."""
-        facts = (self.team.job.graphs[self.number], self.problem.hardware, *self.bound_facts)
-        return cache(partial(bounds.infeasible, *facts))
+        problem, graph = self.problem, self.team.job.graphs[self.number]
+        return cache(partial(bounds.infeasible, graph, problem.hardware, problem.known_homes, problem.budget_bytes))

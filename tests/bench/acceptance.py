@@ -118,7 +118,7 @@ def by_force(given: Case) -> str:
     InvariantError
         If the count is not that of `bounds.infeasible`.
     """
-    graph, (homes, budget) = given.graph, given.tasks[0].bound_facts
+    graph, homes, budget = given.graph, given.problem.known_homes, given.problem.budget_bytes
     unfit = bounds.infeasible(graph, given.hardware, homes, budget)
     here = given.hardware.tier_names.index(given.hardware.compute_tier)
     stay = {t for t, home in enumerate(homes) if home == here and graph.tensors[t].persistent}
@@ -158,7 +158,7 @@ def measure(setting: Setting) -> dict[str, object]:
     budget = int(live_bytes(ample.graph, ample.problem.lifetimes).max() * setting.budget_share)
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
-    homes, _ = tight.tasks[0].bound_facts
+    homes = tight.problem.known_homes
     limit = bounds.Limits.alone(tight.graph, tight.hardware, times, homes).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
     unfit = by_force(tight)

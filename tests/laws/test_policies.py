@@ -18,7 +18,7 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import Drawn, check_plan, check_trace
@@ -28,7 +28,7 @@ LONGEST = ("static", {"recompute": True})
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
     times = durations_ns(graph, hardware)
-    return Problem(graph, hardware, tuple(home), budget, times, lifetimes(graph), replay)
+    return Problem(graph, hardware, tuple(home), budget, times, Lifetimes(graph), replay)
 
 
 @dataclass(frozen=True)

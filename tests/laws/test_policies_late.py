@@ -18,7 +18,7 @@ from simulator.draws import Draws, drawn, popularity
 from simulator.errors import CapacityError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, Plan
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
@@ -70,7 +70,7 @@ def problem(
         return replay(of, plan, drawn(of.graph, hardware, origin, 7, rehearsal=True) if tried else None)
 
     shares = popularity(graph, origin, 7)
-    return Problem(graph, hardware, homes, budget, times, lifetimes(graph), trial, popularity=shares)
+    return Problem(graph, hardware, homes, budget, times, Lifetimes(graph), trial, popularity=shares)
 
 
 def least(graph: Graph) -> int:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from simulator.builders import build
 from simulator.graph import Graph, Op
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.workload import Workload
 
 SPARSE = {"compress": {"block": 4, "stride": 2}, "select": {"block": 4, "top": 4}, "window": 6}
@@ -236,7 +236,7 @@ def test_a_new_block_is_only_written() -> None:
 def test_the_cache_grows_block_by_block() -> None:
     """41 to 50 tokens in blocks of 4: block 10 is there for the first one, 11 and 12 come with tokens 44 and 48."""
     found = graph(GQA, phase="decode", new_tokens=10, kv={"block": 4, "new": "as_needed"})
-    lives = {t.name: (t.persistent, uses) for t, uses in zip(found.tensors, lifetimes(found).uses, strict=True)}
+    lives = {t.name: (t.persistent, uses) for t, uses in zip(found.tensors, Lifetimes(found).uses, strict=True)}
     cores = [i for i, op in enumerate(found.ops) if op.name.endswith("L01/decode/attn.core")]
     assert [lives[f"L01/kv/s0/b{b:04}"][0] for b in range(9, 13)] == [True, True, False, False]
     assert lives["L01/kv/s0/b0011"][1] == (*cores[4:],)

@@ -13,7 +13,7 @@ from simulator import formats
 from simulator.builders import build
 from simulator.errors import ConfigError, PlanError
 from simulator.formats import residency_json
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.plan import FREE
 from simulator.policies.baselines import choose
 from simulator.policies.problem import Problem
@@ -92,7 +92,7 @@ def test_views_read_unless_their_writes_are_asked_for(path):
     for views, writes in (("reads", (0, 3)), ("writes", (0, 1, 3))):
         workload = Workload(name="w", graph=str(path), views=views, steps=1)
         graph = build(workload, read_graph=lambda p, v=views: formats.read_graph(p, v))
-        assert lifetimes(graph).writes[0] == writes
+        assert Lifetimes(graph).writes[0] == writes
 
 
 def test_what_is_in_it_is_told(path):
@@ -199,7 +199,7 @@ def test_recorded_schedules_are_what_upstream_greedy_decides(recorded):
     graph, hardware = formats.read_graph(recorded, "writes"), machine()
     check_plan(graph, hardware, formats.read_plan(recorded, graph, ("hbm", "ddr")))
     homes, times = (FREE,) * len(graph.tensors), [op.duration_ns for op in graph.ops]
-    problem = Problem(graph, hardware, homes, float("inf"), times, lifetimes(graph), lambda of, plan: None)
+    problem = Problem(graph, hardware, homes, float("inf"), times, Lifetimes(graph), lambda of, plan: None)
     chosen = choose(problem, record["memory_limit_bytes"])
     width = len(graph.tensors[0].name) - 1
     came_in = [[gap.before, f"{graph.tensors[gap.tensor].name}"] for gap in chosen.gaps]

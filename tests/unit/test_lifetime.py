@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import NEVER, Gap, idle_gaps, lifetimes, live_bytes, working_set_bytes
+from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, live_bytes, working_set_bytes
 
 W, X, A, B, OUT, SPARE = range(6)
 
@@ -32,7 +32,7 @@ def story(steps: int = 1) -> Graph:
 
 
 def test_lifetimes_of_a_story() -> None:
-    found = lifetimes(story())
+    found = Lifetimes(story())
     assert found.uses == ((1, 5), (1,), (1, 2, 4), (2, 3), (4,), ())
     assert found.writes == ((5,), (), (1,), (2, 3), (4,), ())
     assert found.first_use == (1, 1, 1, 2, 4, NEVER)
@@ -125,7 +125,7 @@ def test_live_bytes_equal_those_of_the_oracle(graph: Graph) -> None:
 
 @given(graphs())
 def test_what_was_not_there_from_the_start_and_is_no_output_dies_once(graph: Graph) -> None:
-    found = lifetimes(graph)
+    found = Lifetimes(graph)
     dead = [t for ts in found.dead_after for t in ts]
     expected = [
         t
@@ -139,7 +139,7 @@ def test_what_was_not_there_from_the_start_and_is_no_output_dies_once(graph: Gra
 @given(graphs())
 def test_gaps_and_uses_share_out_all_ops(graph: Graph) -> None:
     """Over a step that wraps, each op either uses a persistent tensor or lies in exactly one of its gaps."""
-    found, n = lifetimes(graph), len(graph.ops)
+    found, n = Lifetimes(graph), len(graph.ops)
     for t, tensor in enumerate(graph.tensors):
         if not (tensor.persistent and graph.steps > 1 and found.uses[t]):
             continue

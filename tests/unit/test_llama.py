@@ -12,7 +12,7 @@ from simulator.builders import build
 from simulator.errors import ConfigError
 from simulator.graph import Graph, TensorKind
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.workload import Dtypes, LlamaModel, Parallel, Workload
 
 LLAMA3_8B = LlamaModel(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256)
@@ -152,7 +152,7 @@ def test_traffic_of_one_op_of_each_kind(paper: Graph) -> None:
 
 
 def test_short_lived_activations_die_at_once(paper: Graph) -> None:
-    found, index = lifetimes(paper), {op.name: i for i, op in enumerate(paper.ops)}
+    found, index = Lifetimes(paper), {op.name: i for i, op in enumerate(paper.ops)}
     last = {t.name: paper.ops[found.last_use[i]].name for i, t in enumerate(paper.tensors)}
     assert last["L03/attn.q.out"] == "L03/fwd/rope.q"
     assert last["L03/ffn.down.out"] == "L03/fwd/add2"
@@ -202,7 +202,7 @@ def test_live_bytes_of_a_tiny_model_equal_those_of_the_oracle(tied: bool) -> Non
 
 def test_tied_embeddings_share_one_gradient_and_one_update() -> None:
     graph = build(train(TINY.model_copy(update={"tied_embeddings": True})))
-    found, names = lifetimes(graph), [t.name for t in graph.tensors]
+    found, names = Lifetimes(graph), [t.name for t in graph.tensors]
     grad = names.index("embed/tokens.weight.grad")
     assert [graph.ops[i].name for i in found.uses[grad]] == [
         "head/bwd/lm.wgrad",
@@ -262,7 +262,7 @@ def test_any_dimensions(w: Workload) -> None:
     assert m is not None
     linear, attention = forward_flops(m, w.batch, w.sequence)
     element = 4 if w.dtypes.compute == "fp32" else 2
-    found = lifetimes(graph)
+    found = Lifetimes(graph)
     dead = Counter(t for ts in found.dead_after for t in ts)
     assert size_bytes(graph, "weight") == element * parameters(m) == size_bytes(graph, "gradient")
     assert flops(graph, "forward") == linear + attention

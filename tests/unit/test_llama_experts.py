@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from simulator.builders import build, build_job
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.workload import LlamaModel, Parallel, Workload
 
 LAYERS, HIDDEN, FFN, EXPERTS, TOP_K = 2, 16, 8, 4, 2
@@ -60,7 +60,7 @@ def test_all_ranks_do_the_work_of_one_and_hold_each_expert_as_often(
         assert ranks * flops(graph, part) == expected
     held = sum(t.size_bytes for t in graph.tensors if t.kind == "expert")
     assert ranks * held == replicas * sum(t.size_bytes for t in alone().tensors if t.kind == "expert")
-    dead = Counter(t for ts in lifetimes(graph).dead_after for t in ts)
+    dead = Counter(t for ts in Lifetimes(graph).dead_after for t in ts)
     assert all(dead[t] == (not tensor.persistent) for t, tensor in enumerate(graph.tensors))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.builders import build, build_job
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Graph, Job, OpKind
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.workload import LlamaModel, Parallel, Workload
 
 LLAMA3_8B = LlamaModel(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256)
@@ -140,7 +140,7 @@ def test_every_layout_does_the_same_work_on_the_same_weights(zero_stage: int, sc
 
 def check_gradients(graph: Graph) -> None:
     """Every gradient is used up by updates; what comes before only adds to it; nothing outlives the step."""
-    life = lifetimes(graph)
+    life = Lifetimes(graph)
     dead = Counter(t for ts in life.dead_after for t in ts)
     for t, tensor in enumerate(graph.tensors):
         assert dead[t] == (not tensor.persistent)

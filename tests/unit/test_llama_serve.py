@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from simulator.builders import build_job
 from simulator.graph import CollectiveKind, Graph, Job
-from simulator.lifetime import lifetimes
+from simulator.lifetime import Lifetimes
 from simulator.workload import LlamaModel, Parallel, Pools, Workload
 
 MODEL = LlamaModel(layers=3, hidden=16, heads=4, kv_heads=2, ffn=8, vocabulary=12)
@@ -83,7 +83,7 @@ def test_decode_reads_more_with_each_token(share: int) -> None:
 
 def test_what_was_received_is_only_read_and_dies_with_the_last_token() -> None:
     graph = served(2, 1, 3).graphs[-1]
-    found = lifetimes(graph)
+    found = Lifetimes(graph)
     for t, tensor in enumerate(graph.tensors):
         if tensor.kind == "kv_cache":
             writers = {graph.ops[i].collective is not None for i in found.writes[t]}

@@ -2,7 +2,7 @@
 
 from synthetic import chain, decode
 
-from simulator.lifetime import Gap, idle_gaps, lifetimes, live_bytes, working_set_bytes
+from simulator.lifetime import Gap, Lifetimes, idle_gaps, live_bytes, working_set_bytes
 
 
 def test_a_chain_reads_its_own_weight_and_what_came_before() -> None:
@@ -15,7 +15,7 @@ def test_a_chain_reads_its_own_weight_and_what_came_before() -> None:
     ]
     assert [op.duration_ns for op in graph.ops] == [7, 7, 7]
     assert live_bytes(graph).tolist() == [310, 320, 320]
-    assert lifetimes(graph).dead_after == ((), (1,), (3, 5))
+    assert Lifetimes(graph).dead_after == ((), (1,), (3, 5))
 
 
 def test_a_chain_without_activations_streams_weights_only() -> None:
@@ -32,7 +32,7 @@ def test_a_decode_layer_has_four_computes_and_its_attention_appends_to_the_cache
     assert [names[t] for t in graph.ops[5].reads] == ["hidden", "L01/weight", "L01/kv"]
     assert [names[t] for t in graph.ops[5].writes] == ["hidden", "L01/kv"]
     assert live_bytes(graph).tolist() == [261] * 8
-    assert lifetimes(graph).dead_after == ((),) * 8
+    assert Lifetimes(graph).dead_after == ((),) * 8
 
 
 def test_a_compute_heavy_decode_layer() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from simulator.graph import Graph, Op, Tensor
-from simulator.lifetime import lifetimes, live_bytes
+from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, DETACH, Plan, Steps
 from simulator.policies import recompute
 from simulator.policies.problem import Problem
@@ -87,7 +87,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
         graph=written,
         homes=tuple([problem.homes[t] for t in writer.tensor_of]),
         durations_ns=[problem.durations_ns[op] for op in writer.op_of],
-        lifetimes=lifetimes(written),
+        lifetimes=Lifetimes(written),
         trial=lambda _, plan: problem.replay(found.translated(plan)),
     )
     found = Rewritten(new, tuple(writer.op_of), tuple(writer.tensor_of))
