@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.columns import Ints
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts
+from simulator.referee.facts import Facts, Intervals
 from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Block, Trace, pick
 
@@ -70,27 +70,19 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
 def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
     """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
-    took = _counted(rows)
-    must = _counted(pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier))
-    for key in took.keys() | must.keys():
-        (time, item), (up, down, size), (least_up, least_down, least) = key, took.get(key, _NONE), must.get(key, _NONE)
-        moved = up - least_up
-        right = moved == down - least_down and (moved == 0 or (moved == 1 and time in moments))
-        if not right or (not moved and (size < least if rounds else size != least)):
-            found = f"{item} at {time:,} ns: {up} taken and {down} freed, for {least_up} and {least_down} places"
+    places = pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier)
+    difference: dict[tuple[int, int], list[int]] = {}
+    for sign, block in ((1, rows), (-1, places)):
+        columns = (block[name].tolist() for name in ("time_ns", "tensor", "delta_bytes"))
+        for time, item, delta in zip(*columns, strict=True):
+            taken_freed_size = difference.setdefault((time, item), [0, 0, 0])
+            taken_freed_size[delta < 0] += sign
+            taken_freed_size[2] += sign * abs(delta)
+    for (time, item), (taken, freed, size) in difference.items():
+        is_moved = taken == 1 and time in moments
+        if taken != freed or not (is_moved or (taken == 0 and (size >= 0 if rounds else size == 0))):
+            found = f"{item} at {time:,} ns: {taken:+} taken, {freed:+} freed and {size:+,} B beside its places"
             raise facts.broken("each place has one range, as large as it", "addresses", found)
-
-
-_NONE = (0, 0, 0)
-
-
-def _counted(rows: Block) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """By time and item: how often it is taken, and freed, and the bytes of both."""
-    found: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for time, item, delta in zip(*(rows[name].tolist() for name in ("time_ns", "tensor", "delta_bytes")), strict=True):
-        up, down, size = found.get((time, item), _NONE)
-        found[time, item] = (up + (delta > 0), down + (delta < 0), size + abs(delta))
-    return found
 
 
 def _check_events(facts: Facts, events: Block, rows: Block, allocator: AllocatorKind) -> None:
@@ -108,25 +100,14 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
             raise facts.broken("a compaction takes its price", f"compactions row {number:,}", found)
         if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
             _check_pages(facts, rows, (int(start[number]), int(pages[number])), page_bytes)
-    spans = facts.spans
-    stopped = ~np.isin(spans["issue"], facts.met) & ((spans["kind"] == COMPUTE) | _touches(facts, spans))
-    _check_stopped(facts, pick(spans, stopped), (asked, start, end))
-    waits = facts.waits
-    mine = waits["cause"] == CAUSES.index("compaction")
-    before = np.searchsorted(asked, waits["start_ns"], "right") - 1
-    inside = before >= 0
-    inside[inside] = waits["end_ns"][inside] <= _until(asked, end)[before[inside]]
+    spans, waits = facts.spans, pick(facts.waits, facts.waits["cause"] == CAUSES.index("compaction"))
+    ends = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
+    touches = (spans["kind"] == COMPUTE) | ends[np.where(spans["kind"] == COPY, spans["track"], -1)]
+    _check_stopped(facts, pick(spans, touches & ~np.isin(spans["issue"], facts.met)), (asked, start, end))
+    under_way, here = Intervals(np.zeros_like(asked), asked, end, 0, joined=True), np.zeros_like(waits["start_ns"])
+    holds = under_way.cover(here, waits["start_ns"], waits["end_ns"])
     law = "what waits for compaction waits while one is asked for or under way"
-    facts.check(~mine | inside, law, "waits", waits, "op", "start_ns", "end_ns")
-
-
-def _until(asked: Ints, end: Ints) -> Ints:
-    """By compaction, when it ends, or the last of those that are each asked for as the one before ends."""
-    until = end.copy()
-    for number in range(len(until) - 2, -1, -1):
-        if asked[number + 1] == end[number]:
-            until[number] = until[number + 1]
-    return until
+    facts.check(holds, law, "waits", waits, "op", "start_ns", "end_ns")
 
 
 def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: int) -> None:
@@ -137,12 +118,6 @@ def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: 
     freed = int(rows["delta_bytes"][(rows["time_ns"] == start) & (rows["delta_bytes"] < 0)].sum())
     if not -(-(least + freed) // page_bytes) <= pages <= -(-most // page_bytes):
         raise facts.broken("a compaction counts the pages in use", "compactions", f"{pages:,} at {start:,} ns")
-
-
-def _touches(facts: Facts, spans: Block) -> Ints:
-    """Whether each span is a copy from or to the compute tier."""
-    here = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
-    return np.asarray(here[np.where(spans["kind"] == COPY, spans["track"], -1)])
 
 
 def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -> None:

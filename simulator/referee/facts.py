@@ -9,6 +9,7 @@ happened has the position `Facts.never`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,8 +18,8 @@ import numpy as np
 
 from simulator.columns import NONE, Bools, Ints, busy, firsts, lasts
 from simulator.errors import InvariantError
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC
-from simulator.referee.breach import broken, describe
+from simulator.graph import Graph
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import Program
 from simulator.trace import CAUSES, ISSUED, Block
 
@@ -316,6 +317,38 @@ class Facts:
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""
         return broken(f"trace of plan {self.program.plan.name!r}, rank {self.rank}, {where}", law, found)
+
+
+def broken(where: str, law: str, found: str) -> InvariantError:
+    """The error that names the row, the law and the numbers."""
+    return InvariantError(where, law, found, "report this: it is a bug of hosim")
+
+
+def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
+    """Say what a step does, such as ``copy L03/attn.q.out hbm -> ddr``.
+
+    Parameters
+    ----------
+    graph
+        For the names of ops and tensors.
+    tiers
+        Tier names by id.
+    code
+        The step; ids that are out of range are shown as numbers.
+    """
+    kind, a, b, c = code
+    if not COMPUTE <= kind <= SYNC:
+        return f"kind {kind}"
+    if kind == COMPUTE:
+        return f"compute {_name([op.name for op in graph.ops], a)}"
+    tensor, source, target = _name([tensor.name for tensor in graph.tensors], a), _name(tiers, b), _name(tiers, c)
+    if kind == COPY:
+        return f"copy {tensor} {source} -> {target}"
+    return f"detach {tensor} from {source}" if kind == DETACH else f"sync {tensor}"
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)
 
 
 class Intervals:

@@ -11,7 +11,7 @@ from simulator.columns import NONE, Bools, Ints, lasts, running
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
-from simulator.referee.breach import broken
+from simulator.referee.facts import broken
 from simulator.referee.start_laws import NEVER_NS, Requests
 from simulator.trace import Block, Trace, instances
 

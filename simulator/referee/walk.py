@@ -22,7 +22,7 @@ from simulator.errors import PlanError
 from simulator.graph import Call, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
-from simulator.referee.breach import describe
+from simulator.referee.facts import describe
 from simulator.referee.values import Values
 
 ABSENT, VALID, STALE = range(3)
