@@ -24,7 +24,7 @@ from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
-from simulator.trace import Trace
+from simulator.trace import Happened, Trace
 from simulator.units import FieldError, nearest
 
 Policies = Sequence[str] | Mapping[str, Policy]
@@ -304,8 +304,9 @@ def execute(
     plans: Sequence[Plan],
     progress: Callable[[int, int], None] | None = None,
     allocator: AllocatorKind = "ideal",
+    forward: Callable[[Happened], None] | None = None,
 ) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks."""
+    """Replay the plans of a case, one for each graph, on all ranks; of one rank, what happens may be handed on."""
     programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
         alike, is_drawn = dict[tuple[int, int], engine.Program](), task.graph.has_late
@@ -322,4 +323,5 @@ def execute(
         switches=case.problem.switches,
         progress=progress,
         fold=case.loaded.scenario.fold,
+        forward=forward,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from simulator import engine, metrics, referee
+from simulator import metrics, referee
 from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError, Shortfall
 from simulator.plan import Plan
 from simulator.policies.decide import Policy
@@ -138,13 +138,55 @@ def checked(
     PlanError, CapacityError
         As for `replayed`.
     """
-    draws = [case.tasks[number].draws(rank) for rank, number in enumerate(case.job.graph_of)]
+    allocator, job = case.choice(label).allocator, case.job
+    ran = [
+        referee.Drawn(plans[number], case.tasks[number].draws(rank), allocator, case.tasks[number].pinned)
+        for rank, number in enumerate(job.graph_of)
+    ]
     for task, plan in zip(case.tasks, plans, strict=True):
-        referee.check_plan(task.graph, case.hardware, plan, task.pinned, draws[task.ranks[0]])
-    referee.check_order(case.job, [plans[number] for number in case.job.graph_of])
+        referee.check_plan(task.graph, case.hardware, plan, task.pinned, ran[task.ranks[0]].draws)
+    referee.check_order(job, [one.plan for one in ran])
+    budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     if case.loaded.scenario.trace == "kept":
-        return _kept(case, label, plans, progress)
-    return _followed(case, label, plans[0], progress)
+        trace = execute(case, plans, progress, allocator)
+        findings = referee.check_trace(job, case.hardware, ran, trace, budget, switches)
+        return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
+    watch = referee.Watch(job, case.hardware, ran, budget, switches)
+    try:
+        with beside(Follower(watch, metrics.Ran.under(case.graph, case.hardware, plans[0]))) as follower:
+            trace = execute(case, plans, progress, allocator, follower.take)
+            return Checked(trace, *follower.finish(trace))
+    except BrokenProcessPool:
+        must, found = "the process that checks and counts the run ends with it", "that it was ended"
+        raise HosimError(label, must, found, "see whether memory is short, and run again") from None
+
+
+class Follower(NamedTuple):
+    """Holds one rank's run against the laws, and counts it, while it goes on.
+
+    Attributes
+    ----------
+    watch, ran
+        What does so.
+    """
+
+    watch: referee.Watch
+    ran: metrics.Ran
+
+    def take(self, happened: Happened) -> None:
+        """Take what happened since the last time."""
+        self.watch.take(happened)
+        self.ran.take(happened)
+
+    def finish(self, trace: Trace) -> tuple[referee.Findings, metrics.Ran]:
+        """What the referee noticed, and what the row is counted from.
+
+        Parameters
+        ----------
+        trace
+            How the run ended.
+        """
+        return self.watch.finish(trace), self.ran.ended(trace)
 
 
 def replayed(
@@ -188,73 +230,6 @@ def replayed(
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     kept = trace if case.loaded.scenario.trace == "kept" else None
     return Result.of(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
-
-
-class Follower:
-    """Holds one rank's run against the laws, and counts it.
-
-    Parameters
-    ----------
-    case, label, plan
-        What runs, what the row is called, and what was decided.
-    """
-
-    def __init__(self, case: Case, label: str, plan: Plan) -> None:
-        task, switches = case.tasks[0], case.loaded.scenario.switches
-        drawn = referee.Drawn(plan, task.draws(0), case.choice(label).allocator, task.pinned)
-        self._watch = referee.Watch(case.job, case.hardware, [drawn], case.problem.budget_bytes, switches)
-        self._ran = metrics.Ran.under(task.graph, case.hardware, plan)
-
-    def take(self, happened: Happened) -> None:
-        """Take what happened since the last time."""
-        self._watch.take(happened)
-        self._ran.take(happened)
-
-    def finish(self, trace: Trace) -> tuple[referee.Findings, metrics.Ran]:
-        """What the referee noticed, and what the row is counted from.
-
-        Parameters
-        ----------
-        trace
-            How the run ended.
-        """
-        return self._watch.finish(trace), self._ran.ended(trace)
-
-
-def _followed(case: Case, label: str, plan: Plan, progress: Callable[[int, int], None] | None) -> Checked:
-    """Replay the plan of a case of one rank, and check and count what happens beside it; none of it is kept."""
-    task, problem = case.tasks[0], case.problem
-    program = engine.Program(task.graph, plan, problem.durations_ns, plan.starts_ns[0], task.draws(0))
-    budget, switches = problem.budget_bytes, problem.switches
-    try:
-        with beside(Follower(case, label, plan)) as follower:
-            trace = engine.run(
-                [program],
-                case.hardware,
-                budget_bytes=budget,
-                switches=switches,
-                progress=progress,
-                forward=follower.take,
-            )
-            return Checked(trace, *follower.finish(trace))
-    except BrokenProcessPool:
-        must, found = "the process that checks and counts the run ends with it", "that it was ended"
-        raise HosimError(label, must, found, "see whether memory is short, and run again") from None
-
-
-def _kept(case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None) -> Checked:
-    """Replay, and check the trace; of one rank also what its row is counted from."""
-    allocator, switches = case.choice(label).allocator, case.loaded.scenario.switches
-    trace = execute(case, plans, progress, allocator)
-    tasks = [case.tasks[number] for number in case.job.graph_of]
-    pinned = {task.number: task.pinned for task in case.tasks}
-    ran = [
-        referee.Drawn(plans[task.number], task.draws(rank), allocator, pinned[task.number])
-        for rank, task in enumerate(tasks)
-    ]
-    findings = referee.check_trace(case.job, case.hardware, ran, trace, case.problem.budget_bytes, switches)
-    ran_of_one = metrics.Ran.of(case.graph, case.hardware, trace) if case.job.ranks == 1 else None
-    return Checked(trace, findings, ran_of_one)
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:

@@ -223,7 +223,7 @@ class Task:
             return f"{label}, rank {first}"
         return f"{label}, {len(self.ranks)} ranks from {first} to {last}"
 
-    @property
+    @cached_property
     def pinned(self) -> list[int]:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
