@@ -11,12 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.document import Part
+from simulator.document import Part, faults
 from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
 from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay
-from simulator.units import FieldError, in_yaml, nearest
 
 __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay"]
 
@@ -60,30 +59,12 @@ class PolicyEntry:
         ConfigError
             If an option is unknown or has a wrong value.
         """
-        place, known = place or self._place, tuple(self.options.model_fields)
-        for option in given:
-            if option not in known:
-                must = "an option is one that the policy knows" if known else "the policy has no options"
-                raise ConfigError(place(option), must, repr(option), nearest(option, known))
         try:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
-            raise self._wrong(given, error, place) from None
-
-    def _place(self, *keys: str) -> str:
-        return f"policy {self.name!r}, option {'.'.join(keys)!r}"
-
-    def _wrong(self, given: Mapping[str, Any], error: ValidationError, place: Callable[..., str]) -> ConfigError:
-        """Say what is wrong with the first option that breaks a rule; each way to write it has one."""
-        first = error.errors()[0]
-        said = first.get("ctx", {}).get("error")
-        if isinstance(said, FieldError):
-            return ConfigError(place(*said.at), said.must, said.found, said.do)
-        key = str(first["loc"][0])
-        field = self.options.model_fields[key]
-        rules = dict.fromkeys(str(e["msg"]).lower() for e in error.errors() if e["loc"][:1] == first["loc"][:1])
-        do = f"correct it, or leave it out for {in_yaml(field.default)}"
-        return ConfigError(place(key), f"{field.description}: {', or '.join(rules)}", in_yaml(given[key]), do)
+            fault = faults(error, dict(given))[0]
+            where = place(*fault.at) if place else f"policy {self.name!r}, option {'.'.join(fault.at)!r}"
+            raise ConfigError(where, fault.must, fault.found, fault.do) from None
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.

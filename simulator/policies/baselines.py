@@ -71,8 +71,8 @@ class Lookahead(Part):
         How many ops before its use a copy in is issued (``best``: 50, 20, 100, and the same parts of the graph's ops).
     """
 
-    select_distance: Distance = Field("best", description="least distance between two uses [ops]")
-    distance: Distance = Field("best", description="lead of a copy in [ops]")
+    select_distance: Distance = "best"
+    distance: Distance = "best"
 
 
 def lookahead(problem: Problem, options: Lookahead) -> Plan:
@@ -157,11 +157,9 @@ class OffloadSaved(Part):
         early as there is room.
     """
 
-    synchronous: bool = Field(False, description="no copy overlaps an op")
-    barrier_before_backward: bool = Field(True, description="backward is issued after the last copy out ended")
-    ahead: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="copies in at most so many ops before their use"
-    )
+    synchronous: bool = False
+    barrier_before_backward: bool = True
+    ahead: Annotated[int, Field(ge=0)] | None = None
 
 
 def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
@@ -267,8 +265,8 @@ class UpstreamGreedy(Part):
         that no copy in is ever hidden if copies wait for the op before them to end.
     """
 
-    limit: Bytes | None = Field(None, description="what it may hold of what it plans for, such as '8 GiB'")
-    lead: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="lead of a copy in [ops]")
+    limit: Bytes | None = None
+    lead: Annotated[int, Field(ge=0, strict=True)] = 0
 
 
 class Choice(NamedTuple):

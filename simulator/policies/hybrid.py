@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError, Shortfall
@@ -30,7 +30,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
 from simulator.policies.search import Best, tune
 from simulator.policies.working_sets import DynamicReads, WorkingSets
-from simulator.units import Bytes, FieldError, human
+from simulator.units import Bytes, human, require
 
 
 class Options(Part):
@@ -51,17 +51,15 @@ class Options(Part):
         How likely each of what is chosen is guessed; without a guess there is none.
     """
 
-    cache: Bytes | None = Field(None, description="room for what is read late")
-    evict: Literal["best", "lru", "lfu", "hot"] = Field("best", description="who leaves the cache first")
-    prefetch: Literal["none", "next_layer_all", "speculative"] = Field("none", description="what is fetched ahead")
-    accuracy: Annotated[float, Field(ge=0, le=1)] = Field(0.8, description="how often a guess is right")
+    cache: Bytes | None = None
+    evict: Literal["best", "lru", "lfu", "hot"] = "best"
+    prefetch: Literal["none", "next_layer_all", "speculative"] = "none"
+    accuracy: Annotated[float, Field(ge=0, le=1)] = 0.8
 
-    @model_validator(mode="after")
-    def _accuracy_is_of_a_guess(self) -> Self:
-        if "accuracy" in self.model_fields_set and self.prefetch != "speculative":
-            must, do = "an accuracy is of a guess", "write prefetch: speculative, or remove accuracy"
-            raise FieldError(must, f"accuracy with prefetch: {self.prefetch}", do, ("accuracy",))
-        return self
+    def _check(self) -> None:
+        is_guess = "accuracy" not in self.model_fields_set or self.prefetch == "speculative"
+        found, do = f"accuracy with prefetch: {self.prefetch}", "write prefetch: speculative, or remove accuracy"
+        require(is_guess, "an accuracy is of a guess", found, "accuracy", do=do)
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -144,15 +142,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
         return dynamic, static.plan(problem, static.Options()), 0
     _check_links(dynamic)
     cache_bytes = _cache_bytes(dynamic, options.cache)
-    try:
-        planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
-    except CapacityError as error:
-        left = _left_bytes(dynamic)
-        if left >= max(dynamic.awaited_bytes) and options.cache is not None:
-            smaller, tier = f"give the cache at most {human(left, 'B')} ({left:,} B)", error.report.tier
-            report = replace(error.report, tier=f"{tier} beside the cache", levers=(smaller,), rooms=())
-            raise CapacityError(report) from None
-        raise
+    planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
     notes = [f"of all but what is read late: {note}" for note in planned.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]

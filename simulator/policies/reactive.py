@@ -52,10 +52,10 @@ class Options(Part):
         what is chosen, ``on_demand``; copies may then stay from step to step.
     """
 
-    evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = Field("best", description="who leaves first")
-    look_ahead: Annotated[int, Field(ge=0)] | Literal["best"] = Field("best", description="ops fetched ahead")
-    synchronous: bool = Field(False, description="the host waits for each copy")
-    late: Literal["all", "on_demand"] = Field("all", description="what it does about late reads")
+    evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"
+    look_ahead: Annotated[int, Field(ge=0)] | Literal["best"] = "best"
+    synchronous: bool = False
+    late: Literal["all", "on_demand"] = "all"
 
 
 def plan(problem: Problem, options: Options) -> Plan:

@@ -11,7 +11,7 @@ import pytest
 import simulator as hosim
 from simulator.bounds import Bound
 from simulator.errors import ConfigError
-from simulator.policies import resident
+from simulator.policies.baselines import Resident, resident
 from simulator.run.case import Case
 
 
@@ -83,7 +83,7 @@ def test_a_window_of_the_timeline(results):
 
 def test_a_policy_of_ones_own(tmp_path):
     def mine(problem: hosim.Problem) -> hosim.Plan:
-        return resident.plan(problem, resident.Options())
+        return resident(problem, Resident())
 
     path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("budget: 4.3 MB\n", "").replace("budget:", "compute:"))
     path.write_text(path.read_text().split("assumed:")[0])

@@ -42,11 +42,11 @@ def test_unknown_option_names_policy_option_and_known_options():
     assert "did you mean 'look_ahead'?" in text
 
 
-def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
+def test_wrong_value_of_an_option_names_what_is_allowed():
     with pytest.raises(ConfigError) as caught:
         POLICIES["reactive"].read_options({"evict": "mru"}, "scenarios/x.yaml:7, options.{}".format)
     text = str(caught.value)
-    assert text.startswith("scenarios/x.yaml:7, options.evict: who leaves first")
+    assert text.startswith("scenarios/x.yaml:7, options.evict: input should be")
     assert "'lru'" in text
     assert "found 'mru'" in text
     assert "'best'" in text
@@ -58,16 +58,16 @@ def test_wrong_value_of_an_option_names_what_is_allowed_and_the_default():
         (
             {"recompute": [None, {"a": "b"}]},
             "recompute",
-            "run ops again where that is faster than copies: input should be a valid boolean",
+            "input should be a valid boolean",
             "[null, {a: 'b'}]",
-            "correct it, or leave it out for false",
+            "correct it",
         ),
         (
             {"move": True},
             "move",
-            "kinds or name patterns of tensors that leave where they can: input should be a valid list",
+            "input should be a valid list",
             "true",
-            "correct it, or leave it out for []",
+            "correct it",
         ),
     ],
 )
@@ -88,7 +88,7 @@ def test_an_option_without_effect_is_refused(given):
 
 
 def test_an_option_of_a_policy_without_options():
-    with pytest.raises(ConfigError, match="the policy has no options"):
+    with pytest.raises(ConfigError, match="only known keys stand here"):
         POLICIES["resident"].read_options({"x": 1})
 
 
