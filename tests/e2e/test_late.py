@@ -154,7 +154,7 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     assert "fixed plans" in hosim.run(story, policies=["static"])["static"].summary["bound_kind"]
     assert replayed.summary["moved_h2d_bytes"] == summary["moved_h2d_bytes"]
     story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
-    with pytest.raises(hosim.errors.PlanError, match="what an op reads is valid"):
+    with pytest.raises(hosim.errors.PlanError, match="what a step reads is valid"):
         hosim.run(story, policies=["recorded"])
 
 
@@ -189,7 +189,7 @@ def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
     """A plan for nominal times, and a runtime that handles late reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     found = robustness(story, policy="hybrid", against="on demand", draws=2)
-    assert {row["status"] for row in found.outcomes} == {"ok"}
+    assert {row["status"] for row in found.tables["points"]} == {"ok"}
 
 
 def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:
 
 BAD = {
     "no such file": ("draws: {file: gone.csv}\n", "", "story.yaml:8, draws.file"),
-    "other columns": ("draws: {file: r.csv}\n", "a,b\n", "the first line is layer,expert,share or step,op,chosen"),
+    "other columns": ("draws: {file: r.csv}\n", "a,b\n", "the first line names layer,expert,share or step,op,chosen"),
     "another model": ("draws: {file: r.csv}\n", "layer,expert,share\n0,0,1\n", "there is a layer for each op"),
     "too many experts": (
         "draws: {file: r.csv}\n",
