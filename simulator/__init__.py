@@ -15,124 +15,47 @@ import sys
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False
-"""True for type checkers; `typing` is slow to import, and an interrupt before ``__main__`` is a traceback."""
-
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from simulator.claims import Validation, validate
-    from simulator.claims.sensitivity import sensitivity
-    from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, PlanError, Shortfall
-    from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, Op, OpKind, Tensor, TensorKind
-    from simulator.graph_builder import GraphBuilder
-    from simulator.hardware import Hardware
-    from simulator.plan import Plan, Steps, View
-    from simulator.policies.problem import Problem, Replay
-    from simulator.run import Result, Results, run
-    from simulator.run.diff import Diff, diff
-    from simulator.run.largest import largest
-    from simulator.run.robustness import robustness
-    from simulator.run.scaling import scaling
-    from simulator.run.sweep import Sweep
-    from simulator.scenario import Scenario
-    from simulator.serving import Serving, serve
-    from simulator.trace import Trace
-    from simulator.workload import Workload
-else:
-    ModuleType = type(sys)
-
-_HOMES = {
-    "simulator.claims.sensitivity": ("sensitivity",),
-    "simulator.claims": ("Validation", "validate"),
-    "simulator.errors": ("CapacityError", "ConfigError", "HosimError", "InvariantError", "PlanError", "Shortfall"),
-    "simulator.graph": (
-        "Collective",
-        "CollectiveKind",
-        "Graph",
-        "Group",
-        "Job",
-        "Op",
-        "OpKind",
-        "Tensor",
-        "TensorKind",
-    ),
-    "simulator.graph_builder": ("GraphBuilder",),
-    "simulator.hardware": ("Hardware",),
-    "simulator.plan": ("Plan", "Steps", "View"),
-    "simulator.policies.problem": ("Problem", "Replay"),
-    "simulator.run": ("Result", "Results", "run"),
-    "simulator.run.diff": ("Diff", "diff"),
-    "simulator.run.largest": ("largest",),
-    "simulator.run.robustness": ("robustness",),
-    "simulator.run.scaling": ("scaling",),
-    "simulator.run.sweep": ("Sweep",),
-    "simulator.scenario": ("Scenario",),
-    "simulator.serving": ("Serving", "serve"),
-    "simulator.trace": ("Trace",),
-    "simulator.workload": ("Workload",),
+_NAMES = {
+    "claims": "Validation validate",
+    "claims.sensitivity": "sensitivity",
+    "errors": "CapacityError ConfigError HosimError InvariantError PlanError Shortfall",
+    "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
+    "graph_builder": "GraphBuilder",
+    "hardware": "Hardware",
+    "plan": "Plan Steps View",
+    "policies.problem": "Problem Replay",
+    "run": "Result Results run",
+    "run.diff": "Diff diff",
+    "run.largest": "largest",
+    "run.robustness": "robustness",
+    "run.scaling": "scaling",
+    "run.sweep": "Sweep",
+    "scenario": "Scenario",
+    "serving": "Serving serve",
+    "trace": "Trace",
+    "workload": "Workload",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+"""Module -> its names that are the package's, too; the stub beside this file says the same to type checkers."""
+_HOMES = {name: f"simulator.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "CapacityError",
-    "Collective",
-    "CollectiveKind",
-    "ConfigError",
-    "Diff",
-    "Graph",
-    "GraphBuilder",
-    "Group",
-    "Hardware",
-    "HosimError",
-    "InvariantError",
-    "Job",
-    "Op",
-    "OpKind",
-    "Plan",
-    "PlanError",
-    "Problem",
-    "Replay",
-    "Result",
-    "Results",
-    "Scenario",
-    "Serving",
-    "Shortfall",
-    "Steps",
-    "Sweep",
-    "Tensor",
-    "TensorKind",
-    "Trace",
-    "Validation",
-    "View",
-    "Workload",
-    "diff",
-    "largest",
-    "robustness",
-    "run",
-    "scaling",
-    "sensitivity",
-    "serve",
-    "validate",
-]
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - it is a list of names
 
 
-def __getattr__(name: str) -> "Any":
-    if name not in _HOME_OF:
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
         raise AttributeError(f"module 'simulator' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
-class _Package(ModuleType):
+class _Package(type(sys)):
     """Keeps ``simulator.run`` the function, whoever imports the module of that name first."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        module = value if name == "run" and isinstance(value, ModuleType) else None
+        module = value if name == "run" and isinstance(value, type(sys)) else None
         super().__setattr__(name, value if module is None else module.run)
 
 

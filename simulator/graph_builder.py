@@ -171,14 +171,10 @@ class GraphBuilder:
         if by is None:
             must, do = "the op that reveals what is chosen comes before", "put it before, or correct the name"
             raise self._error("op", op, must, repr(revealed_by), f"{do}{suggestion(revealed_by, self._op_ids)}")
-        if not ids:
-            raise self._error("op", op, "late reads have candidates", "none", "name some, or leave late out")
-        for field, value in (("samples", samples), ("each", each)):
-            if not _is_whole(value) or not value:
-                raise self._error("op", op, f"{field} is a whole number of at least 1", repr(value), "correct it")
-        if each > len(ids):
-            must, found = "a sample chooses at most all candidates", f"{each:,} of {len(ids):,}"
-            raise self._error("op", op, must, found, "lower each, or name more candidates")
+        if not (_is_whole(samples) and samples and _is_whole(each) and 0 < each <= len(ids)):
+            must = "each of some samples chooses at least one and at most all candidates"
+            found = f"{samples!r} samples that choose {each!r} of {len(ids):,}"
+            raise self._error("op", op, must, found, "correct samples or each, or name more candidates")
         return Late(by, ids, samples, each)
 
     def op(
@@ -257,8 +253,10 @@ class GraphBuilder:
         if not self._ops:
             raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
         if self._early:
-            t, (op, line) = next(iter(self._early.items()))
-            raise self._early_read(t, op, line)
+            t, (op, self.line) = next(iter(self._early.items()))
+            must = "what an op reads is written by an earlier op, persistent, or of kind input"
+            do = "put the ops in program order, add the op that writes it, or mark the tensor persistent"
+            raise self._error("op", op, must, repr(self._tensors[t].name), do)
         ids = self._ids("", outputs)
         for t in ids:
             if t not in self._there:
@@ -302,9 +300,6 @@ class GraphBuilder:
                 raise self._bad_number("op", op, field, value)
             if field in _TEXTS and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
-        if kind == "host":
-            must, do = "an op runs on the accelerator", "leave it out; what a runtime pays is in the machine's profile"
-            raise self._error("op", op, must, "kind 'host', which is not simulated", do)
         if kind not in _OP_KINDS:
             raise self._bad_choice("op", op, "kind", kind, _OP_KINDS)
         if fields.get("phase", "") not in PHASES:
@@ -323,19 +318,18 @@ class GraphBuilder:
             raise self._error("op", op, must, found, "correct the lists")
 
     def _check_collective(self, op: str, kind: OpKind, fields: OpFields) -> None:
-        about = fields.get("collective")
+        about, is_collective = fields.get("collective"), kind is OpKind.COLLECTIVE
+        is_told = about is not None or fields.get("duration_ns") is not None
+        if is_collective != (about is not None) and not (is_collective and is_told):
+            must = "an op is of kind collective if it says what it does with others, or how long that took"
+            found = f"kind {kind} {'with' if about else 'without'} a collective"
+            raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
         if about is None:
-            if kind is OpKind.COLLECTIVE and fields.get("duration_ns") is None:
-                must = "an op of kind collective says what it does, or how long it took"
-                raise self._error("op", op, must, "neither", "add collective, or duration_ns")
             return
-        if kind is not OpKind.COLLECTIVE:
-            must = "an op with a collective is of kind collective"
-            raise self._error("op", op, must, repr(str(kind)), "correct its kind")
-        if about.kind not in _COLLECTIVE_KINDS:
-            raise self._bad_choice("op", op, "its collective", str(about.kind), _COLLECTIVE_KINDS)
-        if about.algorithm not in ALGORITHMS:
-            raise self._bad_choice("op", op, "its algorithm", about.algorithm, ALGORITHMS)
+        choices = {"collective": (str(about.kind), _COLLECTIVE_KINDS), "algorithm": (about.algorithm, ALGORITHMS)}
+        for field, (value, known) in choices.items():
+            if value not in known:
+                raise self._bad_choice("op", op, f"its {field}", value, known)
         if not _is_whole(about.size_bytes):
             raise self._bad_number("op", op, "the size_bytes of its collective", about.size_bytes)
         group = self._rank_groups.get(about.group)
@@ -349,31 +343,17 @@ class GraphBuilder:
         if (group.name, about.kind) in self._sound:
             return
         self._sound.add((group.name, about.kind))
+        meeting = [rank for ranks in group.members for rank in ranks]
         if about.kind in PAIRED:
             odd = next((ranks for ranks in group.members if len(ranks) != 2), None)
             if odd is not None:
                 must = f"{about.kind} is between pairs (from, to) of group {group.name!r}"
                 raise self._error("op", op, must, str(list(odd)), "name pairs, or use another group")
-            end = 0 if about.kind is CollectiveKind.SEND else 1
-            meeting, where = [ranks[end] for ranks in group.members], "at the same end of two pairs"
-        else:
-            meeting, where = [rank for ranks in group.members for rank in ranks], "in two of them"
+            meeting = meeting[0 if about.kind is CollectiveKind.SEND else 1 :: 2]
         if len(set(meeting)) < len(meeting):
             twice = next(rank for rank, times in Counter(meeting).items() if times > 1)
             must = f"no rank meets twice for {about.kind} in group {group.name!r}"
-            raise self._error("op", op, must, f"rank {twice} {where}", "correct the members")
-
-    def _early_read(self, t: int, op: str, line: int) -> ConfigError:
-        tensor, self.line = self._tensors[t], line
-        if t in self._there:
-            must = "what an op reads was written by an earlier op"
-            found = f"{tensor.name!r}, which only this op or a later one writes (a cycle)"
-            do = "put the ops in program order, or mark the tensor persistent"
-        else:
-            must = "what an op reads is written by an earlier op, persistent, or of kind input"
-            found = f"{tensor.name!r}, which nothing writes (dangling)"
-            do = "add the op that writes it, or mark the tensor persistent"
-        return self._error("op", op, must, found, do)
+            raise self._error("op", op, must, f"rank {twice} twice", "correct the members")
 
     def _check_totals(self, steps: int) -> None:
         sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)

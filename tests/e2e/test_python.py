@@ -1,7 +1,9 @@
 """The Python door: the same results as tables and figures."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType
 
 import chain
@@ -27,6 +29,11 @@ def test_every_public_name_is_there():
         assert name in dir(hosim)
     with pytest.raises(AttributeError, match="nothing"):
         hosim.nothing  # noqa: B018
+
+
+def test_type_checkers_see_every_public_name():
+    stub = Path(hosim.__file__).with_suffix(".pyi").read_text()
+    assert sorted(re.findall(r" as (\w+)", stub)) == hosim.__all__
 
 
 def test_run_stays_the_function_whoever_imports_its_module():

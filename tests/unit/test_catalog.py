@@ -11,7 +11,7 @@ from documents import STORY, lay, refusal
 from simulator import catalog
 from simulator.catalog.text import compose
 from simulator.hardware import Hardware
-from simulator.policies import choose
+from simulator.policies import POLICIES
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
@@ -42,7 +42,7 @@ def test_every_shipped_scenario_resolves(name, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", catalog.names("scenario"))
 def test_every_shipped_row_names_a_policy_and_its_options(name):
     for choice in catalog.read_scenario(name).policies:
-        choose(choice.policy).read_options(choice.options)
+        POLICIES[choice.policy].read_options(choice.options)
 
 
 def test_what_ships():

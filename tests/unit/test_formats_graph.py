@@ -246,7 +246,10 @@ BAD = {
         ":3, writes: each name stands here once, found 'alpha' 2 times",
     ),
     "a dangling tensor": (lines(A, '{"op":"f","reads":["alpha"]}'), ":3: op 'f': what an op reads is written by an"),
-    "a cycle": (lines(A, '{"op":"e","reads":["alpha"]}', F), ":3: op 'e': what an op reads was written by an earlier"),
+    "a cycle": (
+        lines(A, '{"op":"e","reads":["alpha"]}', F),
+        ":3: op 'e': what an op reads is written by an earlier op, persistent, or of kind input, found 'alpha'",
+    ),
     "an unknown output": (lines(A, F, header='"outputs":["b"]'), "tensors are named that the graph has, found 'b'"),
     "no step": (lines(A, F, header='"steps":0'), "a graph runs a whole number of steps, at least 1, found 0"),
     "fewer ops than counted": (lines(A, F, header='"ops":2'), ":1: the file has the 2 ops that its header counts, fo"),
@@ -282,11 +285,11 @@ BAD = {
     ),
     "members that overlap": (
         lines(A, PAIRS, meeting("all_reduce", "pairs")),
-        ":4: op 'm': no rank meets twice for all_reduce in group 'pairs', found rank 1 in two of them; correct the",
+        ":4: op 'm': no rank meets twice for all_reduce in group 'pairs', found rank 1 twice",
     ),
     "two messages at once": (
         lines(A, '{"group":"g","ranks":[[0,1],[0,2]]}', meeting("send", "g")),
-        ":4: op 'm': no rank meets twice for send in group 'g', found rank 0 at the same end of two pairs",
+        ":4: op 'm': no rank meets twice for send in group 'g', found rank 0 twice",
     ),
     "a message to many": (
         lines(A, '{"group":"g","ranks":[[0,1,2]]}', meeting("recv", "g")),
@@ -306,7 +309,7 @@ BAD = {
     ),
     "a collective that computes": (
         lines(A, PAIRS, meeting("send", "pairs").replace("{", '{"kind":"compute",', 1)),
-        ":4: op 'm': an op with a collective is of kind collective, found 'compute'; correct its kind",
+        ":4: op 'm': an op is of kind collective if it says what it does with others, or how long that took, foun",
     ),
     "a choice that a later op reveals": (
         lines(A, F, late('"revealed_by":"g","candidates":["alpha"]')),
@@ -314,7 +317,7 @@ BAD = {
     ),
     "a choice of nothing": (
         lines(A, F, late('"revealed_by":"f","candidates":[]')),
-        ":4: op 'm': late reads have candidates, found none; name some, or leave late out",
+        ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 1 samples that c",
     ),
     "a candidate that is not read": (
         lines(A, F, B, late('"revealed_by":"f","candidates":["beta"]')),
@@ -326,11 +329,11 @@ BAD = {
     ),
     "more choices than candidates": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"each":2')),
-        ":4: op 'm': a sample chooses at most all candidates, found 2 of 1; lower each, or name more candidates",
+        ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 1 samples that c",
     ),
     "a choice by nobody": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"samples":0')),
-        ":4: op 'm': samples is a whole number of at least 1, found 0",
+        ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 0 samples that c",
     ),
     "a candidate twice": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha","alpha"]')),

@@ -86,7 +86,7 @@ BROKEN = {
     "an unknown op kind": (lambda b: b.op("f", kind="gpu"), "kind is one of compute, collective, found 'gpu'"),
     "an op on the host": (
         lambda b: b.op("f", kind="host"),
-        "op 'f': an op runs on the accelerator, found kind 'host', which is not simulated; leave it out",
+        "op 'f': kind is one of compute, collective, found 'host'",
     ),
     "a group of endless ranks": (lambda b: b.group("g", [[0, 2**62]]), "whole numbers from 0 to below 1,048,576"),
     "a name on two lines": (lambda b: b.op("f\ng"), "'f\\ng'"),
@@ -172,9 +172,9 @@ def build_too_long(b: GraphBuilder) -> Graph:
     ("build", "message"),
     [
         (build_nothing, "small: a graph has at least one op, found none; add an op"),
-        (build_cycle, "op 'f': what an op reads was written by an earlier op, found 'y', which only"),
-        (build_cycle_in_one_op, "(a cycle)"),
-        (build_dangling, "found 'y', which nothing writes (dangling)"),
+        (build_cycle, "op 'f': what an op reads is written by an earlier op, persistent, or of kind input, found 'y'"),
+        (build_cycle_in_one_op, "found 'y'; put the ops in program order"),
+        (build_dangling, "found 'y'; put the ops in program order, add the op that writes it"),
         (build_unwritten_output, "small: outputs: an output exists: some op writes it, found 'y'"),
         (build_unknown_output, "tensors are named that the graph has, found 'yy'"),
         (build_input_in_two_steps, "of a graph of several steps is persistent, found 'x'"),

@@ -1,0 +1,74 @@
+"""What type checkers see of the package; it loads these names when they are first used."""
+
+from simulator.claims import Validation as Validation
+from simulator.claims import validate as validate
+from simulator.claims.sensitivity import sensitivity as sensitivity
+from simulator.errors import (
+    CapacityError as CapacityError,
+)
+from simulator.errors import (
+    ConfigError as ConfigError,
+)
+from simulator.errors import (
+    HosimError as HosimError,
+)
+from simulator.errors import (
+    InvariantError as InvariantError,
+)
+from simulator.errors import (
+    PlanError as PlanError,
+)
+from simulator.errors import (
+    Shortfall as Shortfall,
+)
+from simulator.graph import (
+    Collective as Collective,
+)
+from simulator.graph import (
+    CollectiveKind as CollectiveKind,
+)
+from simulator.graph import (
+    Graph as Graph,
+)
+from simulator.graph import (
+    Group as Group,
+)
+from simulator.graph import (
+    Job as Job,
+)
+from simulator.graph import (
+    Op as Op,
+)
+from simulator.graph import (
+    OpKind as OpKind,
+)
+from simulator.graph import (
+    Tensor as Tensor,
+)
+from simulator.graph import (
+    TensorKind as TensorKind,
+)
+from simulator.graph_builder import GraphBuilder as GraphBuilder
+from simulator.hardware import Hardware as Hardware
+from simulator.plan import Plan as Plan
+from simulator.plan import Steps as Steps
+from simulator.plan import View as View
+from simulator.policies.problem import Problem as Problem
+from simulator.policies.problem import Replay as Replay
+from simulator.run import Result as Result
+from simulator.run import Results as Results
+from simulator.run import run as run
+from simulator.run.diff import Diff as Diff
+from simulator.run.diff import diff as diff
+from simulator.run.largest import largest as largest
+from simulator.run.robustness import robustness as robustness
+from simulator.run.scaling import scaling as scaling
+from simulator.run.sweep import Sweep as Sweep
+from simulator.scenario import Scenario as Scenario
+from simulator.serving import Serving as Serving
+from simulator.serving import serve as serve
+from simulator.trace import Trace as Trace
+from simulator.workload import Workload as Workload
+
+__version__: str
+__all__: list[str]
