@@ -154,7 +154,10 @@ LATE = {
         "scaling: {steps: [1, nan]}",
         "scenario.yaml:13, scaling.steps (steps: nan): input should be a valid integer",
     ),
-    "no number": ("expect: [{row: static, column: gap_fraction, at_most: NaN}]", "is a number, or a range from less to more, found 'NaN'"),
+    "no number": (
+        "expect: [{row: static, column: gap_fraction, at_most: NaN}]",
+        "is a number, or a range from less to more, found 'NaN'",
+    ),
 }
 
 
