@@ -9,7 +9,7 @@ happened has the position `Facts.never`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -22,32 +22,6 @@ from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import Program
 from simulator.trace import CAUSES, ISSUED, Block
-
-_RESIDENT = ("row", "time_ns", "tier", "tensor", "delta_bytes", "is_explained")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some steps of a rank, in issue order, all rows that are of them, and what happened to places meanwhile.
-
-    Attributes
-    ----------
-    issued
-        The codes.
-    spans, waits, residencies
-        Their rows; column ``row`` holds their numbers in the trace's table.
-    complete
-        Whether all its steps have ended.
-    is_last
-        Whether the run ends with it.
-    """
-
-    issued: Block
-    spans: Block
-    waits: Block
-    residencies: Block
-    complete: bool
-    is_last: bool
 
 
 @dataclass(eq=False)
@@ -116,11 +90,15 @@ class Facts:
     program
         What it ran.
     part
-        What happened.
+        By table: ``issued``, the codes of some steps in issue order; ``spans`` and ``waits``, all rows of these; and
+        ``residencies``, what happened to places meanwhile, with those of earlier parts that no step has given up, and
+        as ``is_explained`` whether it is known which step took a place.
     earlier
         What is known of the parts before.
     rank
         Which rank.
+    complete, is_last
+        Whether all steps have ended; whether the run ends with the part.
 
     Attributes
     ----------
@@ -139,18 +117,26 @@ class Facts:
         Collectives that began; and those that never did, each the next on its stream: they may have come, and hold
         their room.
     spans, waits, residencies
-        The rank's rows; column ``row`` holds their numbers in the trace's table. Of places also those of earlier parts
-        that no step has given up.
+        The rank's rows; column ``row`` holds their numbers in the trace's table. Rows of the residencies are given up
+        where ``stays`` is 0.
     """
 
-    def __init__(self, program: Program, part: Part, earlier: Earlier, rank: int) -> None:
-        self.program, self.rank, self.earlier = program, rank, earlier
-        self.complete, self.is_last, self.first = part.complete, part.is_last, earlier.steps
-        self.kind, self.a, self.b, self.c = (part.issued[name] for name in ISSUED)
-        self.spans, self.waits = ({**rows, "issue": rows["issue"] - self.first} for rows in (part.spans, part.waits))
-        new = {**part.residencies, "is_explained": np.zeros(len(part.residencies["row"]), np.int64)}
-        old = dict(zip(_RESIDENT, earlier.kept("places", len(_RESIDENT)), strict=True))
-        self.residencies = {name: np.append(old[name], new[name]) for name in _RESIDENT}
+    def __init__(
+        self,
+        program: Program,
+        part: Mapping[str, Block],
+        earlier: Earlier,
+        rank: int,
+        *,
+        complete: bool,
+        is_last: bool,
+    ) -> None:
+        self.program, self.rank, self.earlier, self.first = program, rank, earlier, earlier.steps
+        self.complete, self.is_last = complete, is_last
+        self.kind, self.a, self.b, self.c = (part["issued"][name] for name in ISSUED)
+        own = ({**part[name], "issue": part[name]["issue"] - self.first} for name in ("spans", "waits"))
+        self.spans, self.waits = own
+        self.residencies = part["residencies"]
         self._check_spans_match_issued()
         self._lay_out()
 
@@ -308,11 +294,18 @@ class Facts:
         return f"step {self.first + issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
 
     def close(self) -> None:
-        """Count the steps of the part among the earlier ones, and keep the rows that stay."""
-        rows = self.residencies
-        self.earlier.rows["places"] = np.stack([rows[name] for name in _RESIDENT])[:, rows["stays"] == 1]
+        """Count the steps of the part among the earlier ones."""
         self.earlier.steps += len(self.kind)
         self.earlier.runs += np.bincount(self.a[self.steps(COMPUTE)], minlength=len(self.earlier.runs))
+
+    @property
+    def settled_ns(self) -> int:
+        """Before this time no step of a later part can have been kept waiting by room alone [ns].
+
+        A compute comes after the one before it on its stream, a copy after the last compute issued before it.
+        """
+        latest, streams = self.earlier.latest, [*self.program.streams]
+        return int(latest["filled"][streams].min(initial=int(latest["point"][0])))
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""

@@ -19,7 +19,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import DETACH, SYNC, Plan
 from simulator.referee.address_laws import check_addresses
-from simulator.referee.facts import Earlier, Facts, Part, broken
+from simulator.referee.facts import Earlier, Facts, broken
 from simulator.referee.findings import Findings, Look, merged
 from simulator.referee.op_columns import Program
 from simulator.referee.place_laws import check_places, check_workspace
@@ -124,77 +124,13 @@ LEAST_STEPS = 1 << 10
 """So many steps are a part, unless others are said: about what the engine hands on at once, so that a referee beside it
 is never long at work while the engine waits. Larger parts would take up to a third less processor time."""
 
-TABLES = {"issued": ISSUED, "spans": SPANS, "waits": WAITS, "residencies": RESIDENCIES}
-"""What a part is made of."""
-
-
-class Parts:
-    """The parts of a run of one rank.
-
-    Parameters
-    ----------
-    program
-        What it runs.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._program, self._wanted = program, 0
-        self._first, self._is_noted = 0, program.planned_steps is None
-        self._tables = {name: Table((*columns, "row")) for name, columns in TABLES.items()}
-        self._frees = np.zeros(len(program.sizes) * program.tiers, np.int64)
-
-    def take(self, happened: Mapping[str, Block]) -> None:
-        """Take what happened since the last time, by table, with the numbers of the rows."""
-        for name, table in self._tables.items():
-            table.add(happened[name])
-        rows = happened["residencies"]
-        freed = pick(rows, (rows["tensor"] >= 0) & (rows["delta_bytes"] < 0))
-        np.add.at(self._frees, freed["tensor"] * self._program.tiers + freed["tier"], 1)
-        self._is_noted = self._is_noted or len(self._tables["issued"]) > 0
-
-    def ended(self, least_steps: int) -> Part | None:
-        """Give the part that has ended with what was taken last, if one has that has at least so many steps."""
-        if len(self._tables["spans"]) < max(self._wanted, least_steps):
-            return None
-        codes = self._codes(int(self._tables["spans"].whole()["issue"].max()) + 1)
-        count = self._count_ended(codes)
-        part = self._cut(pick(codes, np.arange(count)), complete=True, is_last=False) if count >= least_steps else None
-        self._wanted = 2 * len(self._tables["spans"])
-        return part
-
-    def rest(self, *, complete: bool) -> Part:
-        """Give all that is left, as the last part."""
-        return self._cut(self._codes(self._program.planned_steps or 0), complete=complete, is_last=True)
-
-    def _codes(self, last: int) -> Block:
-        """The codes of the steps that wait, if they were noted; else of a fixed plan those up to an issue number."""
-        if not self._is_noted:
-            return self._program.planned(self._first, min(last, self._program.planned_steps or 0))
-        return self._tables["issued"].whole()
-
-    def _count_ended(self, codes: Block) -> int:
-        """How many steps have ended, and all before them; a detach has when its place was freed as often."""
-        has_ended = codes["kind"] == SYNC
-        at = self._tables["spans"].whole()["issue"] - self._first
-        has_ended[at[(at >= 0) & (at < len(has_ended))]] = True
-        detaches = np.flatnonzero(codes["kind"] == DETACH)
-        place = codes["a"][detaches] * self._program.tiers + codes["b"][detaches]
-        is_empty = self._program.sizes[codes["a"][detaches]] == 0
-        has_ended[detaches] = (turns(place) < self._frees[place]) | is_empty
-        return int(np.argmin(np.append(has_ended, False)))
-
-    def _cut(self, issued: Block, *, complete: bool, is_last: bool) -> Part:
-        """Take out these steps with their rows, and what happened to places."""
-        count, waiting = len(issued["kind"]), self._tables
-        last = np.iinfo(np.int64).max if is_last else self._first + count
-        spans, waits = (waiting[name].pull(waiting[name].whole()["issue"] < last) for name in ("spans", "waits"))
-        residencies = waiting["residencies"].pull(np.ones(len(waiting["residencies"]), bool))
-        waiting["issued"].pull(np.arange(len(waiting["issued"])) < count)
-        gone = issued["kind"] == DETACH
-        place = issued["a"][gone] * self._program.tiers + issued["b"][gone]
-        np.subtract.at(self._frees, place[self._program.sizes[issued["a"][gone]] > 0], 1)
-        self._first += count
-        return Part(issued, spans, waits, residencies, complete=complete, is_last=is_last)
+_PART = {
+    "issued": (*ISSUED, "row"),
+    "spans": (*SPANS, "row"),
+    "waits": (*WAITS, "row"),
+    "residencies": (*RESIDENCIES, "row", "is_explained"),
+}
+"""Tables and columns that a part is made of."""
 
 
 class RankWatch:
@@ -209,21 +145,69 @@ class RankWatch:
 
     Attributes
     ----------
-    parts, look
-        Takes what happens, and notices what is no breach.
+    look
+        Notices what is no breach.
     """
 
     def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
-        self.parts, self.look = Parts(program), Look(program)
-        self._program, self._rank, self._switches, self._earlier = program, rank, switches, Earlier.of(program)
+        self.look, self._earlier = Look(program), Earlier.of(program)
+        self._program, self._rank, self._switches, self._wanted = program, rank, switches, 0
+        self._waiting, self._is_noted = {name: Table(columns) for name, columns in _PART.items()}, False
         self._has_addresses, self._walk = drawn.allocator != "ideal", None
         if drawn.plan.fixed is None:
             self._walk = Walk(program.graph, program.hardware, drawn.plan, drawn.pinned, drawn.draws)
         self._refused: PlanError | None = None
 
-    def check(self, part: Part) -> tuple[Facts, Requests]:
+    def take(self, happened: Mapping[str, Block]) -> None:
+        """Take what happened since the last time, by table, with the numbers of the rows."""
+        for name, table in self._waiting.items():
+            table.add({"is_explained": np.zeros_like(happened[name]["row"]), **happened[name]})
+        self._is_noted = self._is_noted or len(happened["issued"]["row"]) > 0
+
+    def ended(self, least_steps: int) -> tuple[Facts, Requests] | None:
+        """Check the part that has ended with what was taken last, if it has at least so many steps."""
+        spans = self._waiting["spans"]
+        if len(spans) < max(self._wanted, least_steps):
+            return None
+        codes = self._codes(int(spans.whole()["issue"].max()) + 1)
+        count = self._count_ended(codes)
+        checked = None
+        if count >= least_steps:
+            checked = self._check(pick(codes, np.arange(count)), complete=True, is_last=False)
+        self._wanted = 2 * len(spans)
+        return checked
+
+    def rest(self, *, complete: bool) -> tuple[Facts, Requests]:
+        """Check all that is left, as the last part."""
+        return self._check(self._codes(self._program.planned_steps or 0), complete=complete, is_last=True)
+
+    def _codes(self, last: int) -> Block:
+        """The codes of the steps that wait, if they were noted; else of a fixed plan those up to an issue number."""
+        if not self._is_noted:
+            return self._program.planned(self._earlier.steps, min(last, self._program.planned_steps or 0))
+        return self._waiting["issued"].whole()
+
+    def _count_ended(self, codes: Block) -> int:
+        """How many steps have ended, and all before them; a detach has when its place was freed as often."""
+        has_ended, tiers = codes["kind"] == SYNC, self._program.tiers
+        at = self._waiting["spans"].whole()["issue"] - self._earlier.steps
+        has_ended[at[(at >= 0) & (at < len(has_ended))]] = True
+        rows, detaches = self._waiting["residencies"].whole(), np.flatnonzero(codes["kind"] == DETACH)
+        freed = pick(rows, (rows["tensor"] >= 0) & (rows["delta_bytes"] < 0))
+        frees = np.bincount(freed["tensor"] * tiers + freed["tier"], minlength=len(self._program.sizes) * tiers)
+        place = codes["a"][detaches] * tiers + codes["b"][detaches]
+        has_ended[detaches] = (turns(place) < frees[place]) | (self._program.sizes[place // tiers] == 0)
+        return int(np.argmin(np.append(has_ended, False)))
+
+    def _check(self, issued: Block, *, complete: bool, is_last: bool) -> tuple[Facts, Requests]:
         """Hold a part against one law after another; say what room alone kept waiting."""
-        facts = Facts(self._program, part, self._earlier, self._rank)
+        count, waiting = len(issued["kind"]), self._waiting
+        last = NEVER_NS if is_last else self._earlier.steps + count
+        part = {name: waiting[name].pull(waiting[name].whole()["issue"] < last) for name in ("spans", "waits")}
+        part["residencies"] = waiting["residencies"].pull(np.ones(len(waiting["residencies"]), bool))
+        waiting["issued"].pull(np.arange(len(waiting["issued"])) < count)
+        part |= {"issued": issued}
+        facts = Facts(self._program, part, self._earlier, self._rank, complete=complete, is_last=is_last)
         self._follow(facts)
         check_issued(facts)
         check_tracks(facts)
@@ -235,6 +219,7 @@ class RankWatch:
         self.look.take(facts, held)
         facts.close()
         check_all_ran(facts)
+        waiting["residencies"].add(pick(facts.residencies, facts.residencies["stays"] == 1))
         return facts, requests
 
     def _follow(self, facts: Facts) -> None:
@@ -250,15 +235,6 @@ class RankWatch:
                 self._refused = error
         if self._refused is not None and is_over:
             raise self._refused
-
-    @property
-    def settled_ns(self) -> int:
-        """Before this time no step of a later part can have been kept waiting by room alone [ns].
-
-        A compute comes after the one before it on its stream, a copy after the last compute issued before it.
-        """
-        latest = self._earlier.latest
-        return int(min(latest["point"][0], latest["filled"][[*self._program.streams]].min(initial=NEVER_NS)))
 
 
 class Watch:
@@ -323,10 +299,10 @@ class Watch:
         for rank, watch in self._ranks.items():
             codes = happened["issued"] if issued is None else issued[rank]
             noted = {**codes, "row": np.arange(len(codes["kind"]))}
-            watch.parts.take({"issued": noted, **{name: rows[rank] for name, rows in tables.items()}})
-            part = watch.parts.ended(least_steps)
-            if part is not None:
-                self._bandwidth.check(self._check({rank: part}), None)
+            watch.take({"issued": noted, **{name: rows[rank] for name, rows in tables.items()}})
+            checked = watch.ended(least_steps)
+            if checked is not None:
+                self._bandwidth.check(self._check_room([checked]), None)
 
     def _by_rank(self, name: str, rows: Block) -> list[Block]:
         """By rank the rows of a table, and as a column ``row`` their numbers there."""
@@ -337,15 +313,12 @@ class Watch:
         ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
         return [rows] if ranks == 1 else [pick(rows, mine) for mine in np.split(order, ends)[1:-1]]
 
-    def _check(self, parts: Mapping[int, Part]) -> list[Facts]:
-        """Check parts of ranks, and what is known of all of them up to then."""
-        every = []
-        for rank, part in parts.items():
-            facts, requests = self._ranks[rank].check(part)
-            every.append(facts)
-            self._room.wait(rank, requests)
-        until_ns = min(NEVER_NS if part.is_last else self._ranks[rank].settled_ns for rank, part in parts.items())
-        self._room.check_lines(until_ns)
+    def _check_room(self, checked: Sequence[tuple[Facts, Requests]]) -> list[Facts]:
+        """Check who waited for room in parts of ranks, and what is known of all of them up to then."""
+        for facts, requests in checked:
+            self._room.wait(facts.rank, requests)
+        every = [facts for facts, _ in checked]
+        self._room.check_lines(min(NEVER_NS if facts.is_last else facts.settled_ns for facts in every))
         return every
 
     def finish(self, trace: Trace) -> Findings:
@@ -359,7 +332,7 @@ class Watch:
         _check_status(len(self._ran), trace)
         check_stored_once(self._hardware, trace, self._spare)
         is_ok = trace.status == "ok"
-        every = self._check({rank: watch.parts.rest(complete=is_ok) for rank, watch in self._ranks.items()})
+        every = self._check_room([watch.rest(complete=is_ok) for watch in self._ranks.values()])
         for facts in every:
             check_addresses(facts, trace, self._ran[facts.rank].allocator, self._budget_bytes)
         met = meetings(self._job, self._stands_in, every)
