@@ -1,22 +1,250 @@
-"""What no plan can beat, and what no plan can fit."""
+"""What no plan can beat, and what no plan can fit.
 
-from simulator.bounds.capacity import full
-from simulator.bounds.critical_path import Timing
-from simulator.bounds.levers import infeasible, raised, staged
-from simulator.bounds.precedence import Precedence, own_streams
-from simulator.bounds.step_time import Bound, Limits, mean_step
-from simulator.bounds.symmetry import Team
+Premises of every bound here: each op runs once in each step (but see *recompute*), in its own time (no contention for
+the compute tier); ops are issued in program order and run on the streams that the scenario says, computes on one, the
+*line*; steps begin and end with the persistent tensors at home, and what has its home in the compute tier stays there.
 
-__all__ = [
-    "Bound",
-    "Limits",
-    "Precedence",
-    "Team",
-    "Timing",
-    "full",
-    "infeasible",
-    "mean_step",
-    "own_streams",
-    "raised",
-    "staged",
-]
+*The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
+steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
+``E_(n-1)`` than its *head*, and from its end to ``E_n`` passes at least its *tail*: longest paths of what happens
+before what, on all streams and, where ranks meet, over all ranks (proof in `critical_path`). On one stream these are
+the sums of the computes before the op and after it. The longest path of all is the *critical path*.
+
+Let ``S`` be the start of the last op of the line. *All copies into the compute tier that a step forces lie between two
+such starts*: they are issued after the step before, so that none starts before that step's last compute has started;
+and each brings data that some op reads which the last op of the line waits for, so that all have ended when that one
+starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
+because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
+distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
+it reads late, it may take less than in the step before; by that the ends are closer to each other than the starts.
+
+*Late reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans fixed
+before the run, which must bring all candidates, more is known of all steps
+together (`mean_step`).
+
+*Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
+collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
+the copies of the next step lie between ``E_(n-1)`` and ``S`` of the next step, which takes ``b / w`` and that last op.
+Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and what must come in counts
+in runs of one step only.
+
+What is forced:
+
+- *in*: a persistent tensor whose home is not the compute tier, if the first op of the step that uses it reads it;
+- *back*: such a tensor once it was written. In a run of several steps the copy back may end in the next step or
+  after the last compute, so it counts in runs of one step only;
+- *by the budget*: while op ``k`` runs, what it uses and its workspace are in the compute tier. Of the other values
+  that are needed later, those beyond the budget are not. Such a value, if an earlier op of the step made or used it,
+  was in the compute tier and has been copied *out* since (in a run of one step, also if it has its home there; in a
+  later step it may not yet have come home from the step before). If a later op of the step reads it, it is copied *in*
+  after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
+  over all ops is forced.
+
+*Room at ops.* What must be out while an op runs, and what must come in between two of them, takes its time there and
+not elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The
+longest path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads
+or tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
+steps is at least this.
+
+*A full tier.* What neither the compute tier nor the tiers next to it have room for while ``k`` runs is further away. So
+both arguments hold of these tiers together as well, with the room of all and the links behind them, and so on outwards;
+`cuts` has the proof.
+
+*Several streams.* Program order then does not say what is there when ``k`` runs. A value counts while ``k`` runs only
+if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
+it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
+
+*An exchange.* What is persistent and has no room together takes turns, and each copy in holds room before it can be
+read; `traffic` has the proof.
+
+*A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at
+least ``b / w`` of its link, so that all of them take at least the sum of these times over ``c``.
+
+*Recompute.* A plan may run ops again, if the first runs of a step come in program order. Read "op" as the first run of
+that op in the step, and all of the above holds but one thing: a value that is needed later need not be kept, because
+the op that made it can run again. So *by the budget* and *room at ops* then count only the values that no op can make
+again: those that the step began with, those of ops that are not repeatable, and what stays in the compute tier because
+it is at home there. All else stands: every op runs at least once, in program order; what is forced in is read by some
+first run and has ended when the last of them starts; and the step ends no sooner than that last first run. What copies
+and repeated runs cost together at an op, of a budget that is tight there, is a bound of its own; `rematerialisation`
+has the proof.
+
+*What ranks share.* Ranks that are alike (`symmetry`) run the same plan and see the same, so that they do the same at
+the same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is
+not used). So their windows are one, and a bus of a node or of the supernode carries in it what each of them is forced
+to move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run
+of one step, which lies between time 0 and the last end of all.
+
+A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left. A
+staged link is a path of its own, and no room besides: what passes it passes the links that it goes via, whose bandwidth
+it shares. So with a link (or bus) go all staged links over it, and those add nothing to the bandwidth of a border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from simulator.bounds.capacity import infeasible as infeasible
+from simulator.bounds.capacity import raised as raised
+from simulator.bounds.capacity import staged as staged
+from simulator.bounds.critical_path import Team as Team
+from simulator.bounds.critical_path import Timing as Timing
+from simulator.bounds.idle import Demand
+from simulator.bounds.precedence import Precedence as Precedence
+from simulator.bounds.precedence import own_streams as own_streams
+from simulator.bounds.rematerialisation import Rematerialisation
+from simulator.bounds.traffic import Traffic
+from simulator.bounds.windows import Windows
+from simulator.graph import Graph
+from simulator.hardware import Hardware
+from simulator.lifetime import Lifetimes
+
+_HALVINGS = 12
+"""The bound on the peak is found to one part in 4,096 of what is live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A lower bound on the step time.
+
+    Attributes
+    ----------
+    ns
+        The bound [ns].
+    kind
+        What sets it: ``compute``, ``critical path``, ``room at OP`` (or at so many ops, perhaps after a ``link NAME
+        before OP`` that brings what comes from home, or before a ``link NAME after OP`` that takes it there), ``room or
+        recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or
+        ``exchange in TIER``.
+    terms
+        Kind -> what it alone would take [ns].
+    """
+
+    ns: int
+    kind: str
+    terms: dict[str, int] = field(default_factory=dict)
+
+
+class Limits:
+    """What no plan beats: for one graph on one machine, whatever the budget.
+
+    Parameters
+    ----------
+    timing
+        When the graph's ops may run, alone or among those of other ranks.
+    hardware, homes
+        The machine; the tier id of each tensor at time 0, or `FREE`, of no account for what does not exist then.
+    may_repeat
+        Whether the bounds hold for plans that run ops again as well; the timing is then for such plans, too.
+    sharers
+        For each bus that ranks share, how many do there at the same time what this one does.
+    known
+        Lifetimes of the graph, if they are at hand.
+    """
+
+    def __init__(
+        self,
+        timing: Timing,
+        hardware: Hardware,
+        homes: Sequence[int],
+        *,
+        may_repeat: bool = False,
+        sharers: Mapping[str, int] | None = None,
+        known: Lifetimes | None = None,
+    ) -> None:
+        graph, sharers = timing.precedence.graph, sharers or {}
+        self._timing, self._tier = timing, hardware.compute_tier
+        self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat, known=known)
+        here, tensors = hardware.tier_names.index(self._tier), zip(graph.tensors, homes, strict=True)
+        self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
+        timed = zip(graph.ops, timing.durations_ns, strict=True)
+        self._compute_ns = sum(0 if op.collective else ns for op, ns in timed)
+        self._traffic = Traffic(timing, hardware, homes, demand, sharers)
+        self._windows = Windows(timing, hardware, homes, demand, sharers)
+        self._again = Rematerialisation(timing, hardware, demand) if may_repeat else None
+
+    @classmethod
+    def alone(
+        cls,
+        graph: Graph,
+        hardware: Hardware,
+        durations_ns: Sequence[int],
+        homes: Sequence[int],
+        *,
+        may_repeat: bool = False,
+    ) -> Limits:
+        """Find those of one rank, whatever other ranks do; with the time of each op alone [ns]."""
+        timing = Timing.alone(Precedence.of(graph), durations_ns, may_repeat=may_repeat)
+        return cls(timing, hardware, homes, may_repeat=may_repeat)
+
+    def step(self, budget_bytes: int | float) -> Bound:
+        """Find what no step takes less than: the largest of all bounds, see the module's proof and premises.
+
+        Parameters
+        ----------
+        budget_bytes
+            What may be used of the compute tier [B].
+        """
+        timing = self._timing
+        between_starts = self._traffic.terms(budget_bytes)
+        if exchange_ns := self._traffic.exchange_ns(budget_bytes):
+            between_starts[f"exchange in {self._tier}"] = exchange_ns
+        terms = {"compute": self._compute_ns, "critical path": timing.path_ns}
+        if timing.path_ns <= self._compute_ns:
+            del terms["critical path"]
+        terms |= {term: max(0, ns - timing.shorter_ns) for term, ns in between_starts.items()}
+        for ns, name in (part.longest(budget_bytes) for part in (self._windows, self._again) if part):
+            if ns > max(terms.values()):
+                terms[name] = ns
+        return _largest(terms)
+
+    def peak_bytes(self, step_ns: int) -> int:
+        """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B].
+
+        A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
+        above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
+        """
+        demand = self._demand
+        least = max(int((demand.work + demand.stays).max()), self._at_home)
+        most = max(least, int((demand.work + demand.idle).max()))
+        for _ in range(_HALVINGS):
+            middle = (least + most) // 2
+            if self.step(middle).ns > step_ns:
+                least = middle + 1
+            else:
+                most = middle
+        return least
+
+
+def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
+    """Bound the mean step of a plan that is repeated in each step, whatever late reads choose.
+
+    At time 0 a tensor whose home is not the compute tier is nowhere else. A plan that is fixed before the run, and
+    right whatever is chosen, issues a copy in of each candidate of a late read in its first step; so in every step, as
+    all have the same. It does the same with all that is read before it is written, and copies home what was written. A
+    run has ended when all its copies have. So the links that lead from there to the compute tier carry in ``n`` steps
+    ``n`` times what they must carry in one, and the makespan is at least ``n`` times as long as that takes. A single
+    step may take less, because an op with late reads waits only for what is chosen: the rest may come behind it, in the
+    next step.
+
+    Parameters
+    ----------
+    graph, hardware, homes
+        As for `Limits`; all candidates of late reads are among what ops read.
+
+    Returns
+    -------
+    Bound
+        Of one step: the time that each link, queue and bus needs for what must pass it.
+    """
+    precedence = Precedence.of(replace(graph, steps=1))
+    timing = Timing.alone(precedence, [0] * len(graph.ops))
+    traffic = Traffic(timing, hardware, homes, Demand(precedence, hardware, homes))
+    return _largest(traffic.terms(math.inf))
+
+
+def _largest(terms: dict[str, int]) -> Bound:
+    kind = max(terms, key=lambda term: terms[term])
+    return Bound(terms[kind], kind, terms)

@@ -1,14 +1,17 @@
-"""What any plan needs of each tier, whatever it decides, and when it is full.
+"""What any plan needs of each tier, whatever it decides; and what would make it fit: each lever alone, and tried.
 
 No plan can give an op less room than what it uses, its workspace, and what stays in the compute tier because that is
 its home; begin a step with more at home in a tier than fits there; or hold, in all tiers that a tensor can get to
 together, less than the values that are needed.
+
+A lever is tried before it is named: with it, nothing must speak against a plan any more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +20,17 @@ from simulator.bounds.cuts import reached
 from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence
 from simulator.columns import Ints
-from simulator.errors import full_from
+from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
+from simulator.plan import FREE
+from simulator.units import counted, human
 
 _LARGEST = 5
+"""So many residents are named."""
+
+_FINEST = 64
+"""An op, or a batch, is not cut into more parts than this."""
 
 
 class Need(NamedTuple):
@@ -43,13 +51,47 @@ class Need(NamedTuple):
     tier: int
     demand_bytes: int
     capacity_bytes: int | float
-    at: int | None
+    at: int | None = None
     counts_idle: bool = False
 
     @property
     def gap_bytes(self) -> int | float:
         """By how much the demand exceeds the capacity."""
         return self.demand_bytes - self.capacity_bytes
+
+
+def infeasible(
+    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float, *, may_repeat: bool = False
+) -> Shortfall | None:
+    """Say what no plan can do, if there is such a thing.
+
+    Parameters
+    ----------
+    graph, hardware
+        What runs, where.
+    homes
+        As for `simulator.bounds.Limits`.
+    budget_bytes
+        What may be used of the compute tier [B].
+    may_repeat
+        Whether plans that run ops again count too; values that can be made again are then not needed at once.
+
+    Returns
+    -------
+    Shortfall or None
+        The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
+        None if nothing speaks against it.
+    """
+    fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
+    if not fit.short:
+        return None
+    worst = max(fit.short, key=lambda need: need.gap_bytes)
+    at, full = "the homes at time 0", ""
+    if worst.at is not None:
+        at, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
+    demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
+    tier, levers = hardware.tier_names[worst.tier], (*fit.freed(), *fit.cut())
+    return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, fit.rooms(), full)
 
 
 class Fit:
@@ -72,6 +114,8 @@ class Fit:
         By tier: tensors that are there at time 0 because it is their home.
     elsewhere_bytes
         What other tiers can hold of what is needed at most [B].
+    short
+        The needs that are not met.
     """
 
     def __init__(
@@ -84,98 +128,141 @@ class Fit:
         may_repeat: bool = False,
     ) -> None:
         self.graph, self.hardware, self.homes, self.budget_bytes = graph, hardware, homes, budget_bytes
-        self.may_repeat = may_repeat
+        self.sizes, self.may_repeat = [tensor.size_bytes for tensor in graph.tensors], may_repeat
         self.demand = Demand(Precedence.of(graph), hardware, homes, may_repeat=may_repeat)
-        names = hardware.tier_names
+        names, tiers = hardware.tier_names, hardware.tiers.values()
         self.here = names.index(hardware.compute_tier)
-        self.at_home: list[list[int]] = [[] for _ in names]
-        for tensor, home in enumerate(homes):
-            if home >= 0:
-                self.at_home[home].append(tensor)
-        links = [(names.index(k.source), names.index(k.target)) for k in hardware.links.values()]
+        self.usable = [tier.usable_bytes for tier in tiers]
+        self.usable[self.here] = budget_bytes
+        self.at_home = [[tensor for tensor, home in enumerate(homes) if home == tier] for tier in range(len(names))]
+        home_bytes = [sum(self.sizes[tensor] for tensor in tensors) for tensors in self.at_home]
+        links = [(names.index(link.source), names.index(link.target)) for link in hardware.links.values()]
         self.below = sorted(reached(self.here, links) - {self.here})
-        self.elsewhere_bytes = sum(
-            self.usable_bytes(tier) if tier in self.below else self._home_bytes(tier)
-            for tier in range(len(names))
-            if tier != self.here
-        )
-
-    def usable_bytes(self, tier: int) -> int | float:
-        """What there is room for in a tier [B]."""
-        if tier == self.here:
-            return self.budget_bytes
-        return self.hardware.tiers[self.hardware.tier_names[tier]].usable_bytes
-
-    def _home_bytes(self, tier: int) -> int:
-        return sum(self.graph.tensors[t].size_bytes for t in self.at_home[tier])
-
-    def needs(self) -> list[Need]:
-        """What each tier must hold where a step begins, and the compute tier at its worst op, alone and with others."""
-        found = [Need(tier, self._home_bytes(tier), self.usable_bytes(tier), None) for tier in range(len(self.at_home))]
+        rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
+        self.elsewhere_bytes = sum(rooms) - rooms[self.here]
+        needs = [Need(tier, size, self.usable[tier]) for tier, size in enumerate(home_bytes)]
         for counts_idle in (False, True):
             needed = self.by_op(counts_idle=counts_idle)
-            op = int(needed.argmax())
-            found.append(Need(self.here, int(needed[op]), self.budget_bytes, op, counts_idle))
-        return found
+            needs.append(Need(self.here, int(needed.max()), budget_bytes, int(needed.argmax()), counts_idle))
+        self.short = [need for need in needs if need.gap_bytes > 0]
 
     def by_op(self, *, counts_idle: bool) -> Ints:
         """What the compute tier must hold at each op; or all that is needed there, less what other tiers may hold."""
         others = counts_idle and self.elsewhere_bytes != math.inf
         idle = self.demand.idle - int(self.elsewhere_bytes) if others else self.demand.stays
-        found: Ints = self.demand.work + idle
-        return found
-
-    def short(self) -> list[Need]:
-        """The needs that are not met."""
-        return [need for need in self.needs() if need.gap_bytes > 0]
+        return np.asarray(self.demand.work + idle)
 
     def largest(self, need: Need) -> tuple[tuple[str, int], ...]:
         """The largest residents where something is needed: name and size [B], largest first."""
-        tensors = self.graph.tensors
-        if need.at is None:
-            sizes = [(tensors[t].name, tensors[t].size_bytes) for t in self.at_home[need.tier]]
-        else:
-            op = self.graph.ops[need.at]
-            there = sorted({*op.reads, *op.writes, *self._idle_at(need.at, everything=need.counts_idle)})
-            sizes = [(tensors[t].name, tensors[t].size_bytes) for t in there]
-            sizes += [(f"workspace of {op.name}", op.workspace_bytes)] * bool(op.workspace_bytes)
-        return tuple(sorted(sizes, key=lambda item: -item[1])[:_LARGEST])
+        tensors, workspace, there = self.graph.tensors, list[tuple[str, int]](), set(self.at_home[need.tier])
+        if need.at is not None:
+            op, idle = self.graph.ops[need.at], self.demand.stretches
+            needed = set(idle.tensor[(idle.first <= need.at) & (need.at <= idle.last)].tolist())
+            there = {*op.reads, *op.writes, *(needed if need.counts_idle else needed & there)}
+            workspace = [(f"workspace of {op.name}", op.workspace_bytes)] * bool(op.workspace_bytes)
+        sizes = [(tensors[t].name, tensors[t].size_bytes) for t in sorted(there)]
+        return tuple(sorted([*sizes, *workspace], key=lambda item: -item[1])[:_LARGEST])
 
-    def _idle_at(self, op: int, *, everything: bool) -> set[int]:
-        """Tensors that are needed later; or of these, only those that stay in the compute tier."""
-        stretches = self.demand.stretches
-        needed = set(stretches.tensor[(stretches.first <= op) & (op <= stretches.last)].tolist())
-        return needed if everything else needed.intersection(self.at_home[self.here])
+    def full(self, need: Need, worst: int) -> str:
+        """Say from which op on there is no room, and what came last of all that stays until most is needed."""
+        found, ops = self.demand.lifetimes, self.graph.ops
+        first = int((self.by_op(counts_idle=need.counts_idle) > need.capacity_bytes).argmax())
+        stay = [t for t, dies in enumerate(found.dies) if dies >= worst and 0 < found.born[t] <= first]
+        last = max(stay, key=lambda t: (found.born[t], found.dies[t], t), default=None)
+        name = "" if last is None else self.graph.tensors[last].name
+        return full_from(f"op {ops[first].name!r}", f"op {ops[worst].name!r}", name)
+
+    def rooms(self) -> tuple[dict[str, int], ...]:
+        """How much room would make it fit: the least in the tiers that are short, or more for what could be elsewhere.
+
+        Returns
+        -------
+        tuple of dict
+            Each alone: tier -> what must be usable of it [B].
+        """
+        names, least = self.hardware.tier_names, dict[str, int]()
+        for need in sorted(self.short, key=lambda need: need.tier):
+            least[names[need.tier]] = max(need.demand_bytes, least.get(names[need.tier], 0))
+        if not self.below or not all(need.counts_idle for need in self.short):
+            return (least,)
+        gap = max(need.gap_bytes for need in self.short)
+        return least, {names[self.below[0]]: int(self.usable[self.below[0]] + gap)}
+
+    def freed(self) -> Iterator[str]:
+        """The fewest kinds of tensors, largest first, whose homes in the tiers that are short must not stay there."""
+        names, tensors, by_kind = self.hardware.tier_names, self.graph.tensors, Counter[str]()
+        tiers = sorted({need.tier for need in self.short})
+        there = [t for tier in tiers for t in self.at_home[tier]]
+        for t in there:
+            by_kind[tensors[t].kind] += self.sizes[t]
+        kinds, freed = by_kind.most_common(), dict[str, int]()
+        for kind, size_bytes in kinds:
+            freed[kind] = size_bytes
+            free = {t for t in there if tensors[t].kind in freed}
+            homes = [FREE if t in free else home for t, home in enumerate(self.homes)]
+            if not Fit(self.graph, self.hardware, homes, self.budget_bytes, may_repeat=self.may_repeat).short:
+                what, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
+                size = human(sum(freed.values()), "B")
+                yield f"leave the homes of {what} tensors free: {size} of them stay in {where}"
+                break
+        if not self.below and all(need.counts_idle for need in self.short):
+            yield f"add a tier that {self.hardware.compute_tier} has a link to"
+
+    def cut(self) -> Iterator[str]:
+        """Smaller ops, or a smaller batch, if only ops need more than the budget."""
+        if any(need.at is None for need in self.short):
+            return
+        work, demand = self.demand.work, np.maximum(self.by_op(counts_idle=False), self.by_op(counts_idle=True))
+        over = demand > self.budget_bytes
+        if self._is_enough(demand, demand - work):
+            largest = int(np.where(over, work, 0).argmax())
+            ops, name = counted(int(over.sum()), "op"), self.graph.ops[largest].name
+            yield f"split the {ops} over the budget; op {name!r} alone uses {human(int(work[largest]), 'B')}"
+        lasting = [tensor.size_bytes if tensor.persistent else 0 for tensor in self.graph.tensors]
+        used = np.array([sum(lasting[t] for t in {*op.reads, *op.writes}) for op in self.graph.ops], np.int64)
+        everywhere = sum(lasting) - int(min(self.elsewhere_bytes, sum(lasting)))
+        if self._is_enough(demand, np.maximum(used + self.demand.stays, everywhere)):
+            yield "make the batch smaller, or the sequence shorter"
+
+    def _is_enough(self, demand: Ints, fixed: Ints) -> bool:
+        """Whether a few parts are enough to meet the budget, if all but what is fixed is cut."""
+        left, over = self.budget_bytes - fixed, demand > self.budget_bytes
+        return bool((left[over] > 0).all() and (demand - fixed <= _FINEST * left)[over].all())
 
 
-def full(
-    graph: Graph,
-    found: Lifetimes,
-    needed: Ints | Sequence[int],
-    capacity_bytes: int | float,
-    worst: int,
-    came: Mapping[int, int],
-) -> str:
-    """Say from which op on there is no room, and what came last of all that stays; with one op, what stays longest.
+def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> str:
+    """Say how to get so much room, to the byte.
 
     Parameters
     ----------
-    graph, found
-        What runs, and its lifetimes.
-    needed, capacity_bytes
-        What a tier must hold at each op, and what there is room for [B]; somewhere it is too much.
-    worst
-        The op at which most is needed; 0 if that is where the step begins.
-    came
-        For each tensor that stays until then, the op that it comes with; 0 for what is there from the start.
-
-    Returns
-    -------
-    str
-        As a phrase (see `full_from`); empty if that is there already where most is needed, and nothing came until then.
+    hardware, budget_bytes
+        The machine, and the budget in its compute tier if one is set [B].
+    room
+        Tier -> what must be usable of it [B].
     """
-    first = int((np.asarray(needed) > capacity_bytes).argmax())
-    until = ((op, found.dies[tensor], tensor) for tensor, op in came.items() if 0 < op <= first)
-    *_, last = max(until, default=(None,))
-    at, most = (f"op {graph.ops[op].name!r}" for op in (first, worst))
-    return full_from(at, most, "" if last is None else graph.tensors[last].name)
+    said = []
+    for name, wanted in room.items():
+        tier = hardware.tiers[name]
+        if wanted > tier.usable_bytes:
+            to = _exactly(tier.capacity_for(wanted))
+            said.append(f"raise the capacity of {name} by {human(wanted - tier.usable_bytes, 'B')} to {to}")
+        if name == hardware.compute_tier and budget_bytes is not None:
+            said.append(f"raise the budget in {name} by {human(wanted - budget_bytes, 'B')} to {_exactly(wanted)}")
+    return " and ".join(said)
+
+
+def staged(hardware: Hardware, tier: str) -> str:
+    """Say what staged links keep of a tier; empty if that is nothing.
+
+    Parameters
+    ----------
+    hardware, tier
+        The machine, and the name of the tier.
+    """
+    links, kept = hardware.staging(tier), hardware.tiers[tier].staging_bytes
+    verb = "keeps" if len(links) == 1 else "keep"
+    return f"where {' and '.join(links)} {verb} {human(kept, 'B')} for chunks under way" if links else ""
+
+
+def _exactly(number: int) -> str:
+    return human(number, "B") + (f" ({number:,} B)" if number >= 1000 else "")

@@ -14,7 +14,7 @@ may have happened earlier, so that nothing is known of its *head*, and what lead
 nothing is known of its *tail*. In a run of one step the window is the whole run: it begins with time 0 and ends with
 the last end of all.
 
-*Ranks that are alike* (`ranks`) count as one. A path from one of them may come back to another one. But each meets as
+*Ranks that are alike* count as one. A path from one of them may come back to another one. But each meets as
 many as each other does, so that the ways from where the path starts to where it ends, counted as often as there are
 some, leave every rank and reach every rank equally often, and a part of them leaves and reaches each exactly once
 (a regular bipartite graph has a perfect matching). Along these, ``E_n`` of the one less ``E_(n-1)`` of the other is at
@@ -26,16 +26,28 @@ nothing: only what comes later in the line surely comes after ``E_(n-1)``. Every
 
 The network of ops is gone through in an order in which each comes after all that it follows, once for each kind of
 rank.
+
+*Which ranks are alike.* Ranks are *alike* if they run the same graph, have as many of each kind beside them on their
+node, and meet as many of each kind in each of their groups, spread over nodes in the same way. These kinds are found by
+refinement: ranks start as alike if their graphs are the same, and are told apart until nothing tells those of a kind
+apart any more. They also run the same plan, as a policy decides once for each graph, and share bandwidth max-min: so
+they do the same at the same times, as long as they begin together and no shared tier can run out of room, which is
+given in turn. Ranks that never meet may begin in turn, which lasts (docs/explanation/many-ranks.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, chain
 
 from simulator.bounds.precedence import Precedence
+from simulator.cost import durations_ns
+from simulator.graph import Job, Roles
+from simulator.hardware import Hardware
+from simulator.trace import instances
 
 UNKNOWN = -(1 << 60)
 """In place of a time of which nothing is known; so is any that is not much larger."""
@@ -61,7 +73,7 @@ class Timing:
     path_ns
         Longest path of a step [ns].
     shorter_ns
-        How much less the last op of the line may take than in the step before [ns]; of late reads, see `step_time`.
+        How much less the last op of the line may take than in the step before [ns]; of late reads, see the package.
     outlasting
         Tensors of which copies may outlast a step, because late reads may choose them, if the graph does not say so.
     """
@@ -101,7 +113,7 @@ class Timing:
             total = ends[-1] if ends else 0
             heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
             return cls(precedence, durations_ns, heads, [total - end for end in ends], total)
-        return Network([(precedence, durations_ns)], {}, may_repeat=may_repeat).timings()[0]
+        return Network([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
 
 class Network:
@@ -126,43 +138,30 @@ class Network:
         may_repeat: bool = False,
     ) -> None:
         self._kinds, self._may_repeat = kinds, may_repeat
-        ops = [len(durations_ns) * (1 + (precedence.graph.steps > 1)) for precedence, durations_ns in kinds]
+        steps = [1 + (precedence.graph.steps > 1) for precedence, _ in kinds]
+        ops = [len(took_ns) * times for (_, took_ns), times in zip(kinds, steps, strict=True)]
         self._first = list(accumulate(ops, initial=0))
-        self._node = list(range(self._first[-1]))
+        self._node = node = list(range(self._first[-1]))
         for part, parts in meetings.items():
             for earlier in (True, False):
-                self._node[self._at(*part, earlier=earlier)] = min(self._at(*p, earlier=earlier) for p in parts)
-        self._after: list[list[int]] = [[] for _ in self._node]
+                node[self._at(*part, earlier=earlier)] = min(self._at(*p, earlier=earlier) for p in parts)
+        self._after: list[list[int]] = [[] for _ in node]
         self._opened_by: dict[int, list[int]] = {}
-        self._took_ns = [0] * len(self._node)
-        for kind in range(len(kinds)):
-            self._tie(kind)
-        is_sorted = all(at == node for at, node in enumerate(self._node))
-        self._sorted: Sequence[int] = range(len(self._node)) if is_sorted else self._in_order()
+        self._took_ns = [0] * len(node)
+        for (precedence, took_ns), base, count, times in zip(kinds, self._first, ops, steps, strict=False):
+            self._took_ns[base : base + count] = [*took_ns] * times
+            for at in range(count):
+                self._after[node[base + at]] += [node[base + p] for p in precedence.after[at]]
+                if at in precedence.opened:
+                    self._opened_by.setdefault(node[base + at], []).append(node[base + precedence.opened[at]])
+        is_sorted = all(at == one for at, one in enumerate(node))
+        self._sorted: Sequence[int] = range(len(node)) if is_sorted else self._in_order()
 
     def _at(self, kind: int, op: int, *, earlier: bool = False) -> int:
         """Number of an op in the measured step, or in the one before if there is one."""
         precedence, durations_ns = self._kinds[kind]
         is_second = precedence.graph.steps > 1 and not earlier
         return self._first[kind] + op + len(durations_ns) * is_second
-
-    def _tie(self, kind: int) -> None:
-        """Tie the ops of a kind of rank to what they come after, in the same step and in the one before."""
-        precedence, durations_ns = self._kinds[kind]
-        first, second = self._at(kind, 0, earlier=True), self._at(kind, 0)
-        for base in sorted({first, second}):
-            self._took_ns[base : base + len(durations_ns)] = durations_ns
-            self._put(base, base, dict(enumerate(precedence.within)), precedence.opened[0])
-        if second > first:
-            self._put(second, first, precedence.across, precedence.opened[1])
-
-    def _put(self, base: int, earlier: int, after: Mapping[int, Sequence[int]], opened: Mapping[int, int]) -> None:
-        """Let ops that count from one base come after the end, or the start, of ops that count from another."""
-        node = self._node
-        for op, others in after.items():
-            self._after[node[base + op]] += [node[earlier + p] for p in others]
-        for op, p in opened.items():
-            self._opened_by.setdefault(node[base + op], []).append(node[earlier + p])
 
     def _in_order(self) -> list[int]:
         """All nodes, each after those that it comes after; what waits for itself, and all behind it, is left out."""
@@ -180,11 +179,8 @@ class Network:
                     in_order.append(later)
         return in_order
 
-    def timings(self) -> list[Timing]:
-        """When the ops of each kind of rank may run."""
-        return [self._timing(kind) for kind in range(len(self._kinds))]
-
-    def _timing(self, kind: int) -> Timing:
+    def timing(self, kind: int) -> Timing:
+        """When the ops of a kind of rank may run."""
         precedence, durations_ns = self._kinds[kind]
         ends, tails = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
@@ -234,3 +230,129 @@ class Network:
             for p in opened_by.get(at, ()):
                 tails[p] = max(tails[p], whole - took_ns[p])
         return tails
+
+
+@dataclass(frozen=True)
+class Team:
+    """All ranks of a job on a machine, by kind.
+
+    Attributes
+    ----------
+    job, hardware
+        What runs, where.
+    times_ns
+        For each graph the time of each op alone, on the first rank that runs it [ns].
+    streams
+        For each graph the stream of each op.
+    """
+
+    job: Job
+    hardware: Hardware
+    times_ns: tuple[Sequence[int], ...]
+    streams: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def first_alike(self) -> tuple[int, ...]:
+        """For each rank the lowest one that it is alike to."""
+        found = self.job.graph_of
+        while True:
+            finer = self._told_apart(found)
+            if len(set(finer)) == len(set(found)):
+                return finer
+            found = finer
+
+    def _told_apart(self, kind: Sequence[int]) -> tuple[int, ...]:
+        """For each rank the first that nothing tells from it, if these are the kinds so far."""
+        on_node = self.hardware.topology.devices_per_node
+        beside: dict[int, Counter[int]] = {}
+        for rank, one in enumerate(kind):
+            beside.setdefault(rank // on_node, Counter())[one] += 1
+        company = {node: tuple(sorted(count.items())) for node, count in beside.items()}
+        known: dict[int, tuple[object, ...]] = {}
+
+        def who(members: tuple[int, ...], paired: bool) -> tuple[object, ...]:
+            if id(members) not in known:
+                kinds = [kind[rank] for rank in members]
+                nodes = sorted(Counter(rank // on_node for rank in members).values())
+                known[id(members)] = (tuple(kinds if paired else sorted(kinds)), tuple(nodes))
+            return known[id(members)]
+
+        first: dict[tuple[object, ...], int] = {}
+        found = []
+        for rank, one in enumerate(kind):
+            met = tuple(who(there[rank], bool(call.role)) for call, there in self._roles_of(rank).members.items())
+            found.append(first.setdefault((one, company[rank // on_node], met), rank))
+        return tuple(found)
+
+    @cached_property
+    def _roles(self) -> list[Roles]:
+        return [Roles(graph) for graph in self.job.graphs]
+
+    def _roles_of(self, rank: int) -> Roles:
+        return self._roles[self.job.graph_of[rank]]
+
+    @cached_property
+    def timings(self) -> Callable[..., tuple[Timing, ...]]:
+        """For each graph, what holds of all ranks that run it, also if ops `may_repeat`; the path is the longest."""
+        return cache(self._timed)
+
+    def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
+        graph_of, leads, found = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
+        precedences = [Precedence(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
+        kinds = [(precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
+        network = Network(kinds, self._meetings(leads), may_repeat=may_repeat)
+        for kind, lead in enumerate(leads):
+            timing = network.timing(kind)
+            found[graph_of[lead]] = _either(found.get(graph_of[lead], timing), timing)
+        return tuple(found[graph] for graph in range(len(self.job.graphs)))
+
+    def _times_ns(self, rank: int) -> Sequence[int]:
+        number = self.job.graph_of[rank]
+        if rank == self.job.graph_of.index(number):
+            return self.times_ns[number]
+        return durations_ns(self.job.graphs[number], self.hardware, rank)
+
+    def _meetings(self, leads: Sequence[int]) -> Mapping[Part, Sequence[Part]]:
+        """The parts of each collective, op by op of the first ranks of all kinds."""
+        number = {lead: kind for kind, lead in enumerate(leads)}
+        found: dict[Part, Sequence[Part]] = {}
+        for kind, lead in enumerate(leads):
+            for call, ops in self._roles_of(lead).ops.items():
+                members = self._roles_of(lead).members[call][lead]
+                parts = ((number[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
+                at = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
+                for turn, op in enumerate(ops):
+                    found[kind, op] = [(other, line[turn]) for other, line in at if turn < len(line)]
+        return found
+
+    def sharers(self, graph: int) -> dict[str, int]:
+        """For each bus that ranks share, how many do there at the same time what a rank of the graph does.
+
+        Parameters
+        ----------
+        graph
+            Which one.
+        """
+        on_node, first_alike = self.hardware.topology.devices_per_node, self.first_alike
+        leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
+        may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
+        buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
+        shared = {name: bus.scope for name, bus in buses if bus.scope != "device"}
+        return {name: int(instances(scope, on_node, first_alike)[1][leads].min()) for name, scope in shared.items()}
+
+    @cached_property
+    def _is_ample(self) -> bool:
+        """Whether each tier that ranks share holds all that they could bring there."""
+        sizes = [sum(tensor.size_bytes for tensor in graph.tensors) for graph in self.job.graphs]
+        most = sum(sizes[graph] for graph in self.job.graph_of)
+        return all(tier.scope == "device" or tier.usable_bytes >= most for tier in self.hardware.tiers.values())
+
+
+def _either(one: Timing, other: Timing) -> Timing:
+    """What holds of the ranks of both; the path is the longer one."""
+    heads, tails = (
+        [min(pair) for pair in zip(*both, strict=True)]
+        for both in ((one.heads_ns, other.heads_ns), (one.tails_ns, other.tails_ns))
+    )
+    durations = [min(pair) for pair in zip(one.durations_ns, other.durations_ns, strict=True)]
+    return Timing(one.precedence, durations, heads, tails, max(one.path_ns, other.path_ns))

@@ -2,7 +2,7 @@
 
 The tiers *within* cut 0 are the compute tier alone. Within cut ``r`` are those within cut ``r - 1`` and all that a wire
 leads to from there: what gets out of them passes a link that leaves them, and what comes back one that enters them. Cut
-0 has the room of the budget, each further one what its other tiers have room for as well. All that `step_time` says of
+0 has the room of the budget, each further one what its other tiers have room for as well. All that the package says of
 the budget and of the links of the compute tier holds of every cut, with its room and its links.
 
 *Out.* A value that is needed later is valid somewhere while op ``k`` runs. Those that the tiers within have no room
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.cost import NS_PER_S, ceil_div, transfer_ns
 from simulator.hardware import Hardware
@@ -55,8 +55,7 @@ def ns_per_byte(bandwidth_bytes_per_s: int | float) -> float:
     return NS_PER_S / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """Around the compute tier and all tiers within so many links of it.
 
     Attributes
@@ -74,24 +73,11 @@ class Cut:
     tiers: frozenset[int]
     name: str
     room_bytes: int | float
-    into: tuple[str, ...]
-    out_of: tuple[str, ...]
-
-    @classmethod
-    def around(cls, hardware: Hardware, tiers: frozenset[str]) -> Cut:
-        """Find the cut around some tiers, by their names."""
-        names, links = hardware.tier_names, hardware.links.items()
-        within = [name for name in names if name in tiers]
-        return cls(
-            tiers=frozenset(names.index(name) for name in within),
-            name=" and ".join(within),
-            room_bytes=sum(hardware.tiers[name].usable_bytes for name in within if name != hardware.compute_tier),
-            into=tuple(name for name, link in links if link.target in tiers and link.source not in tiers),
-            out_of=tuple(name for name, link in links if link.source in tiers and link.target not in tiers),
-        )
+    into: list[str]
+    out_of: list[str]
 
 
-def cuts_of(hardware: Hardware, most_bytes: int) -> tuple[Cut, ...]:
+def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
     """Find the cuts that may be short of room, that around the compute tier first.
 
     Parameters
@@ -101,15 +87,19 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> tuple[Cut, ...]:
     most_bytes
         What may ask for room at once at most [B].
     """
-    tiers = frozenset({hardware.compute_tier})
-    found = [Cut.around(hardware, tiers)]
-    while True:
-        wider = tiers.union(link.target for link in hardware.links.values() if link.source in tiers and not link.via)
-        cut = Cut.around(hardware, wider)
-        if wider == tiers or cut.room_bytes >= most_bytes or not (cut.into or cut.out_of):
-            return tuple(found)
-        found.append(cut)
+    names, links, found = hardware.tier_names, hardware.links, list[Cut]()
+    wider, tiers = {hardware.compute_tier}, set[str]()
+    while wider != tiers:
         tiers = wider
+        within = [name for name in names if name in tiers]
+        room = sum(hardware.tiers[name].usable_bytes for name in within if name != hardware.compute_tier)
+        into = [name for name, link in links.items() if link.target in tiers and link.source not in tiers]
+        out_of = [name for name, link in links.items() if link.source in tiers and link.target not in tiers]
+        if found and (room >= most_bytes or not (into or out_of)):
+            break
+        found.append(Cut(frozenset(map(names.index, within)), " and ".join(within), room, into, out_of))
+        wider = tiers.union(link.target for link in links.values() if link.source in tiers and not link.via)
+    return found
 
 
 def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:
@@ -121,8 +111,7 @@ def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:
     return reached
 
 
-@dataclass(frozen=True, slots=True)
-class Bottleneck:
+class Bottleneck(NamedTuple):
     """What copies over a cut have to pass: its links one way, or what both ways share.
 
     Attributes
@@ -177,11 +166,12 @@ def bottlenecks(
     found = []
     for number, cut in enumerate(cuts):
         into, out_of = (rate_of(names, hardware, sizes) for names in (cut.into, cut.out_of))
-        found.append(Bottleneck(_named("into", hardware.wires(cut.into), cut), number, into, 0))
-        found.append(Bottleneck(_named("out of", hardware.wires(cut.out_of), cut), number, 0, out_of))
-        both = {*cut.into, *cut.out_of}
+        for way, names, ends in (("into", cut.into, (into, 0)), ("out of", cut.out_of, (0, out_of))):
+            wires = hardware.wires(names)
+            name = f"link {wires[0]}" if len(wires) == 1 else f"links {way} {cut.name}"
+            found.append(Bottleneck(name, number, *ends))
         for name, queue in hardware.copy_queues.items():
-            if len(cut.into) == len(cut.out_of) == 1 and both <= set(queue):
+            if len(cut.into) == len(cut.out_of) == 1 and {*cut.into, *cut.out_of} <= set(queue):
                 found.append(Bottleneck(f"queue {name}", number, into, out_of, hardware.links[cut.into[0]].channels))
         for name, bus in hardware.buses.items():
             passing, rate = hardware.passing(bus.links).keys(), bus.bandwidth_bytes_per_s
@@ -189,10 +179,6 @@ def bottlenecks(
             if into or out_of:
                 found.append(Bottleneck(f"bus {name}", number, into, out_of, times=sharers.get(name, 1)))
     return found
-
-
-def _named(way: str, names: Sequence[str], cut: Cut) -> str:
-    return f"link {names[0]}" if len(names) == 1 else f"links {way} {cut.name}"
 
 
 def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ()) -> int | float:
@@ -205,14 +191,13 @@ def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ())
     sizes
         Of the tensors that are copied, if they are known [B].
     """
-    return sum(_fastest(name, hardware, sizes) for name in hardware.wires(names))
-
-
-def _fastest(name: str, hardware: Hardware, sizes: Sequence[int]) -> int | float:
-    link = hardware.links[name]
-    alone = [(size, transfer_ns(size, link)) for size in sizes]
-    is_alone = len(hardware.passing((name,))) == 1  # otherwise it also carries what is staged
-    if not alone or not is_alone or not all(ns for _, ns in alone):
-        return link.bandwidth_bytes_per_s
-    best = max(ceil_div(size * NS_PER_S, ns) for size, ns in alone)
-    return min(link.bandwidth_bytes_per_s, link.channels * best)
+    found: int | float = 0
+    for link in hardware.wires(names):
+        rate = hardware.links[link].bandwidth_bytes_per_s
+        alone = [(size, transfer_ns(size, hardware.links[link])) for size in sizes]
+        is_alone = len(hardware.passing((link,))) == 1  # otherwise it also carries what is staged
+        if alone and is_alone and all(ns for _, ns in alone):
+            best = max(ceil_div(size * NS_PER_S, ns) for size, ns in alone)
+            rate = min(rate, hardware.links[link].channels * best)
+        found += rate
+    return found

@@ -5,14 +5,12 @@ again: those that the step began with, and what an op made that is not repeatabl
 
 Where collectives run beside computes, program order does not say what is there when an op runs. Such a graph has a
 *line*, the ops of stream 0 (see `precedence`). While an op of the line runs, a value is needed for certain if what made
-or used it before has surely ended by then, and what reads it next has surely not begun. What only reads it meanwhile,
-on another stream, does not matter: until the last of them has read it, the value, or what they make of it in place, is
-needed. Of what runs beside the line only what it uses itself counts, and what stays in the compute tier.
+or used it before has surely ended by then, and what reads it next has surely not begun. Of what runs beside the line
+only what it uses itself counts, and what stays in the compute tier.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -122,42 +120,32 @@ class Demand:
         known: Lifetimes | None = None,
     ) -> None:
         graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
-        self.precedence, self.may_repeat = precedence, may_repeat
-        self.lifetimes = known or Lifetimes(graph)
-        self.work = working_set_bytes(graph)
-        sizes = np.array([tensor.size_bytes for tensor in graph.tensors], np.int64)
-        self.cuts = cuts_of(hardware, int(sizes.sum()))
-        inputs = precedence.inputs
+        self.precedence, self.may_repeat, ops = precedence, may_repeat, len(graph.ops)
+        self.lifetimes, self.work = known or Lifetimes(graph), working_set_bytes(graph)
+        sizes, inputs = [tensor.size_bytes for tensor in graph.tensors], precedence.inputs
+        self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
         is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == here)
-        self.stretches = self._stretches(sizes, is_pinned)
-        tensor, home, is_pinned = self.stretches.tensor, home[self.stretches.tensor], is_pinned[self.stretches.tensor]
-        stays = home == here
-        self.moving = self.stretches.where(~stays & (self.stretches.size > 0))
-        counts = self.stretches.kept(precedence) | stays if may_repeat else np.ones(len(tensor), bool)
+        rows = [row for t, size in enumerate(sizes) for row in self._of_tensor(t, size, is_there=bool(is_pinned[t]))]
+        self.stretches = idle = Stretches(*np.array(rows, np.int64).reshape(-1, len(Stretches._fields)).T)
+        home, is_pinned, stays = home[idle.tensor], is_pinned[idle.tensor], home[idle.tensor] == here
+        self.moving = idle.where(~stays & (idle.size > 0))
+        counts = idle.kept(precedence) | stays if may_repeat else np.ones(len(rows), bool)
         since = np.array([-1 if op < 0 else precedence.no_sooner(op) for op in self.lifetimes.first_use], np.int64)
-        is_new = (self.stretches.after >= 0) & (since[tensor] >= 0)
+        is_new = (idle.after >= 0) & (since[idle.tensor] >= 0)
         is_made = stays | ((home == NOWHERE) & (is_new | (graph.steps == 1)))
-        comes_back = self.stretches.due < len(graph.ops)
-        pinned, line = self.stretches.where(is_pinned).over(len(graph.ops)), np.array(precedence.streams) == 0
+        pinned, line = idle.where(is_pinned).over(ops), np.array(precedence.streams) == 0
 
         def by_op(mask: Bools) -> Ints:
-            moving: Ints = self.stretches.where(mask & ~is_pinned).over(len(graph.ops)) * line
-            return moving + pinned
+            return np.asarray(idle.where(mask & ~is_pinned).over(ops) * line + pinned)
 
         self.stays, self.idle = by_op(stays), by_op(counts)
-        within = [np.isin(home, list(cut.tiers)) for cut in self.cuts]
-        self.made_in = [by_op(counts & (is_made | (inside & (graph.steps == 1)))) for inside in within]
-        is_fetched = [~inside & (home != NOWHERE) & (home != FREE) for inside in within]
-        self.read_in = [by_op(counts & (stays | (comes_back & ~fetched))) for fetched in is_fetched]
-
-    def _stretches(self, sizes: Ints, is_pinned: Bools) -> Stretches:
-        columns = [array("q") for _ in Stretches._fields]
-        for t, size in enumerate(sizes.tolist()):
-            for row in self._of_tensor(t, size, is_there=bool(is_pinned[t])):
-                for column, value in zip(columns, row, strict=True):
-                    column.append(value)
-        return Stretches(*(np.array(column, np.int64) for column in columns))
+        self.made_in, self.read_in = list[Ints](), list[Ints]()
+        for cut in self.cuts:
+            inside = np.isin(home, list(cut.tiers))
+            is_fetched = ~inside & (home != NOWHERE) & (home != FREE)
+            self.made_in.append(by_op(counts & (is_made | (inside & (graph.steps == 1)))))
+            self.read_in.append(by_op(counts & (stays | ((idle.due < ops) & ~is_fetched))))
 
     def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
         """The stretches of a tensor in order; of one that is there all the time, over all ops between its uses."""
@@ -165,15 +153,11 @@ class Demand:
         graph, uses, writes = precedence.graph, found.uses[tensor], found.writes[tensor]
         if uses and tensor in precedence.inputs and found.is_read(tensor, uses[0]):
             uses = (-1, *uses)
-        is_between = precedence.in_line or is_there
-        if not is_between:
-            uses = self._telling(tensor, uses)
         ops = len(graph.ops)
         is_needed_after = graph.tensors[tensor].persistent or tensor in precedence.outputs
         for after, reader in pairwise((*(uses or (-1,)), ops)):
-            if is_between:
-                first, last = after + 1, reader - 1
-            else:
+            first, last = after + 1, reader - 1
+            if not (precedence.in_line or is_there):
                 first, last = precedence.first_behind(after), precedence.ended[reader] if reader < ops else ops - 1
             if first <= last and (found.is_read(tensor, reader) if reader < ops else is_needed_after):
                 due = precedence.awaited_by(reader) if reader < ops else ops
@@ -181,19 +165,6 @@ class Demand:
                 maker = writes[version] if version >= 0 else -1
                 made = precedence.no_sooner(maker) if maker >= 0 else -1
                 yield tensor, size, after, first, last, due, made, maker
-
-    def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
-        """Uses without those beside the line of which the next one says more: the tensor is needed through them."""
-        precedence, kept = self.precedence, list[int]()
-        graph = precedence.graph
-        is_needed = graph.tensors[tensor].persistent or tensor in precedence.outputs
-        for use in reversed(uses):
-            reads, writes = (graph.ops[use].reads, graph.ops[use].writes) if use >= 0 else ((), ())
-            is_beside = use >= 0 and precedence.streams[use] > 0 and use != uses[0]
-            if not (is_beside and is_needed and tensor in reads) or (self.may_repeat and tensor in writes):
-                kept.append(use)
-                is_needed = tensor in reads
-        return tuple(kept[::-1])
 
 
 def tightest(ops: Ints, demand: Ints, count: int) -> Ints:

@@ -9,7 +9,7 @@ stream 0, may be early or late, as far as these permit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,31 +63,44 @@ class Precedence:
     @property
     def within(self) -> Sequence[Sequence[int]]:
         """By op, those of the same step after whose end it starts."""
-        return self._earlier[0]
-
-    @property
-    def across(self) -> Mapping[int, Sequence[int]]:
-        """Op -> those of the step before after whose end it starts, where that does not follow from the others."""
-        return self._earlier[1]
+        return self.after[: len(self.streams)]
 
     @cached_property
-    def opened(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Op beside the line -> the compute of the line that starts no later: of the same step, of the step before."""
-        tensors, exists = self.graph.tensors, set(self.inputs)
-        within: dict[int, int] = {}
-        late, latest = [], -1
-        for op, (what, stream) in enumerate(zip(self.graph.ops, self.streams, strict=True)):
-            made_bytes = sum(tensors[t].size_bytes for t in what.writes if t not in exists)
+    def after(self) -> list[list[int]]:
+        """By op of two steps, one after the other, those after whose end it starts; what follows may be left out."""
+        ops, streams, shared = len(self.streams), self.streams, self._shared
+        previous, writer, users = dict[int, int](), dict[int, int](), dict[int, list[int]]()
+        found = list[list[int]]()
+        for at, what in enumerate(self.graph.ops * 2):
+            stream = streams[at % ops]
+            reads, writes = ([t for t in tensors if t in shared] for tensors in (what.reads, what.writes))
+            earlier = {writer[t] for t in reads if t in writer}.union(*(users.get(t, ()) for t in writes))
+            found.append([previous[stream]] if stream in previous else [])
+            found[at] += sorted(op for op in earlier if streams[op % ops] != stream)
+            for t in reads:
+                known = users.setdefault(t, [])
+                if known and streams[known[-1] % ops] == stream:
+                    known.pop()
+                known.append(at)
+            for t in writes:
+                writer[t], users[t] = at, [at]
+            previous[stream] = at
+        return found
+
+    @cached_property
+    def opened(self) -> dict[int, int]:
+        """Op of two steps, if beside the line -> the compute of the line that starts no later."""
+        ops, tensors, exists = len(self.streams), self.graph.tensors, set(self.inputs)
+        takes, found, latest = list[bool](), dict[int, int](), -1
+        for what in self.graph.ops:
+            takes.append(any(tensors[t].size_bytes for t in what.writes if t not in exists) or what.workspace_bytes > 0)
             exists.update(what.writes)
-            if not made_bytes and not what.workspace_bytes:
-                continue
-            if stream and latest < 0:
-                late.append(op)
-            elif stream:
-                within[op] = latest
-            elif what.collective is None:
-                latest = op
-        return within, dict.fromkeys(late, latest) if latest >= 0 else {}
+        for at, what in enumerate(self.graph.ops * 2):
+            if takes[at % ops] and self.streams[at % ops] and latest >= 0:
+                found[at] = latest
+            elif takes[at % ops] and not self.streams[at % ops] and what.collective is None:
+                latest = at
+        return found
 
     @cached_property
     def ended(self) -> list[int]:
@@ -127,43 +140,6 @@ class Precedence:
     def leads_on(self, op: int) -> bool:
         """Whether the last op of the line surely starts no sooner than this op."""
         return not self.streams[op] or self.follows[op] < len(self.streams)
-
-    @cached_property
-    def _earlier(self) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """Go through the ops of a step; remember who ran last on a stream, and wrote and used what streams share."""
-        streams, shared = self.streams, self._shared
-        previous, opening = dict[int, int](), dict[int, int]()
-        writer, users = dict[int, int](), dict[int, list[int]]()
-        within: list[list[int]] = []
-        first: list[tuple[int, int, bool]] = []
-        for op, (what, stream) in enumerate(zip(self.graph.ops, streams, strict=True)):
-            reads = [t for t in what.reads if t in shared]
-            writes = [t for t in what.writes if t in shared]
-            earlier = [writer[t] for t in reads if t in writer]
-            for t in writes:
-                earlier += users.get(t, ())
-            within.append([previous[stream]] if stream in previous else [])
-            within[op] += self._on_others(op, earlier)
-            first += [(op, t, False) for t in reads if t not in writer]
-            first += [(op, t, True) for t in writes if t not in writer]
-            for t in reads:
-                known = users.setdefault(t, [])
-                if known and streams[known[-1]] == stream:
-                    known.pop()
-                known.append(op)
-            for t in writes:
-                writer[t], users[t] = op, [op]
-            opening.setdefault(stream, op)
-            previous[stream] = op
-        across = {op: [previous[stream]] for stream, op in opening.items()}
-        for op, t, is_write in first:
-            earlier = users[t] if is_write else [writer[t]] if t in writer else []
-            across.setdefault(op, []).extend(self._on_others(op, earlier))
-        return within, across
-
-    def _on_others(self, op: int, earlier: Iterable[int]) -> list[int]:
-        """Those of them, each once, that are on other streams than the op."""
-        return sorted({p for p in earlier if self.streams[p] != self.streams[op]})
 
     @cached_property
     def _shared(self) -> frozenset[int]:

@@ -23,8 +23,6 @@ The ops that are tried are the shortest of room in stretches of the line.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +30,8 @@ from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import ns_per_byte, rate_of
 from simulator.bounds.idle import Demand, tightest
 from simulator.hardware import Hardware
+
+Floats = NDArray[np.float64]
 
 MOST_OPS = 32
 """So many ops are tried at most."""
@@ -43,31 +43,13 @@ _CLOSER, _BETWEEN = 8, 64
 """How often the minimum is looked for between the neighbours of the least of so many times."""
 
 
-class _At(NamedTuple):
-    """What lies idle at an op beyond the room there is.
-
-    Attributes
-    ----------
-    out, into
-        What was made in the step; what is read [B].
-    made, took
-        What the first of the ops that may run again make, those first that make most in a time; what they take: both
-        ascending from 0 [B, ns].
-    """
-
-    out: float
-    into: float
-    made: NDArray[np.float64]
-    took: NDArray[np.float64]
-
-
 class Rematerialisation:
     """What is known of plans that run ops again, whatever the budget.
 
     Parameters
     ----------
     timing, hardware, demand
-        As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
+        As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
     def __init__(self, timing: Timing, hardware: Hardware, demand: Demand) -> None:
@@ -82,41 +64,35 @@ class Rematerialisation:
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
         self._in_ns, self._out_ns = (ns_per_byte(rate_of(names, hardware, sizes)) for names in (cut.into, cut.out_of))
 
-    def longest(self, budget_bytes: int | float) -> tuple[int, int]:
-        """Find the op at which a budget [B] costs most, and what the step takes at least because of it [ns]."""
+    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
+        """What a step takes at least at the op at which a budget [B] costs most [ns], and what to call it."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        found = [(self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS)]
-        return max(found, default=(0, -1))
+        found = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
+        ns, op = max(found, default=(0, 0))
+        return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:
-        timing, at = self._timing, self._at(k, budget_bytes)
-
-        def step_ns(again_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-            made = np.interp(again_ns, at.took, at.made)
-            out_ns, in_ns = np.maximum(at.out - made, 0) * self._out_ns, np.maximum(at.into - made, 0) * self._in_ns
-            copied_ns = np.where(in_ns > 0, in_ns + timing.last_ns, 0)
-            behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, timing.tails_ns[k]), copied_ns)
-            found: NDArray[np.float64] = np.maximum(out_ns, timing.heads_ns[k]) + timing.durations_ns[k] + behind_ns
-            return found
-
-        times = at.took
-        for _ in range(_CLOSER):
-            i = int(step_ns(times).argmin())
-            times = np.linspace(times[max(0, i - 1)], times[min(len(times) - 1, i + 1)], _BETWEEN)
-        return int(step_ns(times).min() * (1 - _ERROR)) - 2
-
-    def _at(self, k: int, budget_bytes: int | float) -> _At:
-        ops = len(self._took)
-        here = self._moving.where((self._moving.first <= k) & (k <= self._moving.last))
-        beyond = float(self._held[k] - budget_bytes)
-        is_made = here.made >= 0
+        """What the step takes at least if what has no place at an op is copied, or made again [ns]."""
+        timing, idle, ops = self._timing, self._moving, len(self._took)
+        here = idle.where((idle.first <= k) & (k <= idle.last))
+        beyond, is_made = float(self._held[k] - budget_bytes), here.made >= 0
+        out_bytes = beyond + float(here.size[is_made].sum())
+        in_bytes = beyond + float(here.size[here.due < ops].sum())
         made = np.bincount(here.maker[is_made], here.size[is_made], ops)
         again = np.flatnonzero(self._repeatable & (made > 0))
         at_once, again = again[self._took[again] == 0], again[self._took[again] > 0]
         again = again[np.argsort(self._took[again] / made[again], kind="stable")]
-        return _At(
-            beyond + float(here.size[is_made].sum()),
-            beyond + float(here.size[here.due < ops].sum()),
-            np.cumsum([made[at_once].sum(), *made[again]]),
-            np.cumsum([0.0, *self._took[again]]),
-        )
+        all_made, times = np.cumsum([made[at_once].sum(), *made[again]]), np.cumsum([0.0, *self._took[again]])
+
+        def step_ns(again_ns: Floats) -> Floats:
+            left = np.interp(again_ns, times, all_made)
+            out_ns, in_ns = np.maximum(out_bytes - left, 0) * self._out_ns, np.maximum(in_bytes - left, 0) * self._in_ns
+            copied_ns = np.where(in_ns > 0, in_ns + timing.last_ns, 0)
+            behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, timing.tails_ns[k]), copied_ns)
+            return np.asarray(np.maximum(out_ns, timing.heads_ns[k]) + timing.durations_ns[k] + behind_ns)
+
+        near = times
+        for _ in range(_CLOSER):
+            i = int(step_ns(near).argmin())
+            near = np.linspace(near[max(0, i - 1)], near[min(len(near) - 1, i + 1)], _BETWEEN)
+        return int(step_ns(near).min() * (1 - _ERROR)) - 2

@@ -1,109 +1,124 @@
-"""What must be copied in each step, and over which links; see `step_time` for the proof, and `cuts` for full tiers."""
+"""What must be copied in each step, and over which links: see the package for the proof, and `cuts` for full tiers.
+
+*An exchange.* Let ``Q`` be persistent tensors that may leave the compute tier and are *kept*: the first op of a step
+that uses one reads it, and so does each op that writes it, so that its value is needed at all times. Let the smallest
+of them have ``s`` bytes. They and what is pinned have ``x`` bytes more than the budget. In the window of a step,
+from the start of the last op to its start a step later, links carry into the compute tier at least ``x + s`` bytes; or
+else ``x`` bytes, and all of these after one of ``Q`` was copied out.
+
+*Proof.* Between two steps each persistent tensor is at home and nowhere else. Let ``A`` be those of ``Q`` whose homes
+are other tiers, and ``N`` the others. ``N`` and what is pinned have room in the compute tier, so that ``A`` has at
+least ``x`` bytes. Each of ``A`` is read in the step, so that a copy of it lies in the window. Say the copies of ``Q``
+that lie there have less than ``x + s`` bytes. Then they are one of each of ``A``, and no other: another one would bring
+``s`` bytes. Let the first of them start at ``t``: it takes its place then, of ``s`` bytes at least. Were all of ``N``
+in their places, too, ``A`` would have ``x + s`` bytes, and it has not. So at ``t`` some ``b`` of ``N`` has no place. It
+is read in the step. If a copy in of ``b`` issued in the step before had not started at ``t``, it would lie in the
+window, which it cannot. So ``b`` was there when the window began, and has left since. Its value is needed, and was
+nowhere else between the steps: so a copy of ``b`` out, issued in this step, has ended at ``t``. The copies of ``A``, of
+``x`` bytes or more, follow.
+
+It holds of any ``Q``. Of all tensors of at least some size, each size is tried.
+
+*Premises.* All ops are on one stream and no ranks meet, as the window is simple then. Ops run once. What late reads may
+choose, and no op writes, is left out: copies of it may outlast a step.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Cut, rate_of, reached, time_ns
 from simulator.bounds.idle import Demand
-from simulator.columns import Ints
 from simulator.cost import ceil_div, transfer_ns
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
 
-Move = tuple[int, int, tuple[int, ...]]
+Move = tuple[int, int, list[int]]
 """From which tier (id) to which one; sizes of the tensors that must get there [B]. One is the compute tier."""
 
+Crossing = tuple[Cut, int, int]
+"""A cut, and how many bytes the room within forces in and out at least [B]."""
 
-@dataclass(frozen=True, slots=True)
+
 class Traffic:
-    """What must be copied in each step.
+    """What must be copied in each step, whatever the budget.
 
-    Attributes
+    Parameters
     ----------
-    hardware
-        The machine.
-    moves
-        Whole tensors that must get home, or from there to the compute tier.
-    crossing
-        For each cut how many bytes the room within forces in and out at least [B].
-    rest_ns
-        What the step takes beside all these copies at least [ns].
+    timing, hardware, homes, demand, sharers
+        As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
-    hardware: Hardware
-    moves: tuple[Move, ...]
-    crossing: tuple[tuple[Cut, int, int], ...]
-    rest_ns: int
-
-    @classmethod
-    def of(
-        cls, timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand, budget_bytes: int | float
-    ) -> Traffic:
-        """Find what must be copied in each step within a budget.
-
-        Parameters
-        ----------
-        timing, hardware, homes, demand, budget_bytes
-            As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
-        """
+    def __init__(
+        self,
+        timing: Timing,
+        hardware: Hardware,
+        homes: Sequence[int],
+        demand: Demand,
+        sharers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.hardware, self.demand, self.sharers = hardware, demand, sharers or {}
         rest_ns = _rest_ns(timing, may_repeat=demand.may_repeat)
-        here = hardware.tier_names.index(hardware.compute_tier)
-        rooms = [budget_bytes + cut.room_bytes for cut in demand.cuts]
-        crossing = tuple(
-            (cut, _excess(demand.work + read_later, room), _excess(demand.work + made_here, room))
-            for cut, room, read_later, made_here in zip(demand.cuts, rooms, demand.read_in, demand.made_in, strict=True)
-        )
-        moves = _moves(timing, here, homes, demand) if rest_ns is not None else ()
-        return cls(hardware, tuple(moves), crossing, rest_ns or 0)
+        self._rest_ns = rest_ns or 0
+        self._moves = _moves(timing, hardware, homes, demand) if rest_ns is not None else []
+        self._alone_ns = {name: self._moves_ns(name) for name in hardware.links}
+        self._pinned_bytes, self._kept = _kept(timing, hardware, homes, demand)
 
-    def rates(self) -> tuple[int | float, int | float]:
-        """Bandwidths of all links into the compute tier together, and out of it [B/s]."""
-        cut, *_ = self.crossing[0]
-        return rate_of(cut.into, self.hardware), rate_of(cut.out_of, self.hardware)
-
-    def terms(self, sharers: Mapping[str, int]) -> dict[str, int]:
-        """What these bytes take on each bus, link and queue, with what comes after them [ns].
-
-        Parameters
-        ----------
-        sharers
-            For each bus that ranks share, how many do there at the same time what this one does.
-        """
+    def terms(self, budget_bytes: int | float) -> dict[str, int]:
+        """What these copies take on each bus, link and queue within a budget [B], with what comes after them [ns]."""
         hardware, links = self.hardware, self.hardware.links
+        demand, crossing = self.demand, list[Crossing]()
+        for cut, *idle in zip(demand.cuts, demand.read_in, demand.made_in, strict=True):
+            into, out_of = (_excess(int((demand.work + one).max()), budget_bytes + cut.room_bytes) for one in idle)
+            crossing.append((cut, into, out_of))
+
+        def needs(names: Iterable[str], rate: int | float, times: int = 1) -> int:
+            return time_ns(times * self._over(names, crossing), rate)
+
         terms = {}
         for name, bus in hardware.buses.items():
-            size_bytes = sharers.get(name, 1) * self._over(hardware.passing(bus.links))
-            terms[f"bus {name}"] = time_ns(size_bytes, bus.bandwidth_bytes_per_s)
-        alone_ns = {name: self._alone_ns(name) for name in links}
+            passing = hardware.passing(bus.links)
+            terms[f"bus {name}"] = needs(passing, bus.bandwidth_bytes_per_s, self.sharers.get(name, 1))
         for name, link in links.items():
-            bytes_ns = time_ns(self._over(hardware.passing((name,))), link.bandwidth_bytes_per_s)
-            terms[f"link {name}"] = max(bytes_ns, ceil_div(alone_ns[name], link.channels))
+            alone_ns = ceil_div(self._alone_ns[name], link.channels)
+            terms[f"link {name}"] = max(needs(hardware.passing((name,)), link.bandwidth_bytes_per_s), alone_ns)
         for name, served in hardware.copy_queues.items():
-            rates = {link: links[link].bandwidth_bytes_per_s for link in served}
-            busy_ns = sum(max(time_ns(self._over((link,)), rate), alone_ns[link]) for link, rate in rates.items())
-            terms[f"queue {name}"] = ceil_div(busy_ns, min(links[link].channels for link in served))
-        for cut, *_ in self.crossing:
-            for what, names in (("into", cut.into), ("out of", cut.out_of)):
+            busy = (max(needs((link,), links[link].bandwidth_bytes_per_s), self._alone_ns[link]) for link in served)
+            terms[f"queue {name}"] = ceil_div(sum(busy), min(links[link].channels for link in served))
+        for cut in demand.cuts:
+            for way, names in (("into", cut.into), ("out of", cut.out_of)):
                 if len(names) > 1:
-                    terms[f"links {what} {cut.name}"] = time_ns(self._over(names), rate_of(names, hardware))
-        return {term: ns + self.rest_ns if ns else 0 for term, ns in terms.items()}
+                    terms[f"links {way} {cut.name}"] = needs(names, rate_of(names, hardware))
+        return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
 
-    def _over(self, names: Iterable[str]) -> int:
-        """Bytes that must pass these links."""
-        rest = set(names)
-        most = max(self._through(crossing, rest) for crossing in self.crossing)
-        together = 0
-        for crossing in self.crossing:
-            crossed = rest.intersection((*crossing[0].into, *crossing[0].out_of))
-            together += self._through(crossing, crossed)
+    def exchange_ns(self, budget_bytes: int | float) -> int:
+        """What persistent tensors take that have no room together within a budget [B]; 0 if they have [ns]."""
+        into, out_of = (
+            rate_of(names, self.hardware) for names in (self.demand.cuts[0].into, self.demand.cuts[0].out_of)
+        )
+        held_bytes, longest_ns = self._pinned_bytes, 0
+        for size, count in self._kept:
+            held_bytes += size * count
+            excess = _excess(held_bytes, budget_bytes)
+            if excess:
+                first_out_ns = time_ns(size, out_of) + time_ns(excess, into)
+                longest_ns = max(longest_ns, min(time_ns(excess + size, into), first_out_ns))
+        return longest_ns
+
+    def _over(self, names: Iterable[str], crossing: Sequence[Crossing]) -> int:
+        """Bytes that must pass these links: over any cut, or over all, each link for the innermost that it crosses."""
+        rest, together = set(names), 0
+        most = max(self._through(one, rest) for one in crossing)
+        for one in crossing:
+            crossed = rest.intersection((*one[0].into, *one[0].out_of))
+            together += self._through(one, crossed)
             rest -= crossed
         return max(most, together)
 
-    def _through(self, crossing: tuple[Cut, int, int], names: set[str]) -> int:
+    def _through(self, crossing: Crossing, names: set[str]) -> int:
         """Bytes that must pass these links, of what crosses a cut."""
         cut, in_bytes, out_bytes = crossing
         whole = sum(sum(sizes) for *ends, sizes in self._moves_over(names) if not cut.tiers.issuperset(ends))
@@ -115,31 +130,47 @@ class Traffic:
         number = self.hardware.tier_names.index
         links = self.hardware.links.items() if names else ()
         rest = [(number(link.source), number(link.target)) for name, link in links if name not in names]
-        return [move for move in self.moves if names and move[1] not in reached(move[0], rest)]
+        return [move for move in self._moves if names and move[1] not in reached(move[0], rest)]
 
-    def _alone_ns(self, name: str) -> int:
+    def _moves_ns(self, name: str) -> int:
         """Time of all transfers of whole tensors that must pass a link, one after another [ns]."""
-        sizes = list(chain(*(sizes for *_, sizes in self._moves_over({name}))))
-        alone = {size: transfer_ns(size, self.hardware.links[name]) for size in set(sizes)}
-        return sum(alone[size] for size in sizes)
+        sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
+        return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
-def _moves(timing: Timing, here: int, homes: Sequence[int], demand: Demand) -> list[Move]:
+def _moves(timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand) -> list[Move]:
+    """Whole tensors that must get home, or from there to the compute tier."""
     precedence, found = timing.precedence, demand.lifetimes
-    graph = precedence.graph
-    inward: dict[int, list[int]] = {}
-    back: dict[int, list[int]] = {}
+    graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
+    moves: dict[tuple[int, int], list[int]] = {}
     for t in sorted(precedence.inputs - timing.staying):
         size, home = graph.tensors[t].size_bytes, homes[t]
         if home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue
         first = found.first_use[t]
         if found.is_read(t, first) and (graph.steps == 1 or precedence.leads_on(first)):
-            inward.setdefault(home, []).append(size)
+            moves.setdefault((home, here), []).append(size)
         if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
-            back.setdefault(home, []).append(size)
-    moves = [(home, here, tuple(sizes)) for home, sizes in inward.items()]
-    return moves + [(here, home, tuple(sizes)) for home, sizes in back.items()]
+            moves.setdefault((here, home), []).append(size)
+    return [(*ends, sizes) for ends, sizes in moves.items()]
+
+
+def _kept(
+    timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand
+) -> tuple[int, list[tuple[int, int]]]:
+    """What is pinned [B]; and sizes of tensors that may leave and are kept, each with its number, the largest first."""
+    graph, found = timing.precedence.graph, demand.lifetimes
+    here, staying = hardware.tier_names.index(hardware.compute_tier), timing.staying
+    pinned_bytes, sizes = 0, Counter[int]()
+    if not timing.precedence.in_line or graph.meets or demand.may_repeat:
+        return 0, []
+    for t, tensor in enumerate(graph.tensors):
+        readers = (*found.uses[t][:1], *found.writes[t])
+        if tensor.persistent and homes[t] == here:
+            pinned_bytes += tensor.size_bytes
+        elif tensor.persistent and t not in staying and readers and all(t in graph.ops[op].reads for op in readers):
+            sizes[tensor.size_bytes] += 1
+    return pinned_bytes, sorted(sizes.items(), reverse=True)
 
 
 def _rest_ns(timing: Timing, *, may_repeat: bool) -> int | None:
@@ -156,6 +187,5 @@ def _rest_ns(timing: Timing, *, may_repeat: bool) -> int | None:
     return timing.last_ns
 
 
-def _excess(demand: Ints, room_bytes: int | float) -> int:
-    largest = int(demand.max())
-    return int(largest - room_bytes) if largest > room_bytes else 0
+def _excess(demand_bytes: int, room_bytes: int | float) -> int:
+    return int(demand_bytes - room_bytes) if demand_bytes > room_bytes else 0

@@ -16,7 +16,7 @@ takes its room. So ``c`` starts no sooner than the end of ``a`` and the time tha
 channels of a copy queue, or a bus, both take their time in turn.
 
 *From the start.* What is at home elsewhere and first read up to ``c`` comes in between the start of the last op of the
-step before and the start of ``c`` (see `step_time`); what must be out while ``c`` runs, and was made in the step or in
+step before and the start of ``c`` (see the package); what must be out while ``c`` runs, and was made in the step or in
 a run of one step is at home here, has left since the step began.
 
 *To the end.* In a run of one step, what is at home elsewhere and was written by ``a`` or later goes home after the end
@@ -43,62 +43,27 @@ count over several steps, as the last op to run is not known then.
 
 *Finding it.* For an end ``c``, what is needed from each start ``a`` differs from that for the end before only by what
 is read between the two: by values that are idle from their last use on, a range of starts. So it is with what is made.
-Both are kept for all starts at once. Starts and ends are at most `MOST_POINTS` ops: of each of equally long stretches
-of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops leave windows out, no
-more. What to take is decided in floating point, what it takes is added in whole numbers.
+Both are sums over areas of starts and ends. Starts and ends are at most `MOST_POINTS` ops: of each of equally long
+stretches of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops leave
+windows out, no more. What to take is decided in floating point, what it takes is added in whole numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.bounds.critical_path import Timing
-from simulator.bounds.cuts import Bottleneck, bottlenecks
-from simulator.bounds.idle import Demand, Stretches, tightest
-from simulator.columns import Bools, Ints
-from simulator.graph import Graph
+from simulator.bounds.cuts import bottlenecks
+from simulator.bounds.idle import Demand, tightest
+from simulator.columns import Ints
 from simulator.hardware import Hardware
 from simulator.plan import FREE, NOWHERE
 
 MOST_POINTS = 512
 """Between so many ops windows lie at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Longest:
-    """The longest path through a step that windows are part of.
-
-    Attributes
-    ----------
-    ns
-        How long it takes at least [ns].
-    short
-        Ops that have no room for what is needed beside them, in order.
-    entered
-        What brings what is at home elsewhere, and the op that waits for it, if the path begins so; else None.
-    left
-        What takes home all that is left, and the op after which it does, if the path ends so; else None.
-    """
-
-    ns: int = 0
-    short: tuple[int, ...] = ()
-    entered: tuple[str, int] | None = None
-    left: tuple[str, int] | None = None
-
-    def said(self, graph: Graph) -> str:
-        """What it is made of, for people."""
-        ops, short = graph.ops, self.short
-        said = [f"{self.entered[0]} before {ops[self.entered[1]].name}"] if self.entered else []
-        if short:
-            said.append(f"room at {ops[short[0]].name}" if len(short) == 1 else f"room at {len(short)} ops")
-        if self.left:
-            said.append(f"{self.left[0]} after {ops[self.left[1]].name}")
-        return ", ".join(said)
 
 
 class Windows:
@@ -107,7 +72,7 @@ class Windows:
     Parameters
     ----------
     timing, hardware, homes, demand, sharers
-        As for `simulator.bounds.step_time.Limits`; what must be held while each op runs.
+        As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
     def __init__(
@@ -118,28 +83,25 @@ class Windows:
         self.stretches = moving.where(moving.kept(precedence)) if demand.may_repeat else moving
         self.held = demand.work + demand.stays
         self.line = np.flatnonzero(np.array(precedence.streams, np.int64) == 0)
-        self.from_start = _from_start(timing, homes, demand)
-        self.to_end = _to_end(timing, homes, demand)
+        self.from_start, self.to_end = _from_start(timing, homes, demand), _to_end(timing, homes, demand)
         sizes = {tensor.size_bytes for tensor in graph.tensors} - {0}
         self.bottlenecks = bottlenecks(demand.cuts, hardware, sorted(sizes), sharers if graph.meets else {})
         ops, needed = len(graph.ops), self.stretches
         most = np.maximum(needed.where(needed.due < ops).over(ops), needed.where(needed.made >= 0).over(ops))
         self._most = self.held + most
 
-    def longest(self, budget_bytes: int | float) -> Longest:
-        """Find the longest path with a budget [B]."""
+    def longest(self, budget_bytes: int | float) -> tuple[int, str]:
+        """Find how long the longest path with a budget [B] takes at least [ns], and say what it is made of."""
         points = self._points(budget_bytes)
-        return _Sweep(self, points, budget_bytes).run() if len(points) else Longest()
+        return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
     def _points(self, budget_bytes: int | float) -> Ints:
         """Ops between which windows may lie; none if there is no lack of room, and nothing comes from the start."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
-        half = MOST_POINTS // 2
-        return np.unique(
-            np.concatenate([*(tightest(ops, self._most, half) for ops in (short, self.line)), self.line[-1:]])
-        )
+        parts = (tightest(ops, self._most, MOST_POINTS // 2) for ops in (short, self.line))
+        return np.unique(np.concatenate([*parts, self.line[-1:]]))
 
 
 def _from_start(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
@@ -191,7 +153,7 @@ class _Edge(NamedTuple):
 
 
 class _Sweep:
-    """Goes through the ends of windows, and keeps what each start asks for until then.
+    """Goes through the ends of windows.
 
     Parameters
     ----------
@@ -204,38 +166,44 @@ class _Sweep:
     """
 
     def __init__(self, windows: Windows, points: Ints, budget_bytes: int | float) -> None:
-        timing, demand = windows.timing, windows.demand
+        timing, demand, idle, count = windows.timing, windows.demand, windows.stretches, len(points)
         self._timing, self._bottlenecks = timing, windows.bottlenecks
         self._points: list[int] = points.tolist()
         self._rooms = [budget_bytes + cut.room_bytes for cut in demand.cuts]
-        self._held = windows.held[points]
+        self._held = held = windows.held[points]
         self._left = [(demand.work + made)[points] for made in demand.made_in]
-        self._entered = windows.from_start[:, points]
-        self._back = windows.to_end[:, points]
+        self._entered, self._back = windows.from_start[:, points], windows.to_end[:, points]
         self._before_ns = timing.last_ns + timing.shorter_ns if timing.precedence.graph.steps > 1 else 0
         in_line = np.where(np.array(timing.precedence.streams) == 0, timing.durations_ns, 0)
         self._clock: list[int] = np.cumsum(in_line)[points].tolist()
-        self._come, self._gone = np.zeros((2, len(points)), np.int64)
-        self._reads, self._writes = _events(windows.stretches, points, len(in_line))
+        first = np.searchsorted(points, idle.first)
+        behind = np.maximum(first, np.searchsorted(points, idle.last, "right"))
+        due = np.where(idle.due < len(in_line), np.searchsorted(points, idle.due), count)
+        made = np.searchsorted(points, idle.made, "right")
+        # By start and end: what must have come in if it has no place beside the start, and be out beside the end [B].
+        self._come = held[:, None] + _over(count, idle.size, (first, behind), (due, np.full_like(due, count)))
+        self._gone = held[None, :] + _over(count, idle.size, (np.zeros_like(made), made), (first, behind))
+        self._about_ns = np.zeros((count, count))
+        for one in self._bottlenecks:
+            room = float(self._rooms[one.cut])
+            come_ns = np.maximum(self._come - room, 0.0) * one.about(one.into) if one.into else 0.0
+            gone_ns = np.maximum(self._gone - room, 0.0) * one.about(one.out_of) if one.out_of else 0.0
+            self._about_ns = np.maximum(self._about_ns, come_ns + gone_ns)
         self._edges: list[_Edge] = []
-        self._ends = np.zeros(len(points))
+        self._ends = np.zeros(count)
 
-    def run(self) -> Longest:
+    def run(self) -> tuple[int, str]:
         """Find the longest path."""
-        timing, best, last = self._timing, Longest(), -1
+        timing, best, ops = self._timing, (0, -1, ""), self._timing.precedence.graph.ops
         for end, op in enumerate(self._points):
-            for first, behind, size in self._reads[end]:
-                self._come[first:behind] += size
-            for behind, size in self._writes[end]:
-                self._gone[:behind] += size
             edge = max(self._known(end), self._from_start(end), self._window(end))
             self._edges.append(edge)
             self._ends[end] = edge.ns + timing.durations_ns[op]
             back_ns, name = max((one.ns(0, int(self._back[one.cut][end])), one.name) for one in self._bottlenecks)
             ns = edge.ns + timing.durations_ns[op] + max(timing.tails_ns[op], back_ns)
-            if ns > best.ns:
-                best, last = Longest(ns, left=(name, op) if back_ns > timing.tails_ns[op] else None), end
-        return self._told(best, last)
+            if ns > best[0]:
+                best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""
+        return best[0], self._told(*best[1:])
 
     def _known(self, end: int) -> _Edge:
         """From the point before, or as `critical_path` has it."""
@@ -254,7 +222,7 @@ class _Sweep:
         best = _Edge(-1)
         for one in self._bottlenecks:
             entered = int(self._entered[one.cut][end]) if one.into else 0
-            left = _beyond(self._left[one.cut][end], self._rooms[one.cut]) if one.out_of else 0
+            left = self._beyond(one.cut, self._left[one.cut][end]) if one.out_of else 0
             if entered or left:
                 ns = one.ns(entered, left) - (self._before_ns if entered else 0)
                 best = max(best, _Edge(ns, -1, self._points[end] if left else -1, one.name if entered else ""))
@@ -262,73 +230,35 @@ class _Sweep:
 
     def _window(self, end: int) -> _Edge:
         """The window to this end whose copies last longest."""
-        best = _Edge(-1)
-        if not end:
-            return best
-        about = np.zeros(end)
-        for one in self._bottlenecks:
-            about = np.maximum(about, self._about_ns(one, end))
-        start = int((self._ends[:end] + about).argmax())
-        if not about[start]:
-            return best
-        for one in self._bottlenecks:
-            room = self._rooms[one.cut]
-            come = _beyond(self._held[start] + self._come[start], room) if one.into else 0
-            gone = _beyond(self._held[end] + self._gone[start], room) if one.out_of else 0
+        best, about_ns = _Edge(-1), self._about_ns[:end, end]
+        start = int((self._ends[:end] + about_ns).argmax()) if end else 0
+        for one in self._bottlenecks if end and about_ns[start] else ():
+            come = self._beyond(one.cut, self._come[start, end]) if one.into else 0
+            gone = self._beyond(one.cut, self._gone[start, end]) if one.out_of else 0
             short = self._points[start if come else end]
             best = max(best, _Edge(self._end_ns(start) + one.ns(come, gone), start, short))
         return best
 
-    def _about_ns(self, one: Bottleneck, end: int) -> NDArray[np.float64]:
-        """For each start, about how long the copies of the window last [ns]."""
-        found, room = np.zeros(end), float(self._rooms[one.cut])
-        if one.into:
-            found += np.maximum(self._held[:end] + self._come[:end] - room, 0.0) * one.about(one.into)
-        if one.out_of:
-            found += np.maximum(self._gone[:end] + (self._held[end] - room), 0.0) * one.about(one.out_of)
-        return found
+    def _beyond(self, cut: int, demand_bytes: np.int64) -> int:
+        return int(max(0, demand_bytes - self._rooms[cut]))
 
-    def _told(self, best: Longest, last: int) -> Longest:
-        """The path, from its end."""
-        short, entered = set[int](), None
+    def _told(self, last: int, left: str) -> str:
+        """Say what the path to a point is made of, from its end."""
+        ops, short, entered = self._timing.precedence.graph.ops, set[int](), ""
         while last >= 0:
             edge = self._edges[last]
             short.update({edge.short} - {-1})
             if edge.enters:
-                entered = edge.enters, self._points[last]
+                entered = f"{edge.enters} before {ops[self._points[last]].name}"
             last = edge.start
-        return replace(best, short=tuple(sorted(short)), entered=entered)
+        where = f"{len(short)} ops" if len(short) != 1 else ops[min(short)].name
+        return ", ".join(filter(None, (entered, f"room at {where}" if short else "", left)))
 
 
-def _beyond(demand: np.int64, room_bytes: int | float) -> int:
-    return int(max(0, demand - room_bytes))
-
-
-def _events(
-    stretches: Stretches, points: Ints, ops: int
-) -> tuple[list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]]:
-    """By point: the ranges of starts from which more must have come in, and those from which other is to be out."""
-    count = len(points)
-    first, behind = np.searchsorted(points, stretches.first), np.searchsorted(points, stretches.last, "right")
-    due = np.where(stretches.due < ops, np.searchsorted(points, stretches.due), count)
-    made = np.searchsorted(points, stretches.made, "right")
-    lies = behind > first
-    reads: list[list[tuple[int, int, int]]] = [[] for _ in points]
-    writes: list[list[tuple[int, int]]] = [[] for _ in points]
-    for end, *more in _summed(lies & (due < count), stretches.size, due, first, behind):
-        reads[end].append((more[0], more[1], more[2]))
-    is_made = lies & (made > 0)
-    for end, rows, size in _summed(is_made, stretches.size, first, made):
-        writes[end].append((rows, size))
-    for end, rows, size in _summed(is_made & (behind < count), stretches.size, behind, made):
-        writes[end].append((rows, -size))
-    return reads, writes
-
-
-def _summed(mask: Bools, sizes: Ints, *keys: Ints) -> list[list[int]]:
-    """The different keys, each with the sum of its sizes."""
-    different, which = np.unique(np.stack([key[mask] for key in keys], axis=1), axis=0, return_inverse=True)
-    sums = np.zeros(len(different), np.int64)
-    np.add.at(sums, which.reshape(-1), sizes[mask])
-    found: list[list[int]] = np.column_stack([different, sums]).tolist()
-    return found
+def _over(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
+    """By start and end, what lies over both: from the first of two numbers to before the second [B]."""
+    change = np.zeros((count + 1, count + 1), np.int64)
+    for start, sign in zip(starts, (1, -1), strict=True):
+        np.add.at(change, (start, ends[0]), sign * size)
+        np.add.at(change, (start, ends[1]), -sign * size)
+    return np.asarray(change.cumsum(0).cumsum(1)[:-1, :-1])

@@ -48,20 +48,6 @@ def test_if_no_tier_has_room_no_plan_is_looked_for(story):
         assert len(row.shortfall.rooms) == 2
 
 
-def test_of_homes_that_do_not_fit_the_block_without_room_is_named_if_they_filled_as_they_are_used(story):
-    """All have room from the start, 48 tokens of 3 sequences in 2 layers; 42 leave none for the 11th block in L01."""
-    told = "from op 't08/L01/decode/attn.core' on, once 'L01/kv/s2/b0010' has come, if homes filled as they are used"
-    story.write_text(STORY.replace("free}", "ddr}"))
-    for tokens, full in ((42, told), (20, "")):
-        box = documents.BOX.replace("capacity: inf", f"capacity: {tokens * 3 * 2 * 128} B")
-        story.with_name("box.yaml").write_text(box)
-        for row in hosim.run(story).values():
-            assert row.shortfall is not None
-            assert (row.shortfall.tier, row.shortfall.at) == ("ddr", "the homes at time 0")
-            assert row.shortfall.gap_bytes == (48 - tokens) * 3 * 2 * 128
-            assert row.shortfall.full == full
-
-
 def test_a_runtime_tells_it_too(story):
     story.write_text(STORY.replace("free}", "hbm}").replace("resident, static", "reactive").replace("164", "166"))
     short = hosim.run(story)["reactive"].shortfall

@@ -220,7 +220,7 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
     assert found.largest == (("a", 40), ("b", 30), ("workspace of g", 20))
     assert found.rooms == ({"hbm": 90},)
     assert found.levers == (
-        "split op 'g': what it alone uses is 90 B",
+        "split the 1 op over the budget; op 'g' alone uses 90 B",
         "make the batch smaller, or the sequence shorter",
     )
 
@@ -260,8 +260,8 @@ def test_a_lever_helps_on_its_own():
 
     free = "leave the homes of activation tensors free: 70 B of them stay in hbm"
     smaller = "make the batch smaller, or the sequence shorter"
-    assert helps(110) == (free, "split op 'g': what it alone uses is 90 B", smaller)
-    assert helps(109) == ("split the 2 ops that need more than the budget; op 'f' alone uses 110 B", smaller)
+    assert helps(110) == (free, "split the 1 op over the budget; op 'g' alone uses 90 B", smaller)
+    assert helps(109) == ("split the 2 ops over the budget; op 'f' alone uses 110 B", smaller)
     assert helps(70) == ()
 
 
