@@ -17,8 +17,8 @@ from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report.expectations import Check, Verdict, check, untested, verdicts
 from simulator.report.rows import ABSENT, listed
-from simulator.report.text import Column
-from simulator.report.view import Section, View, by
+from simulator.report.tables import Column
+from simulator.report.views import Section, View, by
 from simulator.run import prepare, run_case
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Expectation

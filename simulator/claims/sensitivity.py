@@ -15,9 +15,9 @@ from simulator.catalog import Loaded
 from simulator.claims import Judged, judged
 from simulator.errors import ConfigError
 from simulator.report.rows import listed, present, signed
-from simulator.report.view import Panel, Section, View, by, curve, texts
-from simulator.report.view import Row as ShownRow
-from simulator.report.view import Rows as ShownRows
+from simulator.report.views import Panel, Section, View, by, texts
+from simulator.report.views import Row as ShownRow
+from simulator.report.views import Rows as ShownRows
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Expectation
 from simulator.units import human
@@ -171,7 +171,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
         row = group[0]
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
-            texts("  what is not stated", group, lambda row: f"  {row['parameter']}"),
+            texts("what is not stated", group, lambda row: row["parameter"]),
             texts("taken", group, lambda row: _value(row, row["taken"]), left=False),
             texts("tried", group, lambda row: _stretch(row, row["low"], row["high"]), left=False),
             texts("error at the ends", group, lambda row: f"{signed(row['error_low'])} to {signed(row['error_high'])}"),
@@ -180,13 +180,14 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
     for (scenario, parameter), own in by(points, "scenario", "parameter").items():
-        curves = [
-            curve(claim, sorted(figure, key=lambda row: row["value"]), "value", "error", 100)
-            for (claim,), figure in by(own, "claim").items()
-        ]
         unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
-        panels.append(Panel(scenario, f"{parameter}{unit}, difference from what is printed; dots: holds", "%", curves))
+        axis, drawn = f"{parameter}{unit}, difference from what is printed; dots: holds", sorted(own, key=_by_value)
+        panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim", scale=100))
     return View("What claims depend on", sections, [_MEANT], panels)
+
+
+def _by_value(row: ShownRow) -> Any:
+    return row["value"]
 
 
 def _value(row: ShownRow, value: float) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from os.path import isdir
 from pathlib import Path
 
 from simulator import builders, catalog, formats, referee
 from simulator.errors import ConfigError
-from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
@@ -36,82 +34,72 @@ def describe(file: str, scenario: str | None = None) -> str:
     HosimError
         If anything is wrong.
     """
+    path = Path(file)
     if file.endswith(formats.SUFFIXES):
-        return _steps_or_graph(Path(file), scenario)
-    if not isdir(file) and (Path(file).suffix or "/" in file):
-        return _document(catalog.load(Path(file)).document, Path(file))
-    for kind in catalog.KINDS:
-        if file in catalog.names(kind):
-            return _document(catalog.load(file, kind).document, catalog.path_of(file, kind))
-    found, do = ("a folder", "name the files in it") if isdir(file) else ("neither", "correct it")
-    raise ConfigError(file, "a file, or a name in the catalogue, is known", found, do)
-
-
-def _document(document: object, path: Path) -> str:
+        is_plan = formats.sniff(path) != formats.graph_jsonl.SCHEMA and scenario is not None
+        return _plan(path, str(scenario)) if is_plan else formats.check(path)
+    kind = next((kind for kind in catalog.KINDS if file in catalog.names(kind)), None)
+    if kind is not None and not path.is_dir():
+        path = catalog.path_of(file, kind)
+    elif (not path.suffix and "/" not in file) or path.is_dir():
+        found = "a folder" if path.is_dir() else "neither"
+        raise ConfigError(
+            file, "a file, or a name in the catalogue, is known", found, "name the files in it, or see `hosim list`"
+        )
+    document = catalog.load(path).document
     if isinstance(document, Scenario):
-        loaded = catalog.resolve(path)
-        if document.scaling:
-            points_of(loaded).check()
-        if loaded.workload.requests is not None:
-            rows, come, _ = read_served(loaded)
-            return f"scenario, {counted(len(rows), 'row')}, {counted(len(come.requests), 'request')}: ok"
-        case = prepare(loaded)
-        decide = case.rows()
-        for choice in document.policies:
-            if choice.is_file:
-                for task in case.tasks:
-                    _check_plan(case, task, decide[choice.row](task.problem))
-        sizes = {"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)}
-        return f"scenario, {', '.join(counted(number, noun) for noun, number in sizes.items())}: ok"
-    if isinstance(document, Hardware):
-        return f"hardware, {_machine(document)}: ok"
-    if isinstance(document, Workload) and document.graph is not None:
-        return f"workload, {formats.check(path.parent / document.graph)}: ok"
-    if isinstance(document, Workload) and document.requests is not None and document.requests.file is not None:
-        come = formats.read_requests(path.parent / document.requests.file, document.requests.count)
-        return f"workload, {counted(len(come.requests), 'request')}: ok"
+        return f"scenario, {_scenario(document, path)}"
     if isinstance(document, Workload):
-        builders.check(document)
-    return "workload: ok"
+        return f"workload, {_workload(document, path)}"
+    sizes = {"device": document.topology.devices, "tier": len(document.tiers), "link": len(document.links)}
+    return f"hardware, {_sizes(sizes | {'fabric': len(document.fabrics)})}"
 
 
-def _machine(hardware: Hardware) -> str:
-    sizes = [(hardware.topology.devices, "device")] if hardware.topology.devices > 1 else []
-    sizes += [(len(hardware.tiers), "tier"), (len(hardware.links), "link")]
-    sizes += [(len(hardware.fabrics), "fabric")] if hardware.fabrics else []
-    return ", ".join(counted(number, noun) for number, noun in sizes)
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(counted(number, noun) for noun, number in sizes.items() if number)
 
 
-def _steps_or_graph(path: Path, scenario: str | None) -> str:
-    schema = formats.sniff(path)
-    if schema == formats.graph_jsonl.SCHEMA or (scenario is None and schema != formats.plan_jsonl.SCHEMA):
-        return f"{formats.check(path)}: ok"
-    if scenario is None:
-        return f"{formats.check(path)}: ok by itself; name its --scenario to check it against the graph and the machine"
+def _workload(workload: Workload, path: Path) -> str:
+    if workload.graph is not None:
+        return formats.check(path.parent / workload.graph)
+    if workload.requests is not None and workload.requests.file is not None:
+        come = formats.read_requests(path.parent / workload.requests.file, workload.requests.count)
+        return counted(len(come.requests), "request")
+    builders.check(workload)
+    return "a model" if workload.requests is None else "requests"
+
+
+def _scenario(scenario: Scenario, path: Path) -> str:
+    loaded = catalog.resolve(path)
+    if scenario.scaling:
+        points_of(loaded).check()
+    if loaded.workload.requests is not None:
+        rows, come, _ = read_served(loaded)
+        return _sizes({"row": len(rows), "request": len(come.requests)})
+    case = prepare(loaded)
+    decide = case.rows()
+    for choice in (choice for choice in scenario.policies if choice.is_file):
+        for task in case.tasks:
+            _check_plan(case, task, decide[choice.row](task.problem))
+    return _sizes({"row": len(decide), "op": len(case.graph.ops), "tensor": len(case.graph.tensors)})
+
+
+def _plan(path: Path, scenario: str) -> str:
+    """Check a plan against a scenario, and say how much it holds in the compute tier, as issued."""
     case = prepare(catalog.resolve(scenario))
-    task = _whose(path, case)
-    plan = formats.read_plan(path, task.graph, task.problem.tiers)
-    _check_plan(case, task, replace(plan, file=path.name))
-    return f"{formats.check(path)}: ok for {case.loaded.scenario.name}; {_held(task, plan)}"
-
-
-def _held(task: Task, plan: Plan) -> str:
-    """How much a plan holds in the compute tier, as issued, against the budget."""
+    names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
+    named = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
+    task = next(named, case.tasks[0])
     problem = task.problem
-    tier, budget = problem.tiers[problem.compute_tier], problem.budget_bytes
+    plan = formats.read_plan(path, task.graph, problem.tiers)
+    _check_plan(case, task, replace(plan, file=path.name))
     most = max(issued_bytes(task.graph, plan, problem.compute_tier))
-    said = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
-    return f"{said}: it must wait for room, and may block itself" if most > budget else said
+    budget, tier = problem.budget_bytes, problem.tiers[problem.compute_tier]
+    held = f"as issued it holds up to {human(most, 'B')} in {tier}, the budget is {human(budget, 'B')}"
+    blocks = ": it must wait for room, and may block itself" if most > budget else ""
+    return f"{formats.check(path)} for {case.loaded.scenario.name}; {held}{blocks}"
 
 
 def _check_plan(case: Case, task: Task, plan: Plan) -> None:
     """Hold a plan against the graph, with what late reads of its first rank choose."""
     referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]))
-
-
-def _whose(path: Path, case: Case) -> Task:
-    """The graph that a plan is of: of several, the one that its file or its folder is named for."""
-    tasks = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
-    return next(
-        (task for file, folder, task in tasks if path.name == file or path.parent.name == folder), case.tasks[0]
-    )

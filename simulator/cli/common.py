@@ -1,73 +1,64 @@
-"""What commands share: their options, and how what they are for is run with progress, told and written."""
+"""What commands share: options, and how what they are for is run with progress, told, written and judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from simulator.report.expectations import Verdict
+    from simulator.report.expectations import Check, Verdict
 
 FAILED = 1
+_PATH, _FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+_WORKERS = "Processes; the result does not depend on it. [default: cores]"
+_SHARED: dict[str, Callable[..., Any]] = {
+    "out": click.option("--out", type=_PATH, help="Write all of it here: tables, pictures and a page."),
+    "set": click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware."),
+    "policy": click.option(
+        "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
+    ),
+    "json": click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
+    "junit": click.option("--junit", type=_FILE, help="Write what is expected as JUnit XML into this file."),
+    "workers": click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help=_WORKERS),
+}
 
 
-def changes(what: str = "Change the hardware.") -> Callable[..., Any]:
-    """Return the option that changes the hardware."""
-    return click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=what)
+def command(short_help: str, *shared: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function, with some of the options that commands share."""
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        for option in reversed(shared):
+            function = _SHARED[option](function)
+        return click.command(name, short_help=short_help)(function)
+
+    return made
 
 
-def rows(what: str = "Only this row, or this policy.") -> Callable[..., Any]:
-    """Return the option that names the rows to be run."""
-    return click.option("--policy", "policies", multiple=True, metavar="NAME", help=what)
+def levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
+    """Read ``5%,0.1`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
+    from simulator.units import FieldError, parse
+
+    def level(one: str) -> float:
+        if one.endswith("%"):
+            return float(one.removesuffix("%")) / 100
+        return parse(one, "ns") if one[-1:].isalpha() else float(one)
+
+    try:
+        return text if text is None else [level(one.strip()) for one in text.split(",") if text != "none"]
+    except (ValueError, FieldError):
+        raise click.BadParameter(f"{text!r} is no list such as 5%,0.1 (of times, 100ns,5us)") from None
 
 
-def folder(what: str = "Write tables, a page and a picture here.") -> Callable[..., Any]:
-    """Return the option that names the folder of results."""
-    return click.option("--out", type=click.Path(path_type=Path), help=what)
-
-
-def junit(what: str) -> Callable[..., Any]:
-    """Return the option that names a file for what is expected."""
-    return click.option(
-        "--junit", type=click.Path(path_type=Path, dir_okay=False), help=f"Write {what} as JUnit XML into this file."
-    )
-
-
-def written(
-    do: Callable[..., Any], *arguments: Any, out: Path | None = None, tell: Callable[[Any], str] = str, **options: Any
-) -> tuple[Any, str]:
-    """Run something with progress, and write what came of it.
-
-    Parameters
-    ----------
-    do, arguments, options
-        What is run; those that were not given are as `do` has them.
-    out
-        Where what came of it is written, if anywhere.
-    tell
-        What is said of it, found before it is written.
-
-    Returns
-    -------
-    tuple
-        What came of it, and what is said.
-    """
+def settings(changes: Sequence[str]) -> dict[str, Any]:
+    """Read what ``--set`` says."""
     from simulator import catalog
-    from simulator.report.progress import Shown
 
-    check(out)
-    if "changes" in options:
-        options["set"] = dict(catalog.setting(change) for change in options.pop("changes"))
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    with Shown() as progress:
-        found = do(*arguments, progress=progress, **given)
-    text = tell(found)
-    if out is not None:
-        found.write(out)
-    return found, text
+    return dict(catalog.setting(change) for change in changes)
 
 
 def check(out: Path | None, junit: Path | None = None) -> None:
@@ -80,9 +71,51 @@ def check(out: Path | None, junit: Path | None = None) -> None:
         check_file("--junit", junit)
 
 
-def judged(statuses: Sequence[str], expectations: Sequence[Verdict]) -> int:
-    """Tell which expectations fail; the exit code is 0 if none does, and a row ran to its end."""
-    failed = [verdict for verdict in expectations if verdict.is_broken]
-    for verdict in failed:
-        click.echo(f"hosim: expectation fails: {verdict}", err=True)
-    return FAILED if failed or "ok" not in statuses else 0
+def ran(do: Callable[..., Any], *arguments: Any, out: Path | None = None, **options: Any) -> Any:
+    """Run something with progress, and return what came of it.
+
+    Parameters
+    ----------
+    do, arguments, options
+        What is run; options that were not given are as `do` has them, and changes are what it shall set.
+    out
+        Where what comes of it will be written, if anywhere.
+    """
+    from simulator.report.tables import Shown
+
+    check(out)
+    if "changes" in options:
+        options["set"] = settings(options.pop("changes"))
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    with Shown() as progress:
+        return do(*arguments, progress=progress, **given)
+
+
+def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: bool = False, **options: Any) -> Any:
+    """Run something with progress, print what came of it, write it if asked, and return it."""
+    found = ran(do, *arguments, out=out, **options)
+    if out is not None:
+        found.write(out)
+    click.echo(found.json() if as_json else f"{found}\n", nl=False)
+    return found
+
+
+def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:
+    """Write what was checked by scenario, if a file is named."""
+    from simulator.report import expectations
+
+    if file is not None:
+        expectations.write_junit(checks, file)
+
+
+def judged(rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = ()) -> int:
+    """Tell what fails; the exit code is 0 if no expectation does, and a row ran to its end."""
+    sys.stdout.flush()
+    failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
+    if not any(row["status"] == "ok" for row in rows):
+        statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
+        why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] == "refused")
+        failed.append("; ".join((f"no row ran to its end, all are {statuses}", *why)))
+    for line in failed:
+        click.echo(f"hosim: {line}", err=True)
+    return FAILED if failed else 0

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import click
 
 from simulator.cli import common
-
-if TYPE_CHECKING:
-    from simulator.scenario import Scenario
 
 _KINDS = ("hardware", "workload", "scenario")
 _LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "policies": ""}
 """What can be listed -> its kind of document."""
 
 
-@click.command("list", short_help="List profiles, workloads, scenarios and policies.")
+@common.command("List profiles, workloads, scenarios and policies.", name="list")
 @click.argument("kind", required=False, type=click.Choice(tuple(_LISTS)))
 def list_(kind: str | None) -> None:
     """List what the catalogue holds, one line each, with the origins of its figures.
@@ -28,45 +24,37 @@ def list_(kind: str | None) -> None:
       hosim list
       hosim list scenarios
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.report.text import aligned_lines
+    from simulator.policies import POLICIES
+    from simulator.report.tables import Column, aligned
 
-    chosen = (kind,) if kind else tuple(_LISTS)
-    for number, name in enumerate(chosen):
-        if kind is None:
-            click.echo(("\n" if number else "") + name)
-        entries = _documents(_LISTS[name]) if _LISTS[name] else _policies()
-        click.echo(aligned_lines(entries, indent=0 if kind else 2))
+    parts = []
+    for name in (kind,) if kind else tuple(_LISTS):
+        policies = [(one, entry.summary) for one, entry in POLICIES.items()]
+        entries = _documents(_LISTS[name]) if _LISTS[name] else policies
+        table = aligned([Column.texts("", cells) for cells in zip(*entries, strict=True)], 0 if kind else 2)
+        parts.append(table if kind else f"{name}\n{table}")
+    click.echo("\n\n".join(parts))
 
 
 def _documents(kind: str) -> list[tuple[str, ...]]:
+    """Name, command or size, origins and title of each document of a kind."""
     from simulator import catalog
     from simulator.units import counted
 
-    found = []
+    found: list[tuple[str, ...]] = []
     for name in catalog.names(kind):
-        document = catalog.load(name, kind).document
+        document, about = catalog.load(name, kind).document, ""
+        if kind == "hardware":
+            about = counted(document.topology.devices, "device")
+        if kind == "scenario":
+            requests = catalog.load(document.workload, "workload").document.requests
+            about = "hosim run" if requests is None else "hosim serve"
         counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
-        devices = [counted(document.topology.devices, "device")] if kind == "hardware" else []
-        command = [_command(document)] if kind == "scenario" else []
-        found.append((name, *devices, *command, ", ".join(counts) or "no figures", document.title))
+        found.append((name, about, ", ".join(counts) or "no figures", document.title))
     return found
 
 
-def _command(scenario: Scenario) -> str:
-    """What runs a scenario: `hosim serve` if its workload is requests."""
-    from simulator import catalog
-
-    workload = catalog.load(scenario.workload, "workload").document
-    return "hosim serve" if workload.requests is not None else "hosim run"
-
-
-def _policies() -> list[tuple[str, ...]]:
-    from simulator.policies import POLICIES
-
-    return [(name, "", entry.summary) for name, entry in POLICIES.items()]
-
-
-@click.command(short_help="Validate documents, graphs and plans; nothing runs.")
+@common.command("Validate documents, graphs and plans; nothing runs.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
 def check(files: tuple[str, ...], scenario: str | None) -> int:
@@ -85,7 +73,7 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
     failed = 0
     for file in files:
         try:
-            click.echo(f"{quotable(file, 350)}: {describe(file, scenario)}")
+            click.echo(f"{quotable(file, 350)}: {describe(file, scenario)}: ok")
         except HosimError as error:
             failed += 1
             sys.stdout.flush()
@@ -93,7 +81,7 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
     return common.FAILED if failed else 0
 
 
-@click.command(short_help="Print the JSON Schema of a kind of document.")
+@common.command("Print the JSON Schema of a kind of document.")
 @click.argument("kind", type=click.Choice(_KINDS))
 def schema(kind: str) -> None:
     """Print the JSON Schema of a kind of document, so that editors complete and check its YAML.
@@ -110,7 +98,7 @@ def schema(kind: str) -> None:
     click.echo(json.dumps(catalog.schema(kind), indent=2))
 
 
-@click.command(short_help="Write the operator graph of a workload as a file.")
+@common.command("Write the operator graph of a workload as a file.")
 @click.argument("workload")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder.")
 def graph(workload: str, out: Path) -> None:
@@ -126,13 +114,11 @@ def graph(workload: str, out: Path) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.jobs import write_graphs
 
-    for line in write_graphs(workload, out):
-        click.echo(line)
+    click.echo("\n".join(write_graphs(workload, out)))
 
 
-@click.command(short_help="Say what every rank holds, and what ranks communicate.")
+@common.command("Say what every rank holds, and what ranks communicate.", "json")
 @click.argument("workload")
-@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON, sizes in bytes.")
 def layout(workload: str, as_json: bool) -> None:
     """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
 
@@ -153,27 +139,14 @@ def layout(workload: str, as_json: bool) -> None:
 _SAME, _MOVED, _TROUBLE = 0, 1, 2
 
 
-def _share(context: click.Context, parameter: click.Parameter, text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        share = -1
-    if not 0 <= share < 1:
-        raise click.BadParameter(f"{text!r} is no share such as 1% or 0.01")
-    return share
-
-
-@click.command(short_help="Say what moved between two results, and why.")
+@common.command("Say what moved between two results, and why.", "json")
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option(
-    "--tolerance", default="0", callback=_share, metavar="SHARE", help="Accept changes up to this, such as 1%."
-)
+@click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")
 @click.option("--fail-on", type=click.Choice(("moved", "worse")), default="moved", show_default=True,
               help="What the exit code 1 is for.")  # fmt: skip
-@click.option("--json", "kind", flag_value="json", help="Print JSON (hosim-diff/1), with every number.")
-@click.option("--markdown", "kind", flag_value="markdown", help="Print Markdown, for a comment on a pull request.")
-def diff(old: Path, new: Path, tolerance: float, fail_on: Literal["moved", "worse"], kind: str | None) -> int:
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
+def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool) -> int:
     """Compare the results OLD and NEW, folders that `hosim run --out` wrote, or the summary.json in them.
 
     \b
@@ -194,10 +167,9 @@ def diff(old: Path, new: Path, tolerance: float, fail_on: Literal["moved", "wors
     from simulator.run.diff import diff as compare
 
     try:
-        found = compare(old, new, tolerance=tolerance)
+        found = compare(old, new, tolerance=max(tolerance, default=0.0))
     except HosimError as error:
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
-    click.echo({"json": lambda: found.json().decode(), "markdown": found.markdown}.get(kind or "", found.__str__)(),
-               nl=kind is None)  # fmt: skip
+    click.echo(found.json() if as_json else found.markdown() if markdown else f"{found}\n", nl=False)
     return _MOVED if (found.moved if fail_on == "moved" else found.worse) else _SAME

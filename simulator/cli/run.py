@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,13 @@ import click
 from simulator.cli import common
 
 if TYPE_CHECKING:
-    from simulator.run import Case, Results
+    from simulator.run import Results
 
 
-@click.command(short_help="Run a scenario and print one row per policy.")
+@common.command("Run a scenario and print one row per policy.", "out", "set", "policy", "json", "junit")
 @click.argument("scenario")
-@common.folder("Write tables, pictures, traces and a report here.")
-@common.changes("Change the hardware for this run.")
-@common.rows("Run only this row, or this policy.")
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stays flat.")
-@click.option("--json", "as_json", is_flag=True, help="Print what summary.json says, and nothing else.")
-@common.junit("the expectations")
-def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tuple[str, ...], **more: Any) -> int:
+def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
 
     \b
@@ -40,91 +36,48 @@ def run(scenario: str, out: Path | None, changes: tuple[str, ...], policies: tup
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator import catalog
-    from simulator.run import read
-
-    common.check(out, more["junit"])
-    settings = dict(catalog.setting(change) for change in changes)
-    case = read(scenario, set=settings, trace="none" if more["no_trace"] else None)
-    results = _run(case, policies or None, out)
-    if more["junit"] is not None:
-        from simulator.report.expectations import write_junit
-
-        write_junit({case.loaded.scenario.name: results.checks}, more["junit"])
-    if more["as_json"]:
-        click.echo(results.json(), nl=False)
-    else:
-        _show(results)
-        if out is not None:
-            click.echo(f"\nReport: {out / 'report.html'}")
-        _praise(results)
-    return _judged(results)
-
-
-def _run(case: Case, policies: Sequence[str] | None, out: Path | None) -> Results:
-    """Run all rows; each is written while the next ones run."""
-    from simulator.report.progress import Shown
-    from simulator.run import run_case
+    from simulator.report.tables import Shown
+    from simulator.run import read, run_case
     from simulator.run.results import writing
 
-    with nullcontext() if out is None else writing(out) as output:
+    common.check(out, junit)
+    case = read(scenario, set=common.settings(more["changes"]), trace="none" if more["no_trace"] else None)
+    with nullcontext() if out is None else writing(out) as output:  # each row is written while the next ones run
         with Shown() as progress:
-            results = run_case(case, policies, progress, output.pages.add if output else None)
+            results = run_case(case, more["policies"] or None, progress, output.pages.add if output else None)
         if output:
             output.finish(results)
-    return results
-
-
-def _show(results: Results) -> None:
-    from simulator.report import text
-
-    rows = list(results.values())
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        console = Console()
-        for table in text.rich_tables(rows, console.width):
-            console.print(table)
-        console.print("\n".join(results.sentences), markup=False, highlight=False)
+    common.write_junit({case.loaded.scenario.name: results.checks}, junit)
+    if as_json:
+        click.echo(results.json(), nl=False)
     else:
-        click.echo(text.plain(rows) + "\n\n" + "\n".join(results.sentences))
+        click.echo("\n\n".join(_told(results, out)))
+    return common.judged([row.summary for row in results.values()], results.expectations)
+
+
+def _told(results: Results, out: Path | None) -> Iterator[str]:
+    """The table, what a person would say, where the report is, and what of the expectations is no failure."""
+    from simulator.report.tables import PIPE_WIDTH, plain
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    yield plain(list(results.values()), width)
+    yield "\n".join(results.sentences)
     if results.largest is not None:
-        click.echo(f"\n{results.largest.view.sections[0]}")
-
-
-def _praise(results: Results) -> None:
-    """Tell that what the scenario expected holds, is known to be missed, or was not checked."""
+        yield str(results.largest.view.sections[0])
+    if out is not None:
+        yield f"Report: {out / 'report.html'}"
     if results.case.is_changed and results.case.loaded.scenario.expect:
-        click.echo("\nThe machine was changed for this run: what the scenario expects was not checked.")
-    count = sum(verdict.holds for verdict in results.expectations)
-    if count and not any(verdict.is_broken for verdict in results.expectations):
-        click.echo(f"\n{count} expectation{'' if count == 1 else 's'} of the scenario hold{'s' if count == 1 else ''}.")
+        yield "The machine was changed for this run: what the scenario expects was not checked."
     for verdict in results.expectations:
         if verdict.missed:
-            click.echo(
-                f"\nKnown to be missed: {verdict}: {verdict.missed}"
-                if not verdict.holds
-                else f"\nHolds after all: {verdict}"
-            )
+            yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"
+    held = sum(verdict.holds for verdict in results.expectations)
+    if held:
+        yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
 
 
-def _judged(results: Results) -> int:
-    """Tell what fails, and say whether all is well."""
-    sys.stdout.flush()
-    statuses = [row.status for row in results.values()]
-    code = common.judged(statuses, results.expectations)
-    if "ok" not in statuses:
-        states = " or ".join(sorted(set(statuses)))
-        why = dict.fromkeys(row.summary["notes"] for row in results.values() if row.status == "refused")
-        click.echo("; ".join((f"hosim: no row ran to its end, all are {states}", *why)), err=True)
-    return code
-
-
-@click.command(short_help="Serve requests that come and leave, and tell latencies.")
+@common.command("Serve requests that come and leave, and tell latencies.", "policy", "set", "out")
 @click.argument("scenario")
-@common.rows("Run only this row, or this policy.")
-@common.changes()
-@common.folder("Write tables of requests and iterations and a picture.")
 def serve(scenario: str, **more: Any) -> int:
     """Serve the requests of SCENARIO iteration by iteration, one row per policy.
 
@@ -144,19 +97,16 @@ def serve(scenario: str, **more: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.serving import serve as serve_scenario
 
-    found, text = common.written(serve_scenario, scenario, **more)
-    click.echo(text)
-    return common.judged([row["status"] for row in found.rows], found.expectations)
+    found = common.told(serve_scenario, scenario, **more)
+    return common.judged(found.rows, found.expectations)
 
 
-@click.command(short_help="Compile a plan and explain every decision in it.")
+@common.command("Compile a plan and explain every decision in it.", "set", "out")
 @click.argument("scenario")
 @click.option(
-    "--policy", default="static", metavar="NAME", help="A row of the scenario, or a policy (default: static)."
+    "--policy", default="static", show_default=True, metavar="NAME", help="A row of the scenario, or a policy."
 )
 @click.option("--tensor", metavar="NAME", help="Tell one tensor in full instead.")
-@common.folder("Write the plan, its graph, tables and a picture here.")
-@common.changes()
 def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **more: Any) -> int:
     """Plan SCENARIO, and say what moves, what stays and why, where each copy is issued, and how busy the links are.
 
@@ -168,8 +118,9 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.plan import plan as plan_scenario
 
-    found, text = common.written(
-        plan_scenario, scenario, policy, out=out, tell=lambda found: found.text(tensor), **more
-    )
-    click.echo(text if out is None else f"{text}\n\nPlan: {out / found.file}")
-    return common.judged([found.result.status], ())
+    found = common.ran(plan_scenario, scenario, policy, out=out, **more)
+    click.echo(found.text(tensor))
+    if out is not None:
+        found.write(out)
+        click.echo(f"\nPlan: {out / found.file}")
+    return common.judged([found.result.summary])

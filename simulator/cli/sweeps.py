@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,9 @@ import click
 
 from simulator.cli import common
 
-_WORKERS = click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=lambda: os.cpu_count() or 1,
-    help="Processes; the result does not depend on it. [default: cores]",
-)
 
-
-@click.command(short_help="Run a step at each point of a curve, and compare.")
+@common.command("Run a step at each point of a curve, and compare.", "policy", "set", "workers", "out")
 @click.argument("scenario")
-@common.rows()
-@common.changes()
-@_WORKERS
-@common.folder()
 def scaling(scenario: str, **more: Any) -> int:
     """Run SCENARIO at each point of its key `scaling:`, one line per point and policy.
 
@@ -40,18 +28,14 @@ def scaling(scenario: str, **more: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.scaling import scaling as sweep
 
-    found, text = common.written(sweep, scenario, **more)
-    click.echo(text)
-    return common.judged([row["status"] for row in found.rows], ())
+    return common.judged(common.told(sweep, scenario, **more).rows)
 
 
-@click.command(short_help="Search the largest batch, or the longest sequence, that fits.")
+@common.command("Search the largest batch, or the longest sequence, that fits.", "policy", "set")
 @click.argument("scenario")
 @click.option("--field", metavar="NAME", help="The field of the workload, such as sequence or batch.")
 @click.option("--at-most", type=click.IntRange(1), help="The largest value that is tried.")
 @click.option("--multiple-of", type=click.IntRange(1), help="Try only multiples of this.")
-@common.rows()
-@common.changes()
 def largest(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
 
@@ -68,22 +52,7 @@ def largest(scenario: str, **more: Any) -> int:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.largest import largest as sweep
 
-    found, text = common.written(sweep, scenario, **more)
-    click.echo(text)
-    return common.judged([row["status"] for row in found.rows], ())
-
-
-def _levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
-    """Read ``5%,10%`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
-    from simulator.units import FieldError, parse
-
-    if text is None:
-        return None
-    levels = [] if text == "none" else [level.strip() for level in text.split(",")]
-    try:
-        return [float(one.removesuffix("%")) / 100 if one.endswith("%") else parse(one, "ns") for one in levels]
-    except (ValueError, FieldError):
-        raise click.BadParameter(f"{text!r} is no list of levels such as 5%,10% (of times, 100ns,5us)") from None
+    return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 
 
 _PERTURBED = (
@@ -97,22 +66,19 @@ _PERTURBED = (
 def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, what, levels in reversed(_PERTURBED):
         about = f"Levels, or none: {what}. [default: {levels}]"
-        command = click.option(name, callback=_levels, metavar="LEVELS", help=about)(command)
+        command = click.option(name, callback=common.levels, metavar="LEVELS", help=about)(command)
     return command
 
 
-@click.command(short_help="Replay a plan under jitter, slower links and longer sequences.")
+@common.command("Replay a plan under jitter, slower links and longer sequences.", "set", "workers", "out")
 @click.argument("scenario")
 @click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
 @click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
 @_perturbations
-@click.option("--headroom", callback=_levels, metavar="LEVEL", help="Share of the budget that the plan leaves free.")
+@click.option("--headroom", callback=common.levels, default="0", help="Share of the budget that the plan leaves free.")
 @click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")
-@common.changes()
-@_WORKERS
-@common.folder()
-def robust(scenario: str, headroom: list[float] | None, **more: Any) -> None:
+def robust(scenario: str, headroom: list[float], **more: Any) -> None:
     """Replay a plan made for SCENARIO under other conditions, beside a policy that decides while it runs.
 
     \b
@@ -129,16 +95,13 @@ def robust(scenario: str, headroom: list[float] | None, **more: Any) -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.robustness import robustness
 
-    click.echo(common.written(robustness, scenario, headroom=max(headroom or [0.0]), **more)[1])
+    common.told(robustness, scenario, headroom=max(headroom, default=0.0), **more)
 
 
-@click.command(short_help="Say for which values of what is not stated a claim holds.")
+@common.command("Say for which values of what is not stated a claim holds.", "workers", "json", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue that say what is open.")
-@_WORKERS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-sensitivity/1), and nothing else.")
-@common.folder()
-def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **more: Any) -> None:
+def sensitivity(scenarios: tuple[str, ...], every: bool, **more: Any) -> None:
     """Recompute the printed figures of each SCENARIO with other values of what its source does not state.
 
     \b
@@ -154,20 +117,13 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, as_json: bool, **more: 
 
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
-    found, _ = common.written(sweep, scenarios or None, **more)
-    click.echo(found.json() if as_json else f"{found}\n", nl=False)
+    common.told(sweep, scenarios or None, **more)
 
 
-@click.command(short_help="Recompute published figures, and say which are reproduced.")
+@common.command("Recompute published figures, and say which are reproduced.", "workers", "json", "junit", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
-@_WORKERS
-@common.folder()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (hosim-validate/1), and nothing else.")
-@common.junit("the figures")
-def validate(
-    scenarios: tuple[str, ...], factors: tuple[str, ...], as_json: bool, junit: Path | None, **more: Any
-) -> int:
+def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path | None, **more: Any) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
     \b
@@ -187,10 +143,6 @@ def validate(
     from simulator.claims import validate as sweep
 
     common.check(None, junit)
-    found, _ = common.written(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)
-    if junit is not None:
-        from simulator.report.expectations import write_junit
-
-        write_junit(found.checks, junit)
-    click.echo(found.json() if as_json else f"{found}\n", nl=False)
-    return 1 if found.is_broken else 0
+    found = common.told(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)
+    common.write_junit(found.checks, junit)
+    return common.FAILED if found.is_broken else 0

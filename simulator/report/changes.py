@@ -2,23 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from simulator.document import Line
+from simulator.errors import CONTROLS, ConfigError
+from simulator.inputs import whole
 from simulator.metrics import figure_of
+from simulator.report.files import SUMMARY
 from simulator.report.rows import ABSENT, percent, shown, signed
-from simulator.report.summaries import spent
-from simulator.report.text import Column, aligned, in_markdown, markdown
+from simulator.report.tables import Column, aligned, in_markdown, markdown
 from simulator.units import counted, in_yaml
 
 Said = Mapping[str, Any]
 """What a ``summary.json`` says."""
+_NAME = "summary.json"
+_OURS = "a result is a folder that `hosim run --out` wrote, or its summary.json"
+_AGAIN = "run again with this version of hosim"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class _Lax(BaseModel):
+    """Of what is read, these keys have these types; there may be others."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Row(_Lax):
+    policy: Line
+    status: Line
+    __pydantic_extra__: dict[str, int | float | str | None]
+
+
+class _Verdict(_Lax):
+    asks: Line
+    holds: bool
+
+
+class _Stall(_Lax):
+    cause: Line
+    on: Line
+    ns: int
+
+
+class _Input(_Lax):
+    kind: Line
+    name: Line
+    sha256: Line
+
+
+class _Provenance(_Lax):
+    inputs: list[_Input]
+    set: dict[str, Any]
+
+
+class _Said(_Lax):
+    rows: list[_Row]
+    expectations: list[_Verdict]
+    stalls: dict[str, list[_Stall]]
+    provenance: _Provenance
+
+
+def read(result: Path) -> dict[str, Any]:
+    """Read what a run said of itself.
+
+    Parameters
+    ----------
+    result
+        A folder that ``hosim run --out`` wrote, or the ``summary.json`` in it, which alone will do.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such thing, was not written to its end, has another version of the schema, or was changed.
+    """
+    path = result / _NAME if result.is_dir() else result
+    if result.is_dir() and not path.exists():
+        raise ConfigError(str(result), _OURS, f"a folder without {_NAME}, which is written last", _AGAIN)
+    try:
+        said = orjson.loads(whole(path))
+        if not isinstance(said, dict) or said.get("schema") != SUMMARY:
+            found = repr(said["schema"]) if isinstance(said, dict) and "schema" in said else "none"
+            raise ConfigError(str(path), f"the schema is {SUMMARY}", found, _AGAIN)
+        _Said.model_validate(said)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{path}, {', '.join(map(str, first['loc']))}"
+        raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
+    labels = Counter(row["policy"] for row in said["rows"])
+    for row in said["rows"]:
+        spent = sum(ns for _, ns in _spent(row, said))
+        if labels[row["policy"]] > 1 or (row["status"] == "ok" and row.get("step_ns") != spent):
+            must = "a row has a label of its own, and compute, recompute and waits fill its step"
+            raise ConfigError(f"{path}, row {row['policy']!r}", must, f"{spent:,} of {row.get('step_ns')} ns", _AGAIN)
+    if odd := next(filter(CONTROLS.search, _texts(said)), None):
+        raise ConfigError(str(path), "a summary has no control characters", repr(odd), _AGAIN)
+    return dict(said)
+
+
+def _texts(said: Any) -> Iterator[str]:
+    """All texts in what is said, also keys."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping | list):
+        for item in chain(said, said.values() if isinstance(said, Mapping) else ()):
+            yield from _texts(item)
+
+
+class Change(NamedTuple):
     """A figure of a row, before and after.
 
     Attributes
@@ -66,17 +165,8 @@ class Change:
         size = self.difference
         return ABSENT if size is None else f"{'-' * (size < 0) or '+' * (size > 0)}{shown(self.column, abs(size))}"
 
-    @property
-    def written_share(self) -> str:
-        """The share for people, with its sign; empty if nothing changed."""
-        if self.share is None or not self.difference:
-            return ""
-        share = signed(self.share)
-        return share if share != "0 %" else "<0.1 %"
 
-
-@dataclass(frozen=True, slots=True)
-class RowChange:
+class RowChange(NamedTuple):
     """A row before and after.
 
     Attributes
@@ -86,9 +176,7 @@ class RowChange:
     status
         Before and after; None where there is no such row.
     why
-        Where it does not run to its end any more, or in another way: where room is short, or what is in its way.
-    ranks
-        Which rank the times are of, before and after.
+        Where its status is another one: where room is short, or what is in its way.
     step
         The step.
     figures
@@ -101,7 +189,6 @@ class RowChange:
     label: str
     status: tuple[str | None, str | None]
     why: str
-    ranks: tuple[int, int]
     step: Change
     figures: tuple[Change, ...]
     terms: tuple[Change, ...]
@@ -127,8 +214,7 @@ class Turned(NamedTuple):
     holds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(NamedTuple):
     """What moved between two results.
 
     Attributes
@@ -155,15 +241,10 @@ class Changes:
 
     def conclusion(self, tolerance: float) -> str:
         """Say in a sentence how much moved by more than this share."""
-        moved, worse, of = self.moved(tolerance), self.worse(tolerance), counted(len(self.rows), "row")
-        exact = f"within {percent(tolerance)}" if tolerance else "to the nanosecond and the byte"
-        turned = counted(len(self.verdicts), "expectation")
-        whose = "its" if len(self.verdicts) == 1 else "their"
-        verdicts = f"; {turned} changed {whose} verdict" if self.verdicts else ""
-        if not moved:
-            return f"nothing moved in {of}, {exact}{verdicts}."
-        rest = f"; the others are the same {exact}" if len(moved) < len(self.rows) else ""
-        return f"{len(moved)} of {of} moved, {len(worse) or 'none'} with something worse{rest}{verdicts}."
+        moved, worse, rows = len(self.moved(tolerance)), len(self.worse(tolerance)), counted(len(self.rows), "row")
+        text = f"{moved} of {rows} moved by more than {percent(tolerance)}, {worse} with something worse"
+        turned = f"; {counted(len(self.verdicts), 'expectation')} turned" if self.verdicts else ""
+        return f"{text}{turned}."
 
 
 def changes(old: Said, new: Said) -> Changes:
@@ -172,80 +253,59 @@ def changes(old: Said, new: Said) -> Changes:
     Parameters
     ----------
     old, new
-        What they say, as `simulator.report.summaries.read` reads it.
+        What they say, as `read` reads it.
     """
     before, after = ({row["policy"]: row for row in said["rows"]} for said in (old, new))
-    labels = [*after, *(label for label in before if label not in after)]
-    rows = [_row(label, (before.get(label), after.get(label)), (old, new)) for label in labels]
-    held, holds = ({_asked(one): one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
+    labels = dict.fromkeys((*after, *before))
+    rows = tuple(_row(label, (before.get(label), after.get(label)), (old, new)) for label in labels)
+    held, holds = ({one["asks"]: one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
                    for said in (old, new))  # fmt: skip
     turned = [Turned(asks, held[asks], holds[asks]) for asks in holds if held.get(asks, holds[asks]) != holds[asks]]
-    inputs = tuple(_inputs(old["provenance"], new["provenance"]))
-    return Changes(tuple(rows), inputs, tuple(turned))
+    return Changes(rows, tuple(_inputs(old["provenance"], new["provenance"])), tuple(turned))
 
 
 def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Said]) -> RowChange:
     old, new = (row or {} for row in rows)
     status, step = (old.get("status"), new.get("status")), old.get("step_ns")
     compared = [column for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared]
+    was, now = (dict(_spent(row, one)) for row, one in zip((old, new), said, strict=True))
+    terms = [Change(*key, was.get(key, 0), now.get(key, 0), step) for key in dict.fromkeys((*was, *now))]
     return RowChange(
         label,
         status,
         "" if status[0] == status[1] or status[1] == "ok" else new.get("short_at") or new.get("notes") or "",
-        (old.get("slowest_rank") or 0, new.get("slowest_rank") or 0),
         Change("step_ns", "", step, new.get("step_ns"), step),
         tuple(Change(column, "", old.get(column), new.get(column), old.get(column)) for column in compared),
-        tuple(_terms(label, (old, new), said)) if status == ("ok", "ok") else (),
+        tuple(sorted(terms, key=lambda one: -abs(one.difference or 0))) if status == ("ok", "ok") else (),
     )
 
 
-def _terms(label: str, rows: tuple[Said, Said], said: tuple[Said, Said]) -> list[Change]:
-    """What the steps of a row are spent on, the largest change first; waits by place if both results tell places."""
-    placed = all(label in one.get("stalls", {}) for one in said)
-    old, new = (
-        {(column, ""): ns for column, ns in spent(row) if not (placed and column.startswith("wait_"))}
-        | {
-            (f"wait_{stall['cause']}_ns", stall["on"]): stall["ns"]
-            for stall in (one["stalls"][label] if placed else ())
-        }
-        for row, one in zip(rows, said, strict=True)
-    )
-    keys, step = dict.fromkeys((*old, *new)), rows[0]["step_ns"]
-    found = [Change(column, on, old.get((column, on), 0), new.get((column, on), 0), step) for column, on in keys]
-    return sorted(found, key=lambda term: (-abs(term.difference or 0), term.column, term.on))
+def _spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
+    """On what the step of a row was spent [ns], by column and place: they sum to the step."""
+    for column in ("compute_ns", "recompute_ns", "drain_ns"):
+        yield (column, ""), row.get(column) or 0
+    for stall in said["stalls"].get(row.get("policy"), ()):
+        yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]
 
 
-def _inputs(before: Said, after: Said) -> list[tuple[str, str, str]]:
-    """What differs in what was run."""
-    found = [("hosim", _value(before, "hosim"), _value(after, "hosim"))]
-    files = [{entry["kind"]: entry for entry in one.get("inputs", ())} for one in (before, after)]
-    for kind in dict.fromkeys((*files[0], *files[1])):
-        found.append((kind, *_files(files[0].get(kind), files[1].get(kind))))
-    for table in ("set", "switches", "draws"):
-        was, now = before.get(table, {}), after.get(table, {})
-        keys = dict.fromkeys((*was, *now))
-        found += [(f"{table} {key}", _value(was, key, "not set"), _value(now, key, "not set")) for key in keys]
-    found.append(("seed", _value(before, "seed"), _value(after, "seed")))
-    return [change for change in found if change[1] != change[2]]
+def _inputs(old: Said, new: Said) -> Iterator[tuple[str, str, str]]:
+    """What differs in what was run: what it is, before and after."""
+    was, now = ({one["kind"]: one for one in said.get("inputs", ())} for said in (old, new))
+    for kind in dict.fromkeys((*was, *now)):
+        before, after = (files.get(kind, {"name": "none", "sha256": ""}) for files in (was, now))
+        if not any(before.get(key) == after.get(key) is not None for key in ("sha256", "content")):
+            yield kind, *(f"{one['name']} {one['sha256'][:8]}".rstrip() for one in (before, after))
+    for table in ("set", "switches", "draws", "hosim", "seed"):
+        values = (said.get(table, {}) for said in (old, new))
+        before, after = (dict(value) if isinstance(value, Mapping) else {"": value} for value in values)
+        for key in dict.fromkeys((*before, *after)):
+            if before.get(key) != after.get(key):
+                yield f"{table} {key}".rstrip(), _value(before, key), _value(after, key)
 
 
-def _files(old: Said | None, new: Said | None) -> tuple[str, str]:
-    """The names of a file; with the begin of its digest if only what it says differs."""
-    names = (old["name"] if old else "none", new["name"] if new else "none")
-    if old and new and names[0] == names[1]:
-        says_the_same = any(old.get(key) == new.get(key) is not None for key in ("sha256", "content"))
-        return names if says_the_same else (f"{names[0]} {old['sha256'][:8]}", f"{names[1]} {new['sha256'][:8]}")
-    return names
-
-
-def _value(values: Said, key: str, absent: str = "none") -> str:
+def _value(values: Said, key: str) -> str:
     value = values.get(key)
-    return value if isinstance(value, str) else absent if value is None else in_yaml(value)
-
-
-def _asked(verdict: Said) -> str:
-    """What is expected; of older results, which do not say it, with what it was held against."""
-    return str(verdict.get("asks") or f"{verdict['row']}: {verdict['column']} is {verdict['must']}")
+    return value if isinstance(value, str) else in_yaml(value) if key in values else "not set"
 
 
 def plain(found: Changes, tolerance: float) -> str:
@@ -259,9 +319,9 @@ def plain(found: Changes, tolerance: float) -> str:
         Share up to which a change is accepted.
     """
     moved = found.moved(tolerance)
-    parts = [_about_inputs(found), aligned([_table(found.rows, tolerance)]) if moved else ""]
-    parts += [f"{_headline(row)}\n{aligned([_details(row, tolerance)], 2)}" for row in moved if _has_details(row)]
-    return "\n\n".join(filter(None, (*parts, _about_verdicts(found), found.conclusion(tolerance))))
+    tables = [aligned(_table(found.rows, tolerance))] if moved else []
+    tables += [f"{row.label}\n{aligned(_details(row, tolerance), 2)}" for row in moved if row.terms]
+    return "\n\n".join([*_about(found), *tables, found.conclusion(tolerance)])
 
 
 def in_comment(found: Changes, tolerance: float) -> str:
@@ -273,23 +333,18 @@ def in_comment(found: Changes, tolerance: float) -> str:
         As for `plain`.
     """
     moved = found.moved(tolerance)
-    parts = [f"### hosim: {found.conclusion(tolerance)}"]
+    parts = [f"### hosim: {found.conclusion(tolerance)}", *map(in_markdown, _about(found))]
     parts += [markdown(_table(found.rows, tolerance))] if moved else []
-    for row in filter(_has_details, moved):
-        details = f"<summary>{escape(_headline(row), quote=False)}</summary>\n\n{markdown(_details(row, tolerance))}"
+    for row in (row for row in moved if row.terms):
+        details = f"<summary>{escape(row.label, quote=False)}</summary>\n\n{markdown(_details(row, tolerance))}"
         parts.append(f"<details>{details}\n\n</details>")
-    for lines in (_about_verdicts(found), _about_inputs(found)):
-        parts.append("\n".join(f"- {in_markdown(line)}" for line in lines.splitlines()))
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _about_inputs(found: Changes) -> str:
-    return "\n".join(f"{what}: {old} -> {new}" for what, old, new in found.inputs)
-
-
-def _about_verdicts(found: Changes) -> str:
-    turned = (f"{'holds again' if one.holds else 'fails now'}: {one.asks}" for one in found.verdicts)
-    return "\n".join(f"expectation {text}" for text in turned)
+def _about(found: Changes) -> list[str]:
+    """What differs in what was run, and which expectations turned."""
+    inputs = [f"{what}: {old} -> {new}" for what, old, new in found.inputs]
+    return inputs + [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in found.verdicts]
 
 
 def _table(rows: Sequence[RowChange], tolerance: float) -> list[Column]:
@@ -297,7 +352,6 @@ def _table(rows: Sequence[RowChange], tolerance: float) -> list[Column]:
         Column.texts("policy", (row.label for row in rows)),
         Column.texts("status", (_status(row) for row in rows)),
         *_sides([row.step for row in rows], "step"),
-        Column("", tuple(row.step.written_share for row in rows)),
         Column.texts("most of it", (_cause(row, tolerance) for row in rows)),
     ]
 
@@ -308,15 +362,14 @@ def _sides(changed: Sequence[Change], what: str = "") -> list[Column]:
         Column(f"{side} {what}".rstrip(), tuple(shown(one.column, getattr(one, side)) for one in changed))
         for side in ("old", "new")
     ]
-    return [*columns, Column("change", tuple(one.written for one in changed))]
+    shares = tuple(signed(one.share) if one.difference else "" for one in changed)
+    return [*columns, Column("change", tuple(one.written for one in changed)), Column("share", shares)]
 
 
 def _status(row: RowChange) -> str:
     old, new = row.status
-    if old is None:
-        return f"{new}, new row"
-    if new is None:
-        return "row is gone"
+    if old is None or new is None:
+        return f"{new}, new row" if old is None else "row is gone"
     return old if old == new else f"{old} -> {new}"
 
 
@@ -325,27 +378,12 @@ def _cause(row: RowChange, tolerance: float) -> str:
     if row.status[0] != row.status[1]:
         short = next((one.new for one in row.figures if one.column == "short_bytes" and one.new), None)
         return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
-    if not row.moved(tolerance):
-        return "same" if not row.moved(0) else f"within {percent(tolerance)}"
-    return next((f"{one.name} {one.written}" for one in (*row.terms, *row.figures) if one.difference), ABSENT)
-
-
-def _has_details(row: RowChange) -> bool:
-    return row.status[0] == row.status[1]
-
-
-def _headline(row: RowChange) -> str:
-    ranks = "" if row.ranks[0] == row.ranks[1] else f" (times of rank {row.ranks[1]}, before of rank {row.ranks[0]})"
-    return f"{row.label}{ranks}"
+    moved = next((one for one in chain(row.terms, row.figures) if one.moved(tolerance)), None)
+    return f"{moved.name} {moved.written}" if moved else "same"
 
 
 def _details(row: RowChange, tolerance: float) -> list[Column]:
     """The step, all of what it is spent on that moved, and the figures that moved."""
     changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
-    marks = Column.texts("", ("" if one.moved(tolerance) else "accepted" for one in changed))
-    return [
-        Column.texts("", (one.name for one in changed)),
-        *_sides(changed),
-        Column("share", tuple(one.written_share for one in changed)),
-        *([marks] if tolerance else []),
-    ]
+    marks = ("" if one.moved(tolerance) else "accepted" for one in changed)
+    return [Column.texts("", (one.name for one in changed)), *_sides(changed), Column.texts("", marks)]

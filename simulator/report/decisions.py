@@ -1,164 +1,186 @@
-"""A compiled plan as text: what moved and why, where each cache operator is, and how busy the links are.
+"""A compiled plan for readers: what moved and why, where each cache operator is, and how busy the links are.
 
-Names that differ in their numbers alone (layers) share a line, so that a large model stays readable; one tensor can
-be told in full.
+Everything is in three tables, which are written as files. The text sums them up by patterns: names that differ in their
+numbers alone (layers) share a line, so that a large model stays readable; one tensor can be told in full.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+import json
 from difflib import get_close_matches
-from statistics import median
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from simulator.errors import ConfigError
+from simulator.lifetime import live_bytes
+from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
-from simulator.policies.static.augmented import CacheOp, Role
-from simulator.policies.static.explanation import IN_PASSING, Choice, Decision, Explanation
-from simulator.policies.static.ledger import Slot
-from simulator.report.rows import grouped, percent
-from simulator.report.text import aligned_lines
+from simulator.policies.static.augmented import Augmented, Role
+from simulator.policies.static.explanation import Decision, Explanation
+from simulator.report.drawing import FAINT, LIMIT, Picture, label, styled, units
+from simulator.report.rows import grouped, listed, percent
+from simulator.report.tables import Column, aligned
 from simulator.units import counted, human
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LINES = 12
 """Lines of a table; what is left over is counted."""
+_ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
+_BUSY, _WANTED = "#bbccdd", "#4477aa"
+_CUT = 200
+"""Per cent of what a link can serve at which what is wanted of it is cut."""
 
-_LEVELS = " .:-=+*#%@"
+
+def decisions(explanation: Explanation) -> pd.DataFrame:
+    """Make a table of the decisions, one line a gap, with every term of its score."""
+    problem, ops = explanation.problem, explanation.problem.graph.ops
+    rows = []
+    for choice in explanation.choices:
+        gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
+        row: dict[str, Any] = {"tensor": about.name, "kind": str(about.kind), "size_bytes": about.size_bytes}
+        row |= {"after": ops[gap.after].name, "before": ops[gap.before].name if gap.before < len(ops) else ""}
+        row |= {"wraps": int(gap.wraps), "idle_ns": gap.lead_ns + gap.trail_ns, "out_ns": gap.out_ns}
+        row |= {"in_ns": gap.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
+        row |= {"tier": "" if choice.decision is Decision.RECOMPUTE else problem.tiers[gap.away]}
+        row |= {"score": choice.score.total, **dict(zip((f"term_{t}" for t in TERMS), choice.score.terms, strict=True))}
+        rows.append(row | {"reason": choice.reason, "made_by": ops[choice.remade.by].name if choice.remade else ""})
+    return _frame(rows).astype({"remake_ns": "Int64"} if rows else {})
 
 
-def pattern(name: str) -> str:
-    """Replace the numbers of a name: ``L03/attn`` and ``L12/attn`` are one pattern."""
-    return re.sub(r"\d+", "*", name)
+def cache_ops(explanation: Explanation) -> pd.DataFrame:
+    """Make a table of the cache operators in the order of issue, with their windows and costs."""
+    augmented = explanation.candidate.augmented
+    rows = []
+    for one in augmented.cache_ops:
+        row: dict[str, Any] = {
+            "role": str(one.role),
+            "trip": one.trip,
+            "tensor": augmented.graph.tensors[one.tensor].name,
+        }
+        row |= {"source": augmented.tiers[one.source]}
+        row |= {"target": "" if one.target == NOWHERE else augmented.tiers[one.target], "size_bytes": one.size_bytes}
+        row |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
+        row |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
+        rows.append(row | {"waited_ns": explanation.waited_ns(one) if one.role is Role.PREFETCH else 0})
+    return _frame(rows)
+
+
+def slots(explanation: Explanation) -> pd.DataFrame:
+    """Make a table of the links by slot of the step, with what is wanted of each and what it does."""
+    return _frame([slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots])
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415 - slow to import
+
+    return pd.DataFrame(rows)
+
+
+def write(explanation: Explanation, folder: Path) -> None:
+    """Write ``decisions.csv``, ``cache_ops.csv``, ``ledger.csv``, ``graph.dot`` and ``plan.png``.
+
+    Parameters
+    ----------
+    explanation
+        The plan.
+    folder
+        An existing folder.
+    """
+    for name, table in (("decisions", decisions), ("cache_ops", cache_ops), ("ledger", slots)):
+        table(explanation).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n", float_format="%.6g")
+    (folder / "graph.dot").write_text(dot(explanation.candidate.augmented), encoding="utf-8")
+    (folder / "plan.png").write_bytes(picture(explanation).png())
+
+
+def dot(augmented: Augmented) -> str:
+    """Draw the augmented graph as Graphviz text: ops as boxes in program order, cache operators by colour.
+
+    Parameters
+    ----------
+    augmented
+        The graph with its cache operators.
+    """
+    edges = [(one.name, other.name, "bold") for one, other in pairwise(augmented.graph.ops)]
+    edges += [(one.source, one.target, "dashed" if one.wraps else "solid") for one in augmented.edges()]
+    lines = [f"  {json.dumps(a)} -> {json.dumps(b)} [style={style}];" for a, b, style in edges]
+    for one in augmented.cache_ops:
+        look = f'shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[one.role]}"'
+        lines.append(f"  {json.dumps(augmented.name(one))} [{look}];")
+    return "\n".join(["digraph augmented {", "  rankdir=TB; node [shape=box];", *lines, "}", ""])
 
 
 def told(explanation: Explanation) -> str:
-    """Tell the whole plan."""
-    decided = (_decisions(explanation, decision) for decision in (Decision.MOVE, Decision.KEEP, Decision.RECOMPUTE))
-    return "\n\n".join(filter(None, (*decided, _positions(explanation), _ledger(explanation.slots))))
+    """Tell the whole plan: its decisions, its cache operators, and the links, each as a table."""
+    decided, moved, links = decisions(explanation), cache_ops(explanation), slots(explanation)
+    parts = [_decided(part) for name, part in decided.groupby("decision", sort=False)] if len(decided) else []
+    if len(moved):
+        groups = _grouped(moved[moved["role"] != "detach"], ["role"])
+        costs = [_sum(groups, f"{name}_ns", head) for name, head in _COSTS.items()]
+        head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
+        parts.append(_table(head, [_key(groups, 0, "operator"), *_names(groups), *costs]))
+    if len(links):
+        served = (links["end_ns"] - links["start_ns"]) * links["servers"]
+        sums = links.assign(served_ns=served).groupby("link", sort=False).sum(numeric_only=True)
+        shares = {name: (sums[f"{name}_ns"] / sums["served_ns"]).map(percent) for name in ("wanted", "busy")}
+        columns = [Column.texts("link", sums.index)] + [Column.texts(*item, left=False) for item in shares.items()]
+        columns.append(Column.texts("slots oversubscribed", sums["oversubscribed"], left=False))
+        parts.append(_table(f"links, in {counted(len(links) // len(sums), 'slot')} of the step", columns))
+    return "\n\n".join(parts)
 
 
-def _decisions(explanation: Explanation, decision: Decision) -> str:
-    chosen = explanation.decided(decision)
-    if not chosen:
-        return ""
-    tensors = explanation.problem.graph.tensors
-
-    def alike(choice: Choice) -> tuple[str, str, str]:
-        about = tensors[choice.gap.tensor]
-        return str(about.kind), pattern(about.name), choice.reason
-
-    groups = grouped(chosen, alike)
-    ordered = sorted(groups.items(), key=lambda item: -sum(c.gap.size_bytes for c in item[1]))
-    lines = [
-        (
-            "kind",
-            "tensors",
-            "gaps",
-            "size",
-            "again" if decision is Decision.RECOMPUTE else "to",
-            "idle",
-            "copies",
-            "score",
-            "why",
-        )
-    ]
-    for (kind, name, why), group in ordered[:MOST_LINES]:
-        gaps = [choice.gap for choice in group]
-        idle = human(median(gap.lead_ns + gap.trail_ns for gap in gaps), "ns")
-        copies = human(median(gap.out_ns + gap.in_ns for gap in gaps), "ns")
-        size, extra = human(sum(gap.size_bytes for gap in gaps), "B"), _extra(explanation, decision, group)
-        lines.append((kind, name, str(len(gaps)), size, extra, idle, copies, _range(c.score.total for c in group), why))
-    return _table(_head(explanation, decision, chosen), lines, len(ordered))
+_COSTS = {"alone": "alone", "stall": "stall", "residency": "residency", "waited": "waited"}
 
 
-def _head(explanation: Explanation, decision: Decision, chosen: Sequence[Choice]) -> str:
-    total = human(sum(choice.gap.size_bytes for choice in chosen if choice.reason != IN_PASSING), "B")
-    gaps = counted(len(chosen), "idle gap")
-    if decision is Decision.MOVE:
-        return f"{counted(len(chosen), 'offload')}, {total}"
-    if decision is Decision.KEEP:
-        return f"kept: {gaps}, {total}"
-    runs = {choice.remade.by: choice.remade.time_ns for choice in chosen if choice.remade}
-    took = human(sum(runs.values()), "ns")
-    return f"recompute: {gaps}, {total}, by {counted(len(runs), 'run')} of ops that take {took}"
+def _grouped(table: pd.DataFrame, keys: list[str]) -> list[tuple[Any, pd.DataFrame]]:
+    """Put rows together whose tensors differ in their numbers alone, and that agree in some columns; largest first."""
+    pattern = table["tensor"].str.replace(r"\d+", "*", regex=True)
+    groups = table.assign(pattern=pattern).groupby([*keys, "pattern"], sort=False)
+    return sorted(groups, key=lambda group: -int(group[1]["size_bytes"].sum()))
 
 
-def _extra(explanation: Explanation, decision: Decision, group: Sequence[Choice]) -> str:
-    """Where to, or how long it takes to make one again."""
-    if decision is Decision.MOVE:
-        return ", ".join(sorted({explanation.problem.tiers[choice.gap.away] for choice in group}))
-    return human(median(choice.remake_ns or 0 for choice in group), "ns") if decision is Decision.RECOMPUTE else ""
+def _key(groups: list[tuple[Any, pd.DataFrame]], number: int, head: str) -> Column:
+    return Column.texts(head, (key[number] for key, _ in groups))
 
 
-def _positions(explanation: Explanation) -> str:
-    augmented = explanation.candidate.augmented
-    moving = (one for one in augmented.cache_ops if one.role is not Role.DETACH)
-    groups = grouped(moving, lambda one: (one.role, pattern(augmented.graph.tensors[one.tensor].name)))
-    if not groups:
-        return ""
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], -sum(one.size_bytes for one in item[1])))
-    lines = [("operator", "tensors", "count", "position, ops", "window, ops", "alone", "stall", "residency", "waited")]
-    for (role, name), group in ordered[: 2 * MOST_LINES]:
-        comes = role is Role.PREFETCH
-        away = [one.before - one.position if comes else one.position - _last_use(explanation, one) for one in group]
-        where = f"{_range(away)} before its use" if comes else _after_last_use(min(away), max(away))
-        terms = ([one.stall_ns for one in group], [one.residency_ns for one in group])
-        costs = [human(sum(term), "ns") for term in (*terms, [explanation.waited_ns(one) for one in group])]
-        window = _range(one.last - one.first + 1 for one in group)
-        alone = human(median(one.alone_ns for one in group), "ns")
-        lines.append((role, name, str(len(group)), where, window, alone, *(costs if comes else ("", "", ""))))
-    return _table("positions, the cost terms of Algorithm 1 there, and what the replay waited", lines, len(ordered))
+def _names(groups: list[tuple[Any, pd.DataFrame]]) -> list[Column]:
+    sizes = (human(int(own["size_bytes"].sum()), "B") for _, own in groups)
+    counts = Column.texts("count", (len(own) for _, own in groups), left=False)
+    return [_key(groups, -1, "tensors"), counts, Column.texts("size", sizes, left=False)]
 
 
-def _after_last_use(low: int, high: int) -> str:
-    """How many ops after its last use a tensor is stored; a store may be issued before that, once nobody writes it."""
-    if low >= 0:
-        return f"{_range((low, high))} after the last use"
-    if high >= 0:
-        return f"{-low} before to {high} after the last use"
-    return f"{_range((-high, -low))} before the last use"
+def _sum(groups: list[tuple[Any, pd.DataFrame]], column: str, head: str) -> Column:
+    return Column.texts(head, (human(int(own[column].sum()), "ns") for _, own in groups), left=False)
 
 
-def _last_use(explanation: Explanation, one: CacheOp) -> int:
-    return explanation.candidate.augmented.gaps[one.trip].after + 1
+def _decided(table: pd.DataFrame) -> str:
+    """The gaps of one decision."""
+    groups = _grouped(table, ["kind", "reason"])
+    copies = [(key, own.assign(copies_ns=own["out_ns"] + own["in_ns"])) for key, own in groups]
+    scores = (f"{own['score'].mean():.1f}" for _, own in groups)
+    columns = [_key(groups, 0, "kind"), *_names(groups)]
+    columns += [Column.texts("to", (listed(sorted(set(own["tier"]))) for _, own in groups))]
+    columns += [_sum(groups, "idle_ns", "idle"), _sum(copies, "copies_ns", "copies")]
+    columns += [_sum(groups, "remake_ns", "made again in")] if table["remake_ns"].any() else []
+    columns += [Column.texts("score", scores, left=False), _key(groups, 1, "why")]
+    size = human(int(table["size_bytes"].sum()), "B")
+    return _table(f"{table['decision'].iloc[0]}: {counted(len(table), 'idle gap')}, {size}", columns)
 
 
-def _ledger(slots: Sequence[Slot]) -> str:
-    if not slots:
-        return ""
-    links, width_ns = grouped(slots, lambda slot: slot.link), slots[0].end_ns - slots[0].start_ns
-    many = len(next(iter(links.values())))
-    lines = [f"channels, {many} slots of {human(width_ns, 'ns')} (! more is wanted than fits)"]
-    width = max(8, *map(len, links))
-    for link, mine in links.items():
-        over = sum(slot.is_oversubscribed for slot in mine)
-        wanted = "".join("!" if s.is_oversubscribed else _level(s.wanted_ns, s) for s in mine)
-        busy = "".join(_level(s.busy_ns, s) for s in mine)
-        share = sum(s.busy_ns for s in mine) / sum((s.end_ns - s.start_ns) * s.servers for s in mine)
-        lines.append(f"  {link:<{width}} wanted  |{wanted}| {over} of {len(mine)} slots oversubscribed")
-        lines.append(f"  {'':<{width}} busy    |{busy}| {percent(share)} of the step")
-    return "\n".join(lines)
-
-
-def _level(busy_ns: int, slot: Slot) -> str:
-    share = busy_ns / ((slot.end_ns - slot.start_ns) * slot.servers)
-    return _LEVELS[min(len(_LEVELS) - 1, int(share * (len(_LEVELS) - 1) + 0.999))]
-
-
-def _range(values: Iterable[float]) -> str:
-    found = sorted(values)
-    low, high = (f"{value:.1f}" if isinstance(value, float) else str(value) for value in (found[0], found[-1]))
-    return low if low == high else f"{low} to {high}"
-
-
-def _table(head: str, lines: Sequence[Sequence[str]], groups: int) -> str:
-    more = groups - (len(lines) - 1)
-    rest = f"\n  and {more} more patterns" if more > 0 else ""
-    return f"{head}\n{aligned_lines(lines, indent=2)}{rest}"
+def _table(head: str, columns: list[Column]) -> str:
+    more = len(columns[0].cells) - MOST_LINES
+    cut = [Column(column.head, column.cells[:MOST_LINES], column.left) for column in columns]
+    return f"{head}\n{aligned(cut, 2)}" + (f"\n  and {more} more patterns" if more > 0 else "")
 
 
 def tensor_told(explanation: Explanation, name: str) -> str:
-    """Tell one tensor in full: its uses, each gap with the terms of its score, each cache operator with its costs.
+    """Tell one tensor in full: each gap with the terms of its score, each cache operator with its costs.
 
     Parameters
     ----------
@@ -172,68 +194,107 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     ConfigError
         If the graph has no such tensor.
     """
-    problem = explanation.problem
-    names = [tensor.name for tensor in problem.graph.tensors]
-    if name not in names:
-        near = get_close_matches(name, names, 1)
-        do = f"did you mean {near[0]!r}?" if near else f"the first tensor is {names[0]!r}"
+    tensors = {tensor.name: tensor for tensor in explanation.problem.graph.tensors}
+    if name not in tensors:
+        near = get_close_matches(name, tensors, 1)
+        do = f"did you mean {near[0]!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
-    tensor = names.index(name)
-    about, uses = problem.graph.tensors[tensor], problem.lifetimes.uses[tensor]
-    lines = [f"{name}: {about.kind}, {human(about.size_bytes, 'B')}, used by {len(uses)} ops"]
-    ops = problem.graph.ops
-    for use in uses:
-        does = "writes" if use in problem.lifetimes.writes[tensor] else "reads"
-        lines.append(f"  {does} it at {human(problem.clock[use], 'ns')} of compute: {ops[use].name}")
-    if problem.pinned(tensor):
-        lines.append("  its home is in the compute tier: it never leaves")
-    mine = (choice for choice in explanation.choices if choice.gap.tensor == tensor)
-    for choice in sorted(mine, key=lambda choice: choice.gap.after):
-        lines += _gap_told(explanation, choice)
+    lines = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
+    for gap in _records(decisions(explanation), name):
+        until, idle = gap["before"] or "the end of the step", human(gap["idle_ns"], "ns")
+        terms = (f"{term} {gap[f'term_{term}']:+.2f}" for term in TERMS if gap[f"term_{term}"])
+        lines.append(f"  gap from {gap['after']} to {until}: idle for {idle}; {gap['decision']}: {gap['reason']}")
+        lines.append(f"    score {gap['score']:.2f} = {', '.join(terms)}")
+        if gap["remake_ns"] is not None:
+            by, copies = f" by {gap['made_by']}" * bool(gap["made_by"]), human(gap["out_ns"] + gap["in_ns"], "ns")
+            lines.append(f"    making it again{by} takes {human(gap['remake_ns'], 'ns')}, its copies {copies}")
+    point = explanation.candidate.augmented.point
+    for one in _records(cache_ops(explanation), name):
+        lines.append(
+            f"  {one['role']} {one['issued']}; window {point(one['first_point'])} ... {point(one['last_point'])}"
+        )
+        costs = ", ".join(f"{head} {human(one[f'{cost}_ns'], 'ns')}" for cost, head in _COSTS.items())
+        lines += [f"    {one['source']} to {one['target']}: {costs}"] if one["target"] else []
     return "\n".join(lines)
 
 
-def _gap_told(explanation: Explanation, choice: Choice) -> list[str]:
-    problem, gap, augmented = explanation.problem, choice.gap, explanation.candidate.augmented
-    ops = problem.graph.ops
-    until = ops[gap.before].name if gap.before < len(ops) else "the end of the step"
-    idle = human(gap.lead_ns + gap.trail_ns, "ns")
-    around = ", over the step boundary" if gap.wraps else ""
-    why = f"idle for {idle}; {choice.decision}: {choice.reason}"
-    terms = [f"{term} {value:+.2f}" for term, value in zip(TERMS, choice.score.terms, strict=True) if value]
-    score = f"    score {choice.score.total:.2f} = {', '.join(terms)}"
-    lines = [f"  gap from {ops[gap.after].name} to {until}{around}: {why}", score, *_remade_told(explanation, choice)]
-    for one in augmented.cache_ops:
-        own = augmented.gaps[one.trip]
-        if (own.tensor, own.after, own.before, own.wraps) == (gap.tensor, gap.after, gap.before, gap.wraps):
-            window = f"{augmented.point(one.first)} ... {augmented.point(one.last)}"
-            wall = augmented.graph.ops[one.first - 1] if one.first else None
-            behind = f", behind barrier {wall.name}" if wall and wall.barrier else ""
-            lines.append(f"    {one.role} {augmented.point(one.position)}; window {window}{behind}")
-            if one.role is not Role.DETACH:
-                way = " to ".join(problem.tiers[tier] for tier in problem.path(one.source, one.target))
-                lines.append(f"      {way}, {human(one.alone_ns, 'ns')} alone{_costs(explanation, one)}")
-    return lines
+def _records(table: pd.DataFrame, name: str) -> list[dict[Any, Any]]:
+    """The lines of a table that are about a tensor."""
+    own = table[table["tensor"] == name].astype(object)
+    return own.where(own.notna(), None).to_dict("records")
 
 
-def _remade_told(explanation: Explanation, choice: Choice) -> list[str]:
-    """What making the tensor again takes, or would take, against its copies."""
-    problem, made = explanation.problem, choice.remade
-    copies = f"{human(choice.gap.out_ns + choice.gap.in_ns, 'ns')} of copies"
-    if made is None:
-        again = choice.remake_ns
-        return [] if again is None else [f"    making it again would take {human(again, 'ns')}, against {copies}"]
-    op, new = problem.graph.ops[made.by].name, problem.graph.tensors[made.tensor].name
-    when, took, saved = human(problem.clock[made.by], "ns"), human(made.time_ns, "ns"), choice.gap.size_bytes
-    room = "it was dead" if choice.reason == IN_PASSING else f"{human(saved, 'B')} are free meanwhile"
-    return [
-        f"    given up, and made again at {when} of compute by {op} in {took}, against {copies}; {room}",
-        f"    from there on it is told as {new}",
-    ]
+@styled()
+def picture(explanation: Explanation) -> Picture:
+    """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
+
+    Parameters
+    ----------
+    explanation
+        The plan.
+    """
+    links, graph = grouped(explanation.slots, lambda slot: slot.link), explanation.problem.graph
+    heights = [1.8, 2.4, *[1.1] * len(links)]
+    drawn = Picture(sum(heights))
+    live, trips, *below = drawn.subplots(len(heights), height_ratios=heights)
+    trips.sharex(live)
+    marks = _draw_live(live, explanation) | _draw_trips(trips, explanation)
+    for ax, (link, own) in zip(below, links.items(), strict=True):
+        unit, ns = units(own[-1].end_ns)
+        edges = np.array([own[0].start_ns, *(slot.end_ns for slot in own)]) / ns
+        served = np.array([(slot.end_ns - slot.start_ns) * slot.servers for slot in own])
+        busy, wanted = (
+            100 * np.array([getattr(slot, name) for slot in own]) / served for name in ("busy_ns", "wanted_ns")
+        )
+        ax.stairs(busy, edges, fill=True, color=_BUSY)
+        ax.stairs(wanted.clip(max=_CUT), edges, baseline=None, color=_WANTED)
+        ax.axhline(100, color=FAINT, linewidth=0.8)
+        label(ax, y=f"{link} [%]", x=f"time of a step, with its stalls [{unit}]" if ax is below[-1] else "")
+    of_links: dict[str, Any] = {"link is busy": _BUSY, f"wanted (cut at {_CUT} %)": {"color": _WANTED}}
+    title = f"what the plan of {explanation.plan.policy!r} decides ({graph.name})"
+    drawn.head(title, marks | (of_links if links else {}))
+    return drawn
 
 
-def _costs(explanation: Explanation, one: CacheOp) -> str:
-    if one.role is not Role.PREFETCH:
-        return ""
-    terms = f"; stall {human(one.stall_ns, 'ns')} + residency {human(one.residency_ns, 'ns')}"
-    return f"{terms}; waited for {human(explanation.waited_ns(one), 'ns')} in the replay"
+def _clock(explanation: Explanation) -> tuple[str, NDArray[np.float64]]:
+    """When each op begins if nothing stalls, and the end, in a unit of time."""
+    unit, ns = units(int(explanation.problem.clock[-1]))
+    return unit, np.array(explanation.problem.clock) / ns
+
+
+def _draw_live(ax: Axes, explanation: Explanation) -> dict[str, Any]:
+    problem, (_, clock) = explanation.problem, _clock(explanation)
+    resident, chosen = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
+    unit, size = units(int(resident.max(initial=1)), "B")
+    looks: dict[str, dict[str, Any]] = {
+        "live, if nothing moves": {"color": "#bbbbbb"},
+        "live, as selected": {"color": "#009988"},
+    }
+    for look, amount in zip(list(looks.values()), (resident, chosen), strict=True):
+        ax.step(clock[:-1], amount / size, where="post", **look)
+    if np.isfinite(problem.budget_bytes):
+        ax.axhline(problem.budget_bytes / size, **LIMIT)
+        looks["room"] = LIMIT
+    ax.set_ylim(bottom=0)
+    label(ax, y=f"live [{unit}]")
+    return looks
+
+
+def _draw_trips(ax: Axes, explanation: Explanation) -> dict[str, Any]:
+    """One line a trip: from the store to the detach, away, and from the prefetch to the use."""
+    augmented, (unit, clock) = explanation.candidate.augmented, _clock(explanation)
+    away = [(trip, gap.after + 1, gap.before) for trip, gap in enumerate(augmented.gaps) if not gap.wraps]
+    comes = [(one.trip, one.position, one.before) for one in augmented.cache_ops if one.role is Role.PREFETCH]
+    stores = [(one.trip, one.position) for one in augmented.cache_ops if one.role is Role.STORE]
+    looks: dict[str, dict[str, Any]] = {
+        "away": {"color": "#cccccc", "linewidth": 0.7},
+        "prefetch issued ... use": {"color": _ROLE_COLOUR[Role.PREFETCH], "linewidth": 1.5},
+        "store issued": {"color": _ROLE_COLOUR[Role.STORE], "linestyle": "", "marker": ">", "markersize": 3},
+    }
+    for trips, look in zip((away, comes), looks.values(), strict=False):
+        number, start, end = np.array(trips, int).reshape(-1, 3).T
+        ax.hlines(number, clock[start], clock[end], **look)
+    number, at = np.array(stores, int).reshape(-1, 2).T
+    ax.plot(clock[at], number, **looks["store issued"])
+    label(ax, x=f"compute time, without stalls [{unit}]", y="trips")
+    return {name: look for (name, look), shown in zip(looks.items(), (away, comes, stores), strict=True) if shown}

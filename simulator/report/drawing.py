@@ -1,41 +1,80 @@
-"""What pictures are made of: a canvas with a layout, axes below each other, and a legend at the side.
+"""What pictures are made of: a canvas with a title and one legend, axes, bars that hide nothing, and colours.
 
 Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
-import time. A picture shows itself in a notebook.
+import time. A picture shows itself in a notebook. Tensor kinds take the light fills, causes of a stall the vibrant
+tones and compute the greys of Paul Tol's schemes, which colour-blind readers can tell apart; the same in pages.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from simulator.report import colours
+from simulator.columns import Ints
+from simulator.report.rows import DRAINED
 
-Ints = NDArray[np.int64]
+KIND = {
+    "weight": "#77aadd",
+    "gradient": "#ee8866",
+    "optimizer_state": "#aaaa00",
+    "activation": "#44bb99",
+    "kv_cache": "#eedd88",
+    "expert": "#ffaabb",
+    "workspace": "#dddddd",
+    "input": "#99ddff",
+}
+"""Tensor kind -> colour of its memory and of its transfers."""
+CAUSE = {
+    "capacity": "#ee7733",
+    "transfer": "#cc3311",
+    "host": "#ee3377",
+    "compaction": "#663333",
+    "peer": "#33bbee",
+    "order": "#0077bb",
+    "collective": "#ccbb44",
+}
+"""Cause of a wait -> colour of the stall."""
+PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "prefill": "#8d99a6", "decode": "#5d6b7a"}
+"""Phase of an op -> colour of its compute."""
+COMPUTE, RECOMPUTE, DRAIN = "#75828f", "#aa4499", "#bfc6cd"
+"""Compute of an op without a phase; compute that runs again, in any phase; copies after the last op."""
+SPENT = {"compute": COMPUTE, "recompute": RECOMPUTE, **{f"stall: {cause}": tint for cause, tint in CAUSE.items()}}
+SPENT[DRAINED] = DRAIN
+"""What a step is spent on -> its colour."""
+PEAK = "#b4c4d4"
+"""The peak of a memory."""
+GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
+"""Groups of ranks, and curves -> colours, in turn."""
+INK, FAINT = "#222222", "#8a8a8a"
+LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
+"""The line of a limit, such as a budget."""
+TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 
-WIDTH_IN, _DPI = 13.0, 110
-_AXIS_IN, _HEAD_IN, _LINE_IN = 0.5, 0.45, 0.175
-"""What a time axis with its label takes, a title, and a line of the legend."""
+WIDTH_IN, HEAD_IN, _DPI = 13.0, 0.8, 110
+"""Width of a picture, and height of its title with the legend."""
+_LETTERS = 190
+"""Letters of the legend's small print that a line has room for."""
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
-
 _FEW = 120
 """Bars of a lane that can still be told apart, and are parted by white lines."""
+_UNITS = {
+    "ns": (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)),
+    "B": (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)),
+}
 
 
 @contextmanager
@@ -70,28 +109,24 @@ class Picture(Figure):
     Parameters
     ----------
     height_in
-        Its height [in].
+        Its height without the title [in].
     """
 
     def __init__(self, height_in: float) -> None:
-        super().__init__(figsize=(WIDTH_IN, height_in), dpi=_DPI, facecolor="white", layout=_Layout())
+        super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         FigureCanvasAgg(self)
 
-    def title(self, text: str, handles: Sequence[Artist] = (), beside: int = 12) -> None:
-        """Write above the picture what it shows, and what some marks mean, so many of them beside each other."""
-        if not handles:
-            self.suptitle(text, x=0.01, ha="left", **(colours.TEXT | {"fontsize": 11}))
-            return
-        look = {"loc": "outside upper left", "title": text, "title_fontsize": 11, "alignment": "left"}
-        self.key(handles, **look, ncols=beside, columnspacing=1.4)
-
-    def key(self, handles: Sequence[Artist], **look: Any) -> list[Text]:
-        """Write what marks mean, and return the texts of it."""
-        legend = self.legend(handles=handles, fontsize=8, frameon=False, handlelength=1.2, **look)
-        texts = [*legend.get_texts(), legend.get_title()]
-        for written in texts:
-            written.set_parse_math(False)
-        return texts[:-1]
+    def head(self, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:
+        """Write above the picture what it shows, and what its colours (or lines, with their style) mean."""
+        handles = [
+            Patch(color=look, label=text) if isinstance(look, str) else Line2D([], [], label=text, **look)
+            for text, look in marks.items()
+        ]
+        columns = max(1, _LETTERS // (7 + max(map(len, marks), default=0)))
+        look: dict[str, Any] = {"loc": "outside upper left", "alignment": "left", "frameon": False, "handlelength": 1.2}
+        key = self.legend(handles=handles, title=title, ncols=columns, fontsize=8, title_fontsize=11, **look)
+        for text in (*key.get_texts(), key.get_title()):
+            text.set_parse_math(False)
 
     def settle(self) -> None:
         """Place everything for good, so that axes know their pixels: what they are labelled with is known by now."""
@@ -116,78 +151,40 @@ class Picture(Figure):
         return self.png()
 
 
-def stacked(heights_in: Sequence[float], apart: int = 0, legend_lines: int = 0) -> tuple[Picture, list[Axes]]:
-    """Axes of about these heights below each other with one time axis.
-
-    As many as are `apart`, the first ones, have a time axis of their own. The picture is high enough for a legend of so
-    many lines.
-    """
-    ends = {apart - 1, len(heights_in) - 1} & set(range(len(heights_in)))
-    height = sum(heights_in) + 0.1 * len(heights_in) + _AXIS_IN * len(ends)
-    picture = Picture(_HEAD_IN + max(height, _LINE_IN * legend_lines))
-    axes = list(picture.subplots(len(heights_in), height_ratios=heights_in, squeeze=False)[:, 0])
-    for number, ax in enumerate(axes):
-        plain(ax)
-        ax.sharex(axes[0 if number < apart else apart])
-        ax.tick_params(labelbottom=number in ends)
-    return picture, axes
-
-
-def side_legend(picture: Picture, marks: Iterable[tuple[str, str]]) -> None:
-    """Write a legend at the right: (text, colour), (heading, nothing) or (text, style of a line)."""
-    marks = list(marks)
-    handles: list[Artist] = []
-    for text, mark in marks:
-        style: dict[str, Any] = {
-            "color": colours.FAINT if mark == ":" else colours.INK,
-            "linewidth": 1.1,
-            "linestyle": mark,
-        }
-        handles.append(Patch(color=mark, label=text) if mark.startswith("#") else Line2D([], [], label=text, **style))
-    texts = picture.key(handles, loc="outside right upper", labelspacing=0.35)
-    for written, (_, mark) in zip(texts, marks, strict=True):
-        written.set_fontweight("normal" if mark else "bold")
+def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    """Write a title and what the axes show, with two of the four sides, faintly, and small numbers."""
+    ax.set_title(title, loc="left", **TEXT)
+    ax.set_xlabel(x, **TEXT)
+    ax.set_ylabel(y, **TEXT)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(colors=INK, labelsize=8)
 
 
 def name_lanes(ax: Axes, names: Sequence[str]) -> None:
     """Name the lanes of an axis, the first one on top."""
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_yticks(range(len(names)), names, **colours.TEXT)
+    ax.set_yticks(range(len(names)), names, **TEXT)
     ax.tick_params(axis="y", length=0)
+
+
+def units(most: float, unit: str = "ns") -> tuple[str, int]:
+    """Choose the unit of an axis of times [ns] or bytes [B]: its name, and how many of the small ones it has."""
+    return next((large for large in _UNITS[unit] if most >= large[1]), _UNITS[unit][-1])
+
+
+def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and a width for each curve: each wider than those drawn after it, so that it shows at a tie."""
+    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, len(labels) - 1))
+    return {
+        text: {"color": GROUPS[number % len(GROUPS)], "linewidth": _THIN + wider * (len(labels) - 1 - number)}
+        for number, text in enumerate(labels)
+    }
 
 
 def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
     """Where the pixels of a time axis begin, and where the last ends [ns]; `size` is how many ns its unit has."""
     return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
-
-
-def units(extent_ns: int) -> tuple[str, int]:
-    """Choose the unit of a time axis: its name, and how many ns it has."""
-    return _unit(extent_ns, (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)))
-
-
-def byte_unit(most: float) -> tuple[str, int]:
-    """Choose the unit of an axis of bytes: its name, and how many bytes it has."""
-    return _unit(most, (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)))
-
-
-def _unit(most: float, known: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    return next((unit for unit in known if most >= unit[1]), known[-1])
-
-
-def widths(curves: int) -> list[float]:
-    """Widths of curves that are drawn one over another: each wider than those above it, so that it shows at a tie."""
-    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, curves - 1))
-    return [_THIN + wider * above for above in reversed(range(curves))]
-
-
-def plain(ax: Axes) -> None:
-    """Draw two of the four sides, faintly, and small numbers."""
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color(colours.FAINT)
-    ax.tick_params(colors=colours.INK, labelsize=8)
 
 
 def bars(
@@ -212,13 +209,12 @@ def bars(
         Nanoseconds of one unit of the axis.
     """
     edges, (start, end) = pixels(ax, size), ends
-    spent = [_spent(edges, start[group == key], end[group == key]) for key in range(len(tints))]
-    tops = np.cumsum([np.zeros(len(edges) - 1), *spent], axis=0)
+    spent = {key: _spent(edges, start[group == key], end[group == key]) for key in np.unique(group).tolist()}
+    tops = np.cumsum([np.zeros(len(edges) - 1), *spent.values()], axis=0)
     heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
-    for key, tint in enumerate(tints):
-        if spent[key].any():
-            lane = ax.stairs(heights[key + 1], edges / size, baseline=heights[key], fill=True, color=tint, linewidth=0)
-            lane.set_snap(True)
+    for number, key in enumerate(spent):
+        look: dict[str, Any] = {"fill": True, "color": tints[key], "linewidth": 0}
+        ax.stairs(heights[number + 1], edges / size, baseline=heights[number], **look).set_snap(True)
     if len(start) <= _FEW:
         wide = start[(end - start > 3 * (edges[1] - edges[0])) & (start > edges[0])]
         ax.vlines(wide / size, *band, color="white", linewidth=0.6)

@@ -7,6 +7,7 @@ holds was left by one that was killed.
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
-from importlib import import_module
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import Any
@@ -23,7 +24,14 @@ import orjson
 
 from simulator.errors import ConfigError, said_by_system
 from simulator.interrupts import complete, waiting
-from simulator.report import summaries
+
+SUMMARY = "hosim-summary/1"
+"""The schema of ``summary.json``."""
+COMPARISON = "comparison.png"
+"""Name of the picture of the table."""
+_FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
+"""Names in the output folder that no row's folder may have."""
+_PARTIAL, _OLD, _GONE = ".{}.partial-", "old", "gone"
 
 
 def check_target(out: Path) -> None:
@@ -40,43 +48,42 @@ def check_target(out: Path) -> None:
         If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
         be made: it is filled beside its place.
     """
-    where, must, do = f"--out {out}", "the results get a folder of their own", "choose another folder"
-    if out.is_symlink() and not out.exists():
-        raise ConfigError(where, must, "a link that leads nowhere", f"remove it, or {do}")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(where, must, "a file", do)
-    if out.exists() and Path.cwd().is_relative_to(out.resolve()):
-        raise ConfigError(where, must, "the working directory", "name a folder inside it")
-    if out.exists() and (strange := _strange(out)):
-        must = "an existing folder is empty or holds an earlier run of hosim, and nothing else"
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise ConfigError(where, must, f"{strange[0]!r}{more}", f"{do}, or move that away")
+    where, must, do = (
+        f"--out {out}",
+        "the results get a folder of their own",
+        "choose another folder, or move that away",
+    )
+    found = ""
+    if os.path.lexists(out) and not out.is_dir():
+        found = "a file, or a link that leads nowhere"
+    elif out.exists() and Path.cwd().is_relative_to(out.resolve()):
+        found = "the working directory"
+    elif strange := _strange(out):
+        found = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
+    if found:
+        raise ConfigError(where, must, found, do)
     check_beside(where, out, must, do)
 
 
 def _strange(folder: Path) -> list[str]:
-    return sorted(_contents(folder) - _written_by_hosim(folder))
+    """What hosim did not write into a folder."""
+    try:
+        summary = orjson.loads((folder / "summary.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        summary = None
+    is_ours = isinstance(summary, dict) and summary.get("schema") == SUMMARY
+    return sorted(_contents(folder) - set(map(str, summary.get("files", []) if is_ours else ())))
 
 
 def _contents(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir() or p.is_symlink()}
 
 
-def _written_by_hosim(folder: Path) -> set[str]:
-    try:
-        summary = orjson.loads((folder / "summary.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return set()
-    if not isinstance(summary, dict) or summary.get("schema") != summaries.SUMMARY:
-        return set()
-    return set(map(str, summary.get("files", [])))
-
-
 @contextmanager
 def replaced(out: Path) -> Iterator[Path]:
     """Give a folder to fill; when that is done it takes the place of `out`, and if it fails nothing is left.
 
-    What others put into `out` meanwhile is kept in it, and told.
+    If others put something into `out` meanwhile, all that was there is kept beside it, and told.
 
     Parameters
     ----------
@@ -94,15 +101,20 @@ def replaced(out: Path) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
-        with _own(out) as own:
-            new = own / "new"
-            new.mkdir()
-            yield new
+        own = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
+        try:
+            with _held(own):
+                new = own / "new"
+                new.mkdir()
+                yield new
+                with waiting():
+                    if os.path.lexists(out):
+                        out.rename(own / _OLD)
+                    new.rename(out)
+                    complete.append(str(out))
+        finally:
             with waiting():
-                if os.path.lexists(out):
-                    out.rename(own / _OLD)
-                new.rename(out)
-                complete.append(str(out))
+                _settle(own, out)
     except OSError as error:
         do = "make room for them, or choose another folder"
         raise ConfigError(f"--out {out}", "the results can be written", said_by_system(error), do) from error
@@ -112,82 +124,37 @@ def replaced(out: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-_PARTIAL, _OLD = ".{}.partial-", "old"
-_DEEPEST = 4
-"""Folders that are open at once while one with the rows' folders is removed: there must be room for so many files."""
-
-
 @contextmanager
-def _own(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` that nobody else uses, nor removes; behind it, it is settled."""
-    made, held, spare = list[Path](), list[int](), list[int]()
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder for the time; an OSError if another process does, or it is not there any more."""
+    file = os.open(folder, os.O_RDONLY)
     try:
-        with waiting():
-            while not held:
-                made.append(Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent)))
-                if (file := _hold(made[-1])) is not None:
-                    held.append(file)
-            spare += (os.dup(*held) for _ in range(_DEEPEST))
-        yield made[-1]
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        with waiting():
-            for file in spare:
-                os.close(file)
-            for own in made:
-                _settle(own, out)
-            for file in held:
-                os.close(file)
+        os.close(file)
 
 
 def _clear(out: Path) -> None:
     """Settle what runs left beside `out` that were killed."""
     for left in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
-        with suppress(PermissionError):  # it is someone else's
-            held = _hold(left, is_sure=True) if left.is_dir() and not left.is_symlink() else None
-            if held is not None:
-                _settle(left, out)
-                os.close(held)
-                _say(f"{left}: removed; a run that was killed had left it")
-
-
-def _hold(folder: Path, is_sure: bool = False) -> int | None:
-    """Hold a folder until the file is closed that is returned; None if another process does, or removes it.
-
-    Where the system lets nobody hold it, that is as well, unless one must be sure.
-    """
-    try:
-        file = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    is_held = not is_sure
-    try:
-        fcntl = import_module("fcntl")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_held = folder.exists()
-    except BlockingIOError:
-        is_held = False
-    except (ImportError, OSError):
-        pass
-    if not is_held:
-        os.close(file)
-    return file if is_held else None
+        with suppress(OSError), _held(left):
+            _settle(left, out)
+            _say(f"{left}: removed; a run that was killed had left it")
 
 
 def _settle(own: Path, out: Path) -> None:
-    """Remove a run's own folder, but of the earlier `out` in it all that is missed now, or that hosim did not write."""
+    """Remove a run's own folder, but of the earlier `out` in it what is missed now, or holds what others put there."""
     old = own / _OLD
     if os.path.lexists(old) and not os.path.lexists(out):
         old.rename(out)
-    elif os.path.lexists(old):
-        for name in _strange(old) if old.is_dir() and not old.is_symlink() else [""]:
-            kept = out / name
-            while os.path.lexists(kept):
-                kept = kept.with_name(f"{kept.name}~")
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            (old / name).rename(kept)
-            _say(f"{kept}: kept; it came into the folder while that was replaced")
-        if os.path.lexists(old):  # it is known by a file in it, so that what is left of it must not be taken for it
-            old.rename(own / "gone")
+    elif os.path.lexists(old) and (not old.is_dir() or _strange(old)):
+        free = (out.with_name(f"{out.name}~{number}") for number in count(1))
+        kept = next(path for path in free if not os.path.lexists(path))
+        old.rename(kept)
+        _say(f"{kept}: kept; something came into the folder while that was replaced")
+    if os.path.lexists(old):  # it is known by a file in it, so that what is left of it must not be taken for it
+        old.rename(own / _GONE)
     shutil.rmtree(own, ignore_errors=True)
     with suppress(OSError):  # not even readable: what a umask may do
         own.rmdir()
@@ -204,6 +171,25 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
+def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what a result is: its rows, each with every column, and more.
+
+    Parameters
+    ----------
+    rows
+        The summaries.
+    more
+        Further entries: provenance, sentences, expectations.
+    """
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return {"schema": SUMMARY, "rows": [{column: row.get(column) for column in columns} for row in rows], **more}
+
+
+def dumped(said: Mapping[str, Any]) -> bytes:
+    """Write what is said as JSON, indented, with a line's end."""
+    return orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n"
+
+
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:
     """Write ``summary.csv`` and, last of all files, ``summary.json`` with the list of what the folder holds.
 
@@ -216,13 +202,13 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
     more
         Further entries of ``summary.json``: provenance, sentences, expectations.
     """
-    said = summaries.content(rows, more)
+    said = content(rows, more)
     with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, said["rows"][0] if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(said["rows"])
     said["files"] = sorted({*_contents(folder), "summary.json"})
-    (folder / "summary.json").write_bytes(summaries.dumped(said))
+    (folder / "summary.json").write_bytes(dumped(said))
 
 
 def check_file(option: str, file: Path) -> None:
@@ -268,20 +254,11 @@ def check_beside(where: str, path: Path, must: str, do: str) -> None:
         If nothing can be made.
     """
     above = next(p for p in path.resolve().parents if p.exists())
-    if not above.is_dir():
-        raise ConfigError(where, must, f"that {above} is a file", do)
     try:
         with TemporaryFile(dir=above):
             pass
     except OSError as error:
         raise ConfigError(where, must, f"that nothing can be made in {above} ({error.strerror})", do) from error
-
-
-COMPARISON = "comparison.png"
-"""Name of the picture of the table."""
-_DOCUMENTS = ("scenario.yaml", "hardware.yaml", "workload.yaml")
-_FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", *_DOCUMENTS)
-"""Names in the output folder that no row's folder may have."""
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:
@@ -296,12 +273,9 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     taken = set(_FILES)
     for label in labels:
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip("-.") or "row"
-        name, number = plain, 1
-        while name.lower() in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        chosen[label] = name
-        taken.add(name.lower())
+        names = (plain, *(f"{plain}-{number}" for number in range(2, len(taken) + 3)))
+        chosen[label] = next(name for name in names if name.lower() not in taken)
+        taken.add(chosen[label].lower())
     return chosen
 
 
@@ -313,6 +287,4 @@ def plan_names(programs: Sequence[str]) -> list[str]:
     programs
         Their names, all different.
     """
-    if len(programs) == 1:
-        return ["plan.jsonl"]
-    return [f"plan-{name}.jsonl" for name in folder_names(programs).values()]
+    return [f"plan-{name}.jsonl" for name in folder_names(programs).values()] if programs[1:] else ["plan.jsonl"]

@@ -10,16 +10,15 @@ from typing import Any
 
 from simulator.metrics import peak_breakdown
 from simulator.processes import Aside
-from simulator.report import colours, perfetto
-from simulator.report.comparison import by_rank, comparison
+from simulator.report import drawing, perfetto
 from simulator.report.files import COMPARISON, folder_names
-from simulator.report.ranks import chosen, is_job, of_ranks, omitted
-from simulator.report.rows import Row, is_ok, quantity, recomputed_ns, spent
-from simulator.report.stalls import by_cause, largest
-from simulator.report.text import PIPE_WIDTH, folded, rank_columns
+from simulator.report.pictures import by_rank, comparison
+from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity, recomputed_ns, spent
+from simulator.report.stalls import by_place, largest
+from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
 from simulator.report.usage import usages
-from simulator.report.view import rendered
+from simulator.report.views import rendered
 
 _MOST_RANKS = 16
 """So many lines of a table are still read."""
@@ -72,30 +71,38 @@ def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callabl
         tables=folded(rows, PIPE_WIDTH),
         statuses=[str(row.summary["status"]) for row in rows],
         comparison=comparison,
-        spoken="; ".join(map(_spoken, rows)),
+        spoken=[(row.label, _spoken(row)) for row in rows],
         recomputes=any(map(recomputed_ns, rows)),
         sections=[_section(row) for row in rows],
         pictures=pictures,
-        colours=colours,
+        colours=drawing,
     )
 
 
 def _spoken(row: Row) -> str:
     """What one who cannot see the picture of the table is told of a row."""
-    parts = [f"{what} {quantity(ns, 'ns')}" for what, ns in spent(row)] if is_ok(row) else [str(row.summary["status"])]
-    return f"{row.label}: {', '.join(parts)}"
+    parts = (f"{what} {quantity(ns, 'ns')}" for what, ns in spent(row)) if is_ok(row) else [str(row.summary["status"])]
+    return ", ".join(parts)
 
 
 def _section(row: Row) -> dict[str, Any]:
     """What the page shows of one row; of several ranks the stalls and peaks of the slowest."""
-    told, of_some = row, dict[str, Any](whose="", ranks=[], omitted="")
+    told, ranks = row, chosen(row, _MOST_RANKS)
     if row.trace is not None and is_job(row):
         told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
-        shown, whose = chosen(row, _MOST_RANKS), f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})"
-        of_some = {"whose": whose, "ranks": rank_columns(of_ranks(row, shown)), "omitted": omitted(row, shown)}
-    peaks = [peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace]
-    causes, stalls = by_cause(told), largest(told)
-    return {"row": row, "ok": is_ok(row), **of_some, "causes": causes, "stalls": stalls, "peaks": peaks}
+    return {
+        "row": row,
+        "ok": is_ok(row),
+        "whose": f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if is_job(row) else "",
+        "ranks": rank_columns(of_ranks(row, ranks)) if is_job(row) else [],
+        "omitted": omitted(row, ranks),
+        "causes": by_place(row),
+        "step_ns": row.summary.get("step_ns") or 1,
+        "stalls": largest(told),
+        "peaks": [
+            peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace
+        ],
+    }
 
 
 RowWriter = Callable[[Any, Path], None]

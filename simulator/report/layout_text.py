@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
-from simulator.report.text import Column, aligned
+from simulator.report.tables import Column
+from simulator.report.views import Section, View
 from simulator.units import counted, human
 from simulator.workload import Workload
 
 _MOST_MEMBERS = 3
 _MOST_RANKS = 8
-_ZERO = {
-    1: "optimizer state is sharded over replicas (ZeRO 1)",
-    2: "optimizer state and gradients are sharded over replicas (ZeRO 2)",
-    3: "optimizer state, gradients and weights are sharded over replicas (ZeRO 3)",
-}
 
 
 class Holding(NamedTuple):
@@ -70,16 +66,18 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
     weights
         How weights are cut; may be empty.
     """
-    holdings = [holding(job, number) for number in range(len(job.graphs))]
-    met = list(exchanges(job))
-    parts = {
-        "held all step, by each rank": _kept(holdings),
-        "live at most, if nothing moves": _peak(holdings),
-        "how weights are cut, before ZeRO": _cuts(weights, workload.dtypes.element_bytes) if weights else [],
-        "communicated in a step, by each rank": _exchanges(met) if met else [],
-    }
-    found = [f"{head}\n{aligned([columns], 2)}" for head, columns in parts.items() if columns]
-    return "\n\n".join([_head(job, workload), *found, *([] if met else ["nothing is communicated"])])
+    holdings, met = [holding(job, number) for number in range(len(job.graphs))], list(exchanges(job))
+    programs = _column("program", [one.program for one in holdings])
+    ranks, ops = _column("ranks", [numbers(one.ranks) for one in holdings]), _column("ops", [h.ops for h in holdings])
+    kept = [programs, ranks, ops, *_kinds([one.kept_bytes for one in holdings])]
+    peak = [programs, *_kinds([one.peak_bytes for one in holdings]), _column("at op", [h.peak_op for h in holdings])]
+    sections = [
+        Section("held all step, by each rank", kept),
+        Section("live at most, if nothing moves", peak),
+        *([Section("how weights are cut, before ZeRO", _cuts(weights, workload))] if weights else []),
+        Section("communicated in a step, by each rank", _exchanges(met)) if met else Section("nothing is communicated"),
+    ]
+    return str(View("", [Section(f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}"), *sections], ()))
 
 
 def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:
@@ -138,59 +136,43 @@ def exchanges(job: Job) -> Iterator[Exchange]:
         met = ((op.phase, what) for op in graph.ops if (what := op.collective) is not None)
         found = Counter((phase, str(what.kind), what.group, what.size_bytes) for phase, what in met)
         for (phase, kind, name, size_bytes), times in found.items():
-            mine = tuple(members for members in groups[name].members if _takes_part(members, kind, ranks))
+            takes_part = {"send": slice(0, 1), "recv": slice(-1, None)}.get(kind, slice(None))
+            mine = tuple(members for members in groups[name].members if not ranks.isdisjoint(members[takes_part]))
             yield Exchange(job.labels[number], phase, kind, Group(name, mine), times, size_bytes)
 
 
-def _takes_part(members: tuple[int, ...], kind: str, ranks: set[int]) -> bool:
-    if kind in PAIRED:
-        return (members[0] if kind == "send" else members[-1]) in ranks
-    return not ranks.isdisjoint(members)
+def _parts(workload: Workload) -> str:
+    """How ranks share the model: its axes, of which neighbours differ in the last one first, and ZeRO's stage."""
+    parallel, pools = workload.parallel, workload.pools
+    axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
+    axes = axes if parallel.ranks == "all" else []
+    text = f" = {' x '.join(axes)}" if axes else ""
+    text += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model" if pools else ""
+    return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
 
 
-def _head(job: Job, workload: Workload) -> str:
-    lines, parallel, pools = [f"{job.name}: {counted(job.ranks, 'rank')}"], workload.parallel, workload.pools
-    if pools is not None:
-        answers = counted(pools.new_tokens, "token")
-        lines[0] += f" = prefill {pools.prefill} + decode {pools.decode}, each with the whole model"
-        lines[0] += f"; {answers} an answer"
-    if parallel.ranks == "all":
-        axes = [name for name in parallel.axis_names if name != "expert"]
-        lines[0] += " = " + " x ".join(f"{name} {getattr(parallel, name)}" for name in axes)
-        lines[0] += f"; neighbours along {', then '.join(reversed(axes))}"
-    details = []
-    if parallel.expert > 1:
-        details.append(f"{parallel.expert} replicas in a row share the experts")
-    if parallel.sequence:
-        details.append("tokens are cut along tensor between the linears")
-    if parallel.zero_stage:
-        details.append(_ZERO[parallel.zero_stage])
-    if parallel.micro_batches > 1:
-        details.append(f"{parallel.micro_batches} micro-batches a step, {parallel.schedule}")
-    return "\n".join([*lines, *details])
+def _column(head: str, cells: Any) -> Column:
+    """A column of texts, or of whole numbers, aligned to the right."""
+    cells = list(cells)
+    are_numbers = all(isinstance(cell, int) for cell in cells)
+    return Column.texts(head, (f"{cell:,}" if are_numbers else cell for cell in cells), left=not are_numbers)
 
 
-def _kept(found: Sequence[Holding]) -> list[Column]:
-    return [
-        Column.texts("program", (h.program for h in found)),
-        Column.texts("ranks", (numbers(h.ranks) for h in found)),
-        Column("ops", tuple(f"{h.ops:,}" for h in found)),
-        *_kinds([h.kept_bytes for h in found]),
-    ]
-
-
-def _peak(found: Sequence[Holding]) -> list[Column]:
-    program, op = Column.texts("program", (h.program for h in found)), Column.texts("at op", (h.peak_op for h in found))
-    return [program, *_kinds([h.peak_bytes for h in found]), op]
+def _bytes(head: str, sizes: Any) -> Column:
+    return Column.texts(head, (human(size, "B") for size in sizes), left=False)
 
 
 def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
     kinds = [str(kind) for kind in TensorKind if any(one[str(kind)] for one in found)]
-    columns = [Column(kind, tuple(human(one[kind], "B") for one in found)) for kind in kinds]
-    return [*columns, Column("in all", tuple(human(one.total(), "B") for one in found))]
+    return [
+        *(_bytes(kind, [one[kind] for one in found]) for kind in kinds),
+        _bytes("in all", [c.total() for c in found]),
+    ]
 
 
-def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> list[Column]:
+def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[Column]:
+    """Weights that differ in their numbers alone share a line."""
+
     def alike(weight: Weight) -> tuple[str, str, str]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
         return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
@@ -199,12 +181,12 @@ def _cuts(weights: Mapping[str, Weight], element_bytes: int) -> list[Column]:
     names, shapes, cuts = zip(*groups, strict=True)
     firsts = [group[0] for group in groups.values()]
     return [
-        Column.texts("weights", names),
-        Column("how many", tuple(str(len(group)) for group in groups.values())),
-        Column("shape", shapes),
-        Column.texts("cut along", cuts),
-        Column("each rank", tuple(human(w.parameters * element_bytes, "B") for w in firsts)),
-        Column("held by", tuple(counted(_holders(w), "rank") for w in firsts)),
+        _column("weights", names),
+        _column("how many", map(len, groups.values())),
+        _column("shape", shapes),
+        _column("cut along", cuts),
+        _bytes("each rank", (w.parameters * workload.dtypes.element_bytes for w in firsts)),
+        _column("ranks that hold it", map(_holders, firsts)),
     ]
 
 
@@ -214,16 +196,17 @@ def _holders(weight: Weight) -> int:
 
 
 def _exchanges(found: Sequence[Exchange]) -> list[Column]:
-    return [
-        Column.texts("program", (one.label for one in found)),
-        Column.texts("phase", (one.phase for one in found)),
-        Column.texts("collective", (one.kind for one in found)),
-        Column.texts("group", (one.group.name for one in found)),
-        Column("times", tuple(f"{one.times:,}" for one in found)),
-        Column("size", tuple(human(one.size_bytes, "B") for one in found)),
-        Column("in all", tuple(human(one.times * one.size_bytes, "B") for one in found)),
-        Column.texts("who meets", (_members(one) for one in found)),
-    ]
+    heads: dict[str, Callable[[Exchange], object]] = {
+        "program": lambda one: one.label,
+        "phase": lambda one: one.phase,
+        "collective": lambda one: one.kind,
+        "group": lambda one: one.group.name,
+        "times": lambda one: one.times,
+    }
+    columns = [_column(head, map(value, found)) for head, value in heads.items()]
+    columns.append(_bytes("size", (one.size_bytes for one in found)))
+    columns.append(_bytes("in all", (one.times * one.size_bytes for one in found)))
+    return [*columns, _column("who meets", map(_members, found))]
 
 
 def _members(one: Exchange) -> str:

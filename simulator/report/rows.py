@@ -1,21 +1,19 @@
-"""What a report is told about one row of the table, and how the numbers in it are written for people."""
+"""What a report is told about one row of the table and its ranks, and how its numbers are written for people."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import Ran, figure_of
+from simulator.metrics import Ran, by_rank, figure_of
 from simulator.plan import Plan
-from simulator.trace import CAUSES, Block, Trace
+from simulator.trace import CAUSES, Trace
 from simulator.units import counted, human
 
 T = TypeVar("T")
@@ -90,11 +88,6 @@ class Row:
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
 
 
-def only(block: Block, wanted: NDArray[np.bool_]) -> Block:
-    """Choose rows of some spans or waits."""
-    return {name: column[wanted] for name, column in block.items()}
-
-
 def is_ok(row: Row) -> bool:
     """Whether the row ran to its end."""
     return bool(row.summary["status"] == "ok")
@@ -156,21 +149,15 @@ def shown(column: str, value: object) -> str:
 
 def causes(row: Row) -> list[tuple[str, int]]:
     """Causes of the row's stall and their time [ns], the largest first, without those that are 0."""
-    found = [(cause, row.summary.get(f"wait_{cause}_ns")) for cause in CAUSES]
-    return sorted(((c, int(ns)) for c, ns in found if present(ns) and ns), key=lambda item: -item[1])
+    found = [(cause, int(row.summary.get(f"wait_{cause}_ns") or 0)) for cause in CAUSES]
+    return sorted(((cause, ns) for cause, ns in found if ns), key=lambda item: -item[1])
 
 
 def spent(row: Row) -> list[tuple[str, int]]:
     """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
     stalls = ((f"stall: {cause}", ns) for cause, ns in causes(row))
-    drained = int(row.summary.get("drain_ns") or 0)
-    parts = [
-        ("compute", int(row.summary["compute_ns"])),
-        ("recompute", recomputed_ns(row)),
-        *stalls,
-        (DRAINED, drained),
-    ]
-    return [(what, ns) for what, ns in parts if ns]
+    own = (("compute", row.summary["compute_ns"]), ("recompute", recomputed_ns(row)))
+    return [(what, ns) for what, ns in (*own, *stalls, (DRAINED, int(row.summary.get("drain_ns") or 0))) if ns]
 
 
 DRAINED = "copies after the last op"
@@ -227,3 +214,50 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
     kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
     given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
     return " ".join(filter(None, ("lower bound", also, given)))
+
+
+def is_job(row: Row) -> bool:
+    """Whether the row is about several ranks."""
+    return row.trace is not None and len(row.trace.stands_in) > 1
+
+
+def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
+    """Show ranks of a row, each as a row of its own; a row of one rank is its own.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    ranks
+        Which of those that were simulated (see `simulated`).
+    """
+    trace = row.trace
+    if trace is None or not is_job(row):
+        return [row]
+    counts, alone, stand = by_rank(row.job, row.hardware, trace), trace.by_rank(), Counter(trace.stands_in)
+    one = replace(row, ran=None, shortfall=None)
+    return [
+        replace(one, summary=dict(counts[rank]), trace=alone[rank], rank=rank, stands_for=stand[rank]) for rank in ranks
+    ]
+
+
+def simulated(row: Row) -> list[int]:
+    """Number the ranks that have a trace of their own."""
+    return sorted(set(row.trace.stands_in)) if row.trace else []
+
+
+def chosen(row: Row, most: int) -> list[int]:
+    """Choose at most so many ranks to show: the first of each program, the slowest, and those of the lowest numbers."""
+    if row.trace is None:
+        return []
+    firsts = (row.job.ranks_of(number)[0] for number in range(len(row.job.graphs)))
+    wanted = [row.trace.stands_in[rank] for rank in (*firsts, row.summary.get("slowest_rank") or 0)]
+    return sorted([*dict.fromkeys((*wanted, *simulated(row)))][:most])
+
+
+def omitted(row: Row, shown: Sequence[int]) -> str:
+    """Say that only some ranks are shown, and how many were folded; empty if all are shown."""
+    folded = row.job.ranks - len(simulated(row))
+    others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
+    text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"
+    return text if len(shown) < row.job.ranks else ""

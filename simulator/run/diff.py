@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.report.changes import Change, Changes, RowChange, changes, in_comment, plain
-from simulator.report.summaries import dumped, read
+from simulator.report.changes import Change, Changes, RowChange, changes, in_comment, plain, read
+from simulator.report.files import dumped
 
 SCHEMA = "hosim-diff/1"
 """The schema of what is written as JSON."""

@@ -12,7 +12,7 @@ from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.policies.decide import Policy
-from simulator.report.sweep_views import largest_view
+from simulator.report.views import largest_view
 from simulator.run.case import Case, Policies, execute, prepare
 from simulator.run.row import plans_of, row_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep

@@ -15,7 +15,7 @@ from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import Policy, decided
 from simulator.policies.problem import Problem
-from simulator.report import decisions, files, plan_files
+from simulator.report import decisions, files
 from simulator.report.files import folder_names
 from simulator.report.rows import percent
 from simulator.report.sentences import crowded
@@ -115,7 +115,7 @@ class Planned:
 def _write_reasons(explanation: static.Explanation, folder: Path) -> None:
     candidate = explanation.candidate
     augmented_json.write(explanation.problem, candidate.augmented, candidate.plan, folder / "augmented.json")
-    plan_files.write(explanation, folder)
+    decisions.write(explanation, folder)
 
 
 def plan(

@@ -15,12 +15,12 @@ from simulator.graph import TensorKind
 from simulator.hardware import without_effect
 from simulator.plan import Plan, Steps
 from simulator.processes import aside
-from simulator.report import expectations, files, stalls, summaries
+from simulator.report import expectations, files, stalls
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
 from simulator.report.sentences import sentences
-from simulator.report.sweep_views import pointer
+from simulator.report.views import pointer
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Sweep
@@ -263,11 +263,11 @@ class Results(dict[str, Result]):
 
     def json(self) -> bytes:
         """Write what ``summary.json`` says, but for the list of files."""
-        return summaries.dumped(summaries.content(list(self.summaries.values()), self.more))
+        return files.dumped(files.content(list(self.summaries.values()), self.more))
 
     def comparison(self) -> Picture:
         """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use."""
-        from simulator.report.comparison import comparison  # noqa: PLC0415 - drawing takes time to import
+        from simulator.report.pictures import comparison  # noqa: PLC0415 - drawing takes time to import
 
         scenario = self.case.loaded.scenario
         return comparison(list(self.values()), scenario.title or scenario.name)

@@ -33,7 +33,7 @@ from simulator.errors import CapacityError, ConfigError, PlanError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
-from simulator.report.sweep_views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
+from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
 from simulator.run.case import Case, execute, prepare
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Scenario

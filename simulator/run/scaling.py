@@ -11,7 +11,7 @@ from typing import Any
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.errors import ConfigError
-from simulator.report.sweep_views import scaling_view
+from simulator.report.views import scaling_view
 from simulator.run import run_case
 from simulator.run.case import Policies, prepare
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep

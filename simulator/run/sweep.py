@@ -22,8 +22,8 @@ from simulator.metrics import figure_of
 from simulator.processes import worked
 from simulator.report import files
 from simulator.report.expectations import Verdict
-from simulator.report.summaries import dumped
-from simulator.report.view import View
+from simulator.report.files import dumped
+from simulator.report.views import View
 from simulator.run.provenance import provenance
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Sweep:
 
     def figure(self) -> Picture:
         """Draw a curve for each policy, or for each figure, over what varied."""
-        from simulator.report.curves import curves  # noqa: PLC0415 - drawing takes time to import
+        from simulator.report.pictures import curves  # noqa: PLC0415 - drawing takes time to import
 
         return curves(self.view.title, self.view.panels)
 

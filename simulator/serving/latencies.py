@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simulator.report.rows import ABSENT, listed, percent, present, quantity
-from simulator.report.text import Column
-from simulator.report.view import Curve, Panel, Section, View, texts
+from simulator.report.tables import Column
+from simulator.report.views import Panel, Section, View, texts
 from simulator.serving.story import Story, quantile
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -135,16 +135,15 @@ def _panels(stories: Sequence[Story]) -> list[Panel]:
         ("tpot_ns", "share by time for a further one"),
     ):
         times = {story.policy: [row[column] for row in story.requests if present(row[column])] for story in stories}
-        shares = {
-            policy: {(quantile(own, share) or 0) / _NS_PER_S: float(share) for share in range(5, 101, 5)}
+        points = [
+            {"policy": policy, "within_s": (quantile(own, share) or 0) / _NS_PER_S, "share": float(share)}
             for policy, own in times.items()
-            if own
-        }
-        panels.append(
-            Panel(title, "within [s]", "%", [Curve(policy, points, {}, ()) for policy, points in shares.items()])
-        )
-    waiting = []
-    for story in stories:
-        some = story.iterations[:: max(1, len(story.iterations) // _POINTS)]
-        waiting.append(Curve(story.policy, {row["start_ns"] / _NS_PER_S: row["waiting"] for row in some}, {}, ()))
-    return [*panels, Panel("requests that wait", "time [s]", "", waiting)]
+            for share in (range(5, 101, 5) if own else ())
+        ]
+        panels.append(Panel(title, "within [s]", "%", points, "within_s", "share"))
+    waiting = [
+        {"policy": story.policy, "time_s": row["start_ns"] / _NS_PER_S, "waiting": row["waiting"]}
+        for story in stories
+        for row in story.iterations[:: max(1, len(story.iterations) // _POINTS)]
+    ]
+    return [*panels, Panel("requests that wait", "time [s]", "", waiting, "time_s", "waiting")]

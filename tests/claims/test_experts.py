@@ -11,7 +11,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
-from simulator.report import text
+from simulator.report import tables
 from simulator.run.case import prepare
 from simulator.run.row import replayed
 
@@ -32,7 +32,7 @@ def test_expectations_hold(results):
 
 def test_the_readme_shows_what_is_printed(results):
     (shown,) = re.findall(rf"<!-- output of: hosim run {NAME} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
-    assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
 
 
 @pytest.mark.parametrize("evict", ["lru", "hot"])

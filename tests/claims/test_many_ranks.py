@@ -6,7 +6,7 @@ from pages import PAGES
 import simulator as hosim
 from simulator.catalog.shelf import path_of
 from simulator.formats.graph_jsonl import read
-from simulator.report import text
+from simulator.report import tables
 
 SUPPLY_BYTES_PER_S = 30.72e12
 PORT_BYTES_PER_S = 392e9
@@ -22,7 +22,7 @@ def held(results):
 
 def is_shown(name, results):
     """Whether the PAGES has what is printed of a scenario."""
-    printed = f"{text.plain(list(results.values()))}\n\n" + "".join(f"{said}\n" for said in results.sentences)
+    printed = f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{said}\n" for said in results.sentences)
     return f"<!-- output of: hosim run {name} -->\n```text\n{printed}```" in PAGES
 
 

@@ -57,18 +57,17 @@ def test_check_of_a_plan_needs_a_scenario_for_its_steps(hosim, scenario):
     plan = chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
     alone = hosim("check", plan)
     assert alone.code == 0
-    assert "name its --scenario" in alone.out
     checked = hosim("check", plan, "--scenario", scenario)
     assert checked.code == 1
     assert "'bwd/0' reads later" in checked.err
     chain.write_lines(plan, chain.plan_lines())
-    held = "ok for chain; as issued it holds up to 6.70 MB in hbm, the budget is "
+    held = "for chain; as issued it holds up to 6.70 MB in hbm, the budget is "
     much = scenario.with_name("much.yaml")
     much.write_text(chain.SCENARIO.replace("4.3 MB", "6.7 MB"), encoding="utf-8")
-    assert hosim("check", plan, "--scenario", much).out.endswith(f"{held}6.70 MB\n")
+    assert hosim("check", plan, "--scenario", much).out.endswith(f"{held}6.70 MB: ok\n")
     done = hosim("check", plan, "--scenario", scenario)
     assert done.code == 0
-    assert done.out.endswith(f"{held}4.30 MB: it must wait for room, and may block itself\n")
+    assert done.out.endswith(f"{held}4.30 MB: it must wait for room, and may block itself: ok\n")
 
 
 def test_a_graph_is_written_and_runs_as_what_it_was_made_from(hosim, tmp_path):

@@ -117,7 +117,7 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     assert head.split()[:7] == ["policy", "largest", "sequence", "no", "plan", "beyond", "step"]
     (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
-    assert why.startswith(f"resident fits up to sequence {value:,}, no plan beyond ")
+    assert why.startswith(f"resident fits with sequence {value:,}: ")
     assert f": with {value + 256:,} hbm is short by " in why
     assert "what fits is taken to fit with less, too" in premise
 
@@ -125,10 +125,10 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     done = hosim("largest", longest(), "--policy", "resident", "--at-most", 768)
     assert "768 or more" in done.out
-    assert "resident fits with the largest sequence that was to be tried, 768; raise at_most to go on." in done.out
+    assert "resident fits with sequence 768, the largest that was tried; raise at_most to go on." in done.out
     done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
-    assert "resident fits with no sequence that was to be tried: even with 256 hbm is short by" in done.out
+    assert "resident fits with no sequence that was tried: with 256 hbm is short by" in done.out
 
 
 def test_it_may_be_another_field(hosim, longest):
@@ -143,8 +143,8 @@ def test_a_run_adds_the_column_which_may_be_expected(hosim, found, longest, tmp_
     expect = f"expect: [{{row: resident, column: largest_sequence, equals: {value}}}]\nassumed: {{}}"
     done = hosim("run", longest("assumed: {}", expect), "--policy", "resident", "--out", tmp_path / "out")
     assert done.code == 0
-    assert "resident fits up to sequence" in done.out
-    assert "1 expectation of the scenario holds" in done.out
+    assert "resident fits with sequence" in done.out
+    assert "Expectations of the scenario: 1 of 1 hold." in done.out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["rows"][0]["largest_sequence"] == value
     assert (

@@ -11,10 +11,7 @@ def test_layout_of_a_pipeline_lines_up(hosim):
     done = hosim("layout", "llama3_8b_train_2x2x2")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].startswith(
-        "llama3_8b_train_2x2x2: 8 ranks = pipeline 2 x data 2 x tensor 2; neighbours along tensor"
-    )
-    assert "8 micro-batches a step, 1f1b" in lines
+    assert lines[0].startswith("llama3_8b_train_2x2x2: 8 ranks = pipeline 2 x data 2 x tensor 2")
     held = lines.index("held all step, by each rank")
     head, first, last = lines[held + 1 : held + 4]
     assert head.split() == ["program", "ranks", "ops", "weight", "optimizer_state", "input", "in", "all"]
@@ -28,7 +25,9 @@ def test_layout_of_a_pipeline_lines_up(hosim):
         ["backward", "all_reduce", "tensor", "264"],
     ]
     assert any("send" in line and line.endswith("0 > 4 | 1 > 5 | 2 > 6 | ... (4)") for line in lines)
-    assert any(line.startswith("  L*/attn.q.weight") and "[-, tensor]" in line and "2 ranks" in line for line in lines)
+    assert any(
+        line.startswith("  L*/attn.q.weight") and "[-, tensor]" in line and line.endswith(" 2") for line in lines
+    )
 
 
 def test_layout_as_json_has_every_rank_and_byte(hosim):
@@ -52,9 +51,7 @@ def test_ranks_stand_along_the_axes_in_the_order_that_is_named(hosim, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("  pipeline: 2", "  pipeline: 2\n  axis_names: [data, tensor, pipeline]"))
     lines = hosim("layout", path).out.splitlines()
-    assert lines[0].endswith(
-        "8 ranks = data 2 x tensor 2 x pipeline 2; neighbours along pipeline, then tensor, then data"
-    )
+    assert "8 ranks = data 2 x tensor 2 x pipeline 2" in lines[0]
     assert any("send" in line and line.endswith("0 > 1 | 2 > 3 | 4 > 5 | ... (4)") for line in lines)
     found = json.loads(hosim("layout", path, "--json").out)
     assert [program["ranks"] for program in found["programs"]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -71,7 +68,7 @@ def test_one_rank_communicates_nothing(hosim, scenario):
 
 def test_layout_of_pools(hosim):
     lines = hosim("layout", "llama3_8b_prefill_decode").out.splitlines()
-    head = "llama3_8b_prefill_decode: 4 ranks = prefill 2 + decode 2, each with the whole model; 64 tokens an answer"
+    head = "llama3_8b_prefill_decode: 4 ranks = prefill 2 + decode 2, each with the whole model"
     assert lines[0] == head
     caches = [line.split() for line in lines if "33.6 MB" in line and " > " in line]
     assert [line[1:5] for line in caches] == [

@@ -71,8 +71,8 @@ def test_ctrl_c_while_requests_are_served_is_one_line(tmp_path):
     code = f"""
 import sys
 from simulator import __main__
-from simulator.report import progress
-progress.SELDOM_S = 1
+from simulator.report import tables
+tables.SELDOM_S = 1
 sys.argv = ["hosim", "serve", {str(path)!r}, "--out", {str(tmp_path / "out")!r}]
 __main__.main()
 """

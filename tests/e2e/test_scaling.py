@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -45,13 +46,11 @@ def test_there_is_a_line_for_each_policy_and_point(hosim, curve):
     done = hosim("scaling", curve())
     assert done.code == 0
     lines = [line.split() for line in done.out.splitlines()]
-    assert lines[0][:5] == ["policy", "ranks", "status", "step", "efficiency"]
+    assert lines[0][:5] == ["policy", "ranks", "status", "step", "compute"]
     assert [line[:3] for line in lines[1:7]] == [
         [p, n, "ok"] for p in ("resident", "offload_saved") for n in ("4", "8", "32")
     ]
-    said = done.out.splitlines()[8]
-    assert said.startswith("resident keeps ")
-    assert "of the efficiency of 4 ranks at 32: " in said
+    assert re.search(r"resident makes .* tokens/s at ranks 4 and .* tokens/s at ranks 32; it waits for ", done.out)
 
 
 def test_each_point_is_what_a_run_of_its_workload_gives(curve, tmp_path):
@@ -122,7 +121,7 @@ def test_the_folder_runs_again_and_holds_the_picture(hosim, curve, tmp_path):
 
 def test_the_picture_is_drawn_where_some_rows_do_not_run(hosim, curve, tmp_path):
     done = hosim("scaling", curve(), "--set", "tiers.hbm.capacity=60 MB", "--out", tmp_path / "out")
-    assert "fits at no point" in done.out
+    assert "offload_saved does not fit at ranks 4, ranks 8 and ranks 32" in done.out
     assert (tmp_path / "out" / "scaling.png").is_file()
 
 
@@ -131,7 +130,7 @@ def test_what_does_not_fit_is_a_line_and_the_first_that_runs_is_compared_with(ho
     done = hosim("scaling", curve(), "--set", "tiers.hbm.capacity=92 MB", "--policy", "resident")
     status = [line.split()[2] for line in done.out.splitlines()[1:4]]
     assert status == ["infeasible", "ok", "ok"]
-    assert done.out.splitlines()[2].split()[5:7] == ["100", "%"]
+    assert done.out.splitlines()[2].split()[-2:] == ["100", "%"]
     assert hosim("scaling", curve(), "--set", "tiers.hbm.capacity=10 MB").code == 1
 
 

@@ -12,7 +12,7 @@ from parameters import count
 import simulator as hosim
 from simulator.catalog import read_workload
 from simulator.cli import main
-from simulator.report import text
+from simulator.report import tables
 from simulator.run.jobs import layout
 from simulator.run.plan import plan
 from simulator.run.scaling import scaling
@@ -45,7 +45,7 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
     assert len(found) == 2, "the README and the first tutorial"
     (shown,) = set(found)
     results = namespace["results"]
-    table = text.plain(list(results.values()))
+    table = tables.plain(list(results.values()))
     assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
 
 
@@ -55,7 +55,7 @@ def test_the_table_of_allocators_is_what_is_printed():
         r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     results = hosim.run("llama3_8b_fragmentation_910c")
-    assert shown == f"{text.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
     assert all(verdict.holds for verdict in results.expectations)
 
 
@@ -114,7 +114,8 @@ def test_every_file_that_the_first_tutorial_names_is_written(namespace):
 def test_every_column_of_the_table_is_explained(namespace):
     explained = set(re.findall(r"^\| `([^`]+)` \|", PAGES, re.MULTILINE))
     rows = list(namespace["results"].values())
-    for column in (*text.time_columns(rows), *text.cause_columns(rows)):
+    times, causes, _ = tables.sections(rows)
+    for column in (*times, *causes):
         assert column.head in explained
 
 

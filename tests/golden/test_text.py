@@ -10,7 +10,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 import simulator as hosim
 from simulator.cli import main
-from simulator.report import text
+from simulator.report import tables
 from simulator.run.plan import plan
 
 
@@ -35,15 +35,15 @@ def results(tmp_path_factory):
 
 
 def test_table(golden, results):
-    assert text.plain(list(results.values())) + "\n" == golden
+    assert tables.plain(list(results.values())) + "\n" == golden
 
 
 def test_table_of_a_wide_line(golden, results):
-    assert text.plain(list(results.values()), width=200) + "\n" == golden
+    assert tables.plain(list(results.values()), width=200) + "\n" == golden
 
 
 def test_table_of_a_narrow_line(golden, results):
-    assert text.plain(list(results.values()), width=50) + "\n" == golden
+    assert tables.plain(list(results.values()), width=50) + "\n" == golden
 
 
 def test_sentences(golden, results):

@@ -98,7 +98,4 @@ def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp
     assert row["wait_transfer_ns"] == 0 < row["wait_capacity_ns"]
     assert row["exposed_transfer_ns"] >= row["exposed_d2h_ns"] == row["wait_capacity_ns"]
     assert row["hidden_fraction"] == 1 - row["exposed_transfer_ns"] / row["transfer_ns"] < 0.9
-    assert (
-        "overlaps 80 % of its copying with compute and loses 869 ms waiting for room in hbm with d2h at 100 %"
-        in results.sentences[0]
-    )
+    assert "overlaps 80 % of its copying with compute and loses 869 ms waiting for room in hbm" in results.sentences[0]

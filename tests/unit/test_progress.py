@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.report import progress
+from simulator.report import tables
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     now = [100.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tables, "monotonic", lambda: now[0])
     return now
 
 
 def test_a_line_now_and_then_tells_how_far_a_run_is(clock, capsys):
-    with progress.Shown() as tell:
+    with tables.Shown() as tell:
         for at, done in ((101, 5), (129, 50), (130, 1_500), (131, 1_600), (161, 0), (162, 0)):
             clock[0] = at
             tell("static", done, 2_000 if done else 0)
@@ -26,8 +26,8 @@ def test_a_line_now_and_then_tells_how_far_a_run_is(clock, capsys):
 
 
 def test_what_is_soon_done_says_nothing(clock, capsys):
-    with progress.Shown() as tell:
+    with tables.Shown() as tell:
         tell("static", 0, 10)
-        clock[0] += progress.SELDOM_S - 1
+        clock[0] += tables.SELDOM_S - 1
         tell("static", 10, 10)
     assert capsys.readouterr() == ("", "")

@@ -35,11 +35,11 @@ def test_what_comes_into_the_folder_meanwhile_is_kept_and_told(tmp_path, capsys)
         (out / "below" / "mine.txt").write_text("mine")
 
     _run(out, put, b_txt="new")
-    assert _names(out) == ["b.txt", "below/mine.txt", *RUN]
-    assert (out / "below" / "mine.txt").read_text() == "mine"
-    kept = f"hosim: {out}/below/mine.txt: kept; it came into the folder while that was replaced\n"
+    assert _names(out) == ["b.txt", *RUN]
+    assert (tmp_path / "out~1" / "below" / "mine.txt").read_text() == "mine"
+    kept = f"hosim: {out}~1: kept; something came into the folder while that was replaced\n"
     assert capsys.readouterr().err == kept
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out~1"]
 
 
 def test_what_comes_under_a_name_of_the_results_is_kept_beside_them(tmp_path):
@@ -50,16 +50,16 @@ def test_what_comes_under_a_name_of_the_results_is_kept_beside_them(tmp_path):
         (out / "b.txt").write_text("mine")
 
     _run(out, put, b_txt="new")
-    assert _names(out) == ["b.txt", "b.txt~", *RUN]
-    assert ((out / "b.txt").read_text(), (out / "b.txt~").read_text()) == ("new", "mine")
+    assert _names(out) == ["b.txt", *RUN]
+    assert ((out / "b.txt").read_text(), (tmp_path / "out~1" / "b.txt").read_text()) == ("new", "mine")
 
 
 def test_a_file_that_takes_the_place_is_kept_beside_it(tmp_path):
     out = tmp_path / "out"
     _run(out, lambda folder: out.write_text("mine"))
     assert _names(out) == RUN
-    assert (tmp_path / "out~").read_text() == "mine"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out~"]
+    assert (tmp_path / "out~1").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out~1"]
 
 
 def _killed(out, when):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serving_cases import told
 
-from simulator.report.curves import curves
+from simulator.report.pictures import curves
 from simulator.serving.latencies import sentences, view
 from simulator.trace import CAUSES
 from simulator.workload import Request
@@ -82,10 +82,10 @@ def test_rows_are_compared_by_the_mean():
 def test_the_curves_are_shares_by_time_and_the_queue():
     story, _ = told([Request(0, 10, 2), Request(0, 30, 2)], (100.0,), max_tokens=16)
     first, further, queue = view("toy", [row()], [story]).panels
-    assert list(first.curves[0].points.values())[-1] == 100
-    assert max(first.curves[0].points) == max(one.ttft_ns for one in story.served) / 1e9
-    assert max(further.curves[0].points) == max(one.tpot_ns for one in story.served) / 1e9
-    assert list(queue.curves[0].points) == [one["start_ns"] / 1e9 for one in story.iterations]
+    assert first.rows[-1]["share"] == 100
+    assert max(row["within_s"] for row in first.rows) == max(one.ttft_ns for one in story.served) / 1e9
+    assert max(row["within_s"] for row in further.rows) == max(one.tpot_ns for one in story.served) / 1e9
+    assert [row["time_s"] for row in queue.rows] == [one["start_ns"] / 1e9 for one in story.iterations]
     assert curves("toy", [first, further, queue]).png()
 
 

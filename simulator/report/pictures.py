@@ -1,0 +1,249 @@
+"""Pictures of tables: what each row spends its step on and holds in memory; what each rank does; curves of a sweep."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from simulator.report import drawing
+from simulator.report.drawing import LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
+from simulator.report.rows import (
+    DRAINED,
+    Row,
+    held_to,
+    is_job,
+    is_ok,
+    of_ranks,
+    percent,
+    present,
+    quantity,
+    simulated,
+    spent,
+)
+from simulator.report.views import Panel, by
+
+_ROW_IN, _AXIS_IN = 0.34, 0.6
+"""Heights of a row, and of an axis with what is written above and below it."""
+_STEP_WIDTH = 2.4
+"""How many times as wide as the panel of a memory that of the steps is."""
+_NEAR = 2
+"""A limit so many times as high as the longest bar, or the highest point, is drawn."""
+_HALF = 0.36
+"""Half of the height of a bar, in rows."""
+_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": drawing.FAINT, "linestyle": "--"}
+_BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
+"""Lines of bounds of different plans."""
+_BESIDE, _PANEL_IN = 3, 2.7
+"""Panels of curves side by side, and the height of a line of them."""
+_DECADES = 100
+"""Heights that differ by more are drawn on a logarithmic axis."""
+_LABELS = 8
+"""Values on an axis that all have a label; more would lie on each other."""
+_MARKERS = "osD^vP"
+
+
+@styled()
+def comparison(rows: Sequence[Row], title: str) -> Picture:
+    """Draw the rows beside each other: compute, stalls by cause and the bound; and the peak of each memory in use.
+
+    Parameters
+    ----------
+    rows
+        Rows of one table. Of those that did not run the status is written; of one that cannot fit the peak that it
+        would need is drawn hollow.
+    title
+        What was run, and where.
+    """
+    machine = rows[0].hardware
+    used = [tier for tier in machine.tiers if tier == machine.compute_tier or any(_held(row, tier) for row in rows)]
+    picture = Picture(_AXIS_IN + _ROW_IN * len(rows))
+    widths = [_STEP_WIDTH, *[1] * len(used)]
+    steps, *memories = picture.subplots(1, len(widths), sharey=True, width_ratios=widths, squeeze=False)[0]
+    shorten = partial(textwrap.wrap, width=30, max_lines=2, placeholder=" …")
+    name_lanes(steps, ["\n".join(shorten(row.label)) for row in rows])
+    marks = _draw_steps(steps, rows)
+    for ax, tier in zip(memories, used, strict=True):
+        marks |= _draw_peaks(ax, rows, tier)
+        ax.tick_params(axis="y", length=0, labelleft=False)
+    picture.head(title, marks)
+    return picture
+
+
+def _write(ax: Axes, texts: Sequence[str]) -> None:
+    """Write a text for each row, in a column behind the panel, where no bar and no limit is."""
+    for y, text in enumerate(texts):
+        ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", **drawing.TEXT | {"fontsize": 8})
+
+
+def _tick(ax: Axes, y: int, at: float, look: Mapping[str, Any]) -> None:
+    """Draw a line through the lane of a row."""
+    ax.plot([at, at], [y - 0.48, y + 0.48], **look)
+
+
+def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
+    """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
+    running = [row for row in rows if is_ok(row)]
+    unit, size = units(max((row.summary["step_ns"] for row in running), default=0))
+    label(ax, x=f"one step [{unit}]" if running else "one step")
+    if not running:
+        ax.set_xticks([])
+    texts = [_lack(row) for row in rows]
+    kinds = [held_to(rows, row) for row in running if present(row.summary.get("bound_ns"))]
+    bounds: dict[str, dict[str, Any]] = {}
+    for kind, line in zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False):
+        bounds[kind] = {"color": drawing.INK, "linestyle": line}
+    marks: dict[str, Any] = {}
+    for y, row in enumerate(rows):
+        if not is_ok(row):
+            continue
+        step, left, parts = row.summary["step_ns"], 0.0, dict(spent(row))
+        for what in (what for what in SPENT if what in parts):
+            ax.barh(y, parts[what] / size, left=left, height=2 * _HALF, color=SPENT[what])
+            left += parts[what] / size
+            marks[what] = SPENT[what]
+        if present(row.summary.get("bound_ns")):
+            _tick(ax, y, row.summary["bound_ns"] / size, bounds[held_to(rows, row)])
+        stall = row.summary.get("stall_ns") or 0
+        texts[y] = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
+    ax.set_xlim(left=0)
+    _write(ax, texts)
+    return {what: SPENT[what] for what in SPENT if what in marks} | bounds
+
+
+def _lack(row: Row) -> str:
+    """Why a row has no step."""
+    short = f", short by {quantity(row.shortfall.gap_bytes, 'B')}" if row.shortfall else ""
+    return f"{row.summary['status']}{short}"
+
+
+def _held(row: Row, tier: str) -> int:
+    """What a row holds in a memory at most [B], or would have to if it cannot fit."""
+    if row.shortfall is not None:
+        return row.shortfall.demand_bytes if row.shortfall.tier == tier else 0
+    return int(row.summary.get(f"peak_{tier}_bytes") or 0) if is_ok(row) else 0
+
+
+def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
+    """The peaks of a memory, and its limit where that is near or exceeded."""
+    is_budgeted = tier == rows[0].hardware.compute_tier
+    limits = [row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes for row in rows]
+    held, marks = [_held(row, tier) for row in rows], dict[str, Any]()
+    unit, size = units(max(held), "B")
+    for y, (row, most, limit) in enumerate(zip(rows, held, limits, strict=True)):
+        if most:
+            ax.barh(y, most / size, height=2 * _HALF, **({"color": drawing.PEAK} if is_ok(row) else _HOLLOW))
+            marks |= {} if is_ok(row) else {"would need": {"color": drawing.FAINT, "linestyle": "--"}}
+        if limit <= _NEAR * max(held):
+            _tick(ax, y, limit / size, LIMIT)
+            marks["room"] = LIMIT
+    room = quantity(limits[0], "B") if len(set(limits)) == 1 and math.isfinite(limits[0]) else ""
+    label(ax, f"{'budget' if is_budgeted else 'capacity'} {room}" if room else "", f"peak of {tier} [{unit}]")
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(3))
+    _write(ax, [quantity(most, "B") if most or is_ok(row) else "" for row, most in zip(rows, held, strict=True)])
+    return marks
+
+
+@styled()
+def by_rank(row: Row) -> Picture:
+    """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
+
+    Parameters
+    ----------
+    row
+        A row of several ranks that ran to its end.
+    """
+    views = {view.rank: view for view in of_ranks(row, simulated(row))}
+    shown = [views[by] for by in (row.trace.stands_in if row.trace is not None and is_job(row) else (0,))]
+    unit, size = units(max(view.summary["step_ns"] for view in shown))
+    picture = Picture(3.0)
+    ax, edges = picture.subplots(), np.arange(len(shown) + 1) - 0.5
+    below, parts, marks = np.zeros(len(shown)), [dict(spent(view)) for view in shown], dict[str, Any]()
+    for what in (what for what in SPENT if what != DRAINED):
+        values = np.array([part.get(what, 0) for part in parts]) / size
+        if values.any():
+            ax.stairs(below + values, edges, baseline=below, fill=True, color=SPENT[what])
+            marks[what], below = SPENT[what], below + values
+    met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
+    ax.stairs(met, edges, baseline=None, **LIMIT)
+    ax.set_xlim(edges[0], edges[-1])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    label(ax, x="rank", y=f"one step [{unit}]")
+    title = f"{row.label}: where the step of each rank goes ({row.job.name} on {row.hardware.name})"
+    picture.head(title, marks | {"collectives under way": LIMIT})
+    return picture
+
+
+@styled()
+def curves(title: str, panels: Sequence[Panel]) -> Picture:
+    """Draw panels beside and below each other; curves that tie lie on each other, the lower one wider.
+
+    Parameters
+    ----------
+    title
+        What is drawn.
+    panels
+        The panels.
+    """
+    lines = max(1, -(-len(panels) // _BESIDE))
+    picture = Picture(_PANEL_IN * lines)
+    places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
+    names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
+    markers = zip(curve_styles([*names]).items(), cycle(_MARKERS), strict=False)
+    styles = {
+        name: style | {"marker": marker, "markersize": style["linewidth"] + 2} for (name, style), marker in markers
+    }
+    for ax, panel in zip(places, panels, strict=False):
+        _draw(ax, panel, styles)
+    for ax in places[len(panels) :]:
+        ax.set_axis_off()
+    picture.head(title, styles)
+    return picture
+
+
+def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
+    rows = [row for row in panel.rows if present(row.get(panel.y))]
+    heights = [float(row[key]) * panel.scale for row in rows for key in (panel.y, *panel.band) if present(row.get(key))]
+    most = max(heights, default=1)
+    limit = panel.limit if 0 < panel.limit <= _NEAR * most else 0
+    unit, size = units(max(most, limit), panel.unit) if panel.unit in ("ns", "B") else (panel.unit, 1)
+    places = _places(ax, list(dict.fromkeys(row[panel.x] for row in rows)))
+    for (name,), own in by(rows, panel.of).items():
+        style = styles[str(name)]
+        for key in (panel.y, *panel.band):
+            there = [row for row in own if present(row.get(key))]
+            look = style if key == panel.y else {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
+            ax.plot([places[row[panel.x]] for row in there], [row[key] * panel.scale / size for row in there], **look)
+        held = [row for row in own if row.get("holds")]
+        dots = [places[row[panel.x]] for row in held], [row[panel.y] * panel.scale / size for row in held]
+        ax.plot(*dots, color=style["color"], linestyle="", marker="o", markersize=9)
+    if limit:
+        ax.axhline(limit / size, **LIMIT)
+    if unit == "%":
+        ax.axhline(0, color=drawing.FAINT, linewidth=0.8, linestyle=":")
+    elif heights and most > _DECADES * min(heights) > 0:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.1 * max(most, limit) / size or 1)
+    label(ax, panel.title, panel.axis, f"[{unit}]" if unit else "")
+
+
+def _places(ax: Axes, values: Sequence[Any]) -> dict[Any, float]:
+    """Where each value stands: numbers on their axis, logarithmic if they are far apart, anything else side by side."""
+    are_numbers = all(isinstance(value, int | float) for value in values)
+    places = {value: float(value if are_numbers else number) for number, value in enumerate(values)}
+    if max(places.values(), default=0) > 8 * min(places.values(), default=0) > 0:
+        ax.set_xscale("log", base=2)
+    if len(places) <= _LABELS:
+        ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else f"{value}" for value in places])
+    return places

@@ -1,0 +1,219 @@
+"""Tables as text: one writer for every table that hosim prints, and the table of a run; and how far a run is.
+
+What is wider than the line is cut between two columns and goes on below, with the row names repeated. The same run
+prints the same bytes, in a pipe as on a terminal, which is as wide as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from time import monotonic
+from typing import Any
+
+from simulator.metrics import figure_of
+from simulator.report.rows import ABSENT, Row, bound_name, causes, recomputed_ns, shown
+from simulator.trace import CAUSES
+
+PIPE_WIDTH = 100
+"""Characters of a line in a pipe."""
+_GAP = "  "
+SELDOM_S = 30
+"""Where there is no terminal, so long passes between two lines of progress [s]; what is done sooner says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    head
+        Its heading.
+    cells
+        One text per row.
+    left
+        Whether it is aligned to the left (text) rather than to the right (numbers).
+    """
+
+    head: str
+    cells: tuple[str, ...]
+    left: bool = False
+
+    @classmethod
+    def texts(cls, head: str, cells: Iterable[object], *, left: bool = True) -> Column:
+        """A column of texts."""
+        return cls(head, tuple(map(str, cells)), left)
+
+    @classmethod
+    def figure(cls, summaries: Iterable[Mapping[str, Any]], column: str, head: str = "") -> Column:
+        """A figure of some rows as the registry has it, under its own heading unless another one is given."""
+        figure = figure_of(column)
+        cells = tuple(shown(column, summary.get(column)) for summary in summaries)
+        return cls(head or figure.head, cells, left=figure.unit == "text")
+
+    @property
+    def width(self) -> int:
+        """Characters it takes."""
+        return max(map(len, (self.head, *self.cells)))
+
+    def line(self, text: str) -> str:
+        """Pad a text to the width of the column."""
+        return text.ljust(self.width) if self.left else text.rjust(self.width)
+
+
+def aligned(columns: Sequence[Column], indent: int = 0) -> str:
+    """Write a table as aligned text; without any heading it has no line of them, and an empty column is left out.
+
+    Parameters
+    ----------
+    columns
+        The table.
+    indent
+        Blanks before each line.
+    """
+    columns = [column for column in columns if column.width]
+    heads = [[column.head for column in columns]] if any(column.head for column in columns) else []
+    lines = [*heads, *zip(*(column.cells for column in columns), strict=True)]
+    padded = (_GAP.join(c.line(cell) for c, cell in zip(columns, line, strict=True)).rstrip() for line in lines)
+    return "\n".join(" " * indent + line if line else "" for line in padded)
+
+
+def markdown(columns: Sequence[Column]) -> str:
+    """Write a table in Markdown."""
+    lines = [[column.head for column in columns], ["---" if column.left else "---:" for column in columns]]
+    lines += map(list, zip(*([in_markdown(cell) for cell in column.cells] for column in columns), strict=True))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def in_markdown(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
+
+
+def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
+    """Return the columns of some figures, under their own headings."""
+    return [Column.figure(summaries, column) for column in columns]
+
+
+def sections(rows: Sequence[Row]) -> list[list[Column]]:
+    """Return the table of a run: how long a step takes, what it waits for, and what memories hold and links move.
+
+    Parameters
+    ----------
+    rows
+        The rows, in the order of the scenario. What none of them has, waits for, holds or moves has no column.
+    """
+    summaries, machine = [row.summary for row in rows], rows[0].hardware
+
+    def most(column: str) -> float:
+        return max(float(summary.get(column) or 0) for summary in summaries)
+
+    again = ["recompute_ns"] if any(map(recomputed_ns, rows)) else []
+    times = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction"))
+    times += [
+        Column.texts("bound", map(bound_name, rows)),
+        *figures(summaries, ("hidden_fraction", *again, "stall_ns")),
+    ]
+    occurring = {cause for row in rows for cause, _ in causes(row)}
+    waits = figures(summaries, [f"wait_{cause}_ns" for cause in CAUSES if cause in occurring])
+    used = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
+    names = [name for name in used if most(name)]
+    if any(summary.get("compactions") is not None for summary in summaries):
+        names += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
+    names += [f"demand_{bus}" for bus in machine.buses if most(f"demand_{bus}") > 1]
+    found = (times, waits, figures(summaries, names))
+    return [[column for column in section if set(column.cells) != {ABSENT}] for section in found]
+
+
+def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
+    """Cut the table of a run into parts that fit the width, each with the row names.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    width
+        Characters of a line. Sections stay whole and share a part where they fit.
+    """
+    name = Column.texts("policy", (row.label for row in rows))
+    parts = [[name]]
+
+    def begin_unless_fits(more: Sequence[Column]) -> None:
+        if sum(column.width + len(_GAP) for column in (*parts[-1], *more)) > width + len(_GAP) and parts[-1][1:]:
+            parts.append([name])
+
+    for section in sections(rows):
+        begin_unless_fits(section)
+        for column in section:
+            begin_unless_fits([column])
+            parts[-1].append(column)
+    return parts
+
+
+def plain(rows: Sequence[Row], width: int = PIPE_WIDTH) -> str:
+    """Write the table of a run as aligned text.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    width
+        Characters of a line.
+    """
+    return "\n\n".join(map(aligned, folded(rows, width)))
+
+
+def rank_columns(ranks: Sequence[Row]) -> list[Column]:
+    """Return a table of ranks: what each runs, how long its step takes, what it waits for, and what it holds.
+
+    Parameters
+    ----------
+    ranks
+        Ranks of one row.
+    """
+    waits = [f"wait_{cause}_ns" for cause in CAUSES if any(rank.summary.get(f"wait_{cause}_ns") for rank in ranks)]
+    shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
+    peak = f"peak_{ranks[0].hardware.compute_tier}_bytes"
+    found = [
+        Column.texts("rank", (rank.rank for rank in ranks), left=False),
+        Column.texts("runs", (rank.program for rank in ranks)),
+        Column.texts("stands for", (rank.stands_for if rank.stands_for > 1 else "" for rank in ranks), left=False),
+        *figures([rank.summary for rank in ranks], ("step_ns", "compute_ns", *waits, *shares, peak)),
+    ]
+    return [column for column in found if set(column.cells) - {"", ABSENT}]
+
+
+class Shown:
+    """Progress on stderr. What it yields takes a label, what is done, and of how much (0: that is not known)."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._begun_s = self._told_s = monotonic()
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        if sys.stderr.isatty():
+            from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("reading", total=None)
+            self._bar.start()
+        return self._tell
+
+    def _tell(self, label: str, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=label, completed=done, total=total or None)
+        elif (now_s := monotonic()) >= self._told_s + SELDOM_S:
+            self._told_s = now_s
+            much = f", {done:,} of {total:,}" if total else ""
+            sys.stderr.write(f"hosim: after {now_s - self._begun_s:,.0f} s: {label}{much}\n")
+            sys.stderr.flush()
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
