@@ -15,8 +15,7 @@ import click
 
 from simulator import __version__, interrupts
 from simulator.cli.documents import check, diff, graph, layout, list_, schema
-from simulator.cli.run import plan, run, serve
-from simulator.cli.sweeps import largest, robust, scaling, sensitivity, validate
+from simulator.cli.run import largest, plan, robust, run, scaling, sensitivity, serve, validate
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 _LATER_S = 0.01

@@ -6,9 +6,7 @@ numbers alone (layers) share a line, so that a large model stays readable; one t
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from simulator.errors import ConfigError
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
-from simulator.policies.static.augmented import Augmented, Role
+from simulator.policies.static.augmented import Role
 from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.drawing import FAINT, LIMIT, Picture, label, styled, units
 from simulator.report.rows import grouped, listed, percent
@@ -84,7 +82,7 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write(explanation: Explanation, folder: Path) -> None:
-    """Write ``decisions.csv``, ``cache_ops.csv``, ``ledger.csv``, ``graph.dot`` and ``plan.png``.
+    """Write ``decisions.csv``, ``cache_ops.csv``, ``ledger.csv`` and ``plan.png``.
 
     Parameters
     ----------
@@ -95,25 +93,7 @@ def write(explanation: Explanation, folder: Path) -> None:
     """
     for name, table in (("decisions", decisions), ("cache_ops", cache_ops), ("ledger", slots)):
         table(explanation).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n", float_format="%.6g")
-    (folder / "graph.dot").write_text(dot(explanation.candidate.augmented), encoding="utf-8")
     (folder / "plan.png").write_bytes(picture(explanation).png())
-
-
-def dot(augmented: Augmented) -> str:
-    """Draw the augmented graph as Graphviz text: ops as boxes in program order, cache operators by colour.
-
-    Parameters
-    ----------
-    augmented
-        The graph with its cache operators.
-    """
-    edges = [(one.name, other.name, "bold") for one, other in pairwise(augmented.graph.ops)]
-    edges += [(one.source, one.target, "dashed" if one.wraps else "solid") for one in augmented.edges()]
-    lines = [f"  {json.dumps(a)} -> {json.dumps(b)} [style={style}];" for a, b, style in edges]
-    for one in augmented.cache_ops:
-        look = f'shape=ellipse, style=filled, fillcolor="{_ROLE_COLOUR[one.role]}"'
-        lines.append(f"  {json.dumps(augmented.name(one))} [{look}];")
-    return "\n".join(["digraph augmented {", "  rankdir=TB; node [shape=box];", *lines, "}", ""])
 
 
 def told(explanation: Explanation) -> str:

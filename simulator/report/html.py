@@ -13,11 +13,10 @@ from simulator.processes import Aside
 from simulator.report import drawing, perfetto
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
+from simulator.report.readings import by_place, largest, usages
 from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity, recomputed_ns, spent
-from simulator.report.stalls import by_place, largest
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
-from simulator.report.usage import usages
 from simulator.report.views import rendered
 
 _MOST_RANKS = 16

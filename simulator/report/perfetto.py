@@ -21,8 +21,8 @@ import orjson
 
 from simulator.columns import Ints, lasts
 from simulator.metrics import Frames
+from simulator.report.readings import KINDS, Usage, space, usages
 from simulator.report.rows import Row, chosen, is_job, of_ranks, omitted, quantity
-from simulator.report.usage import KINDS, Usage, space, usages
 from simulator.trace import pick
 
 Event = dict[str, Any]

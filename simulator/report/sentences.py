@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from simulator.report.readings import by_place
 from simulator.report.rows import (
     Row,
     by_step,
@@ -19,7 +20,6 @@ from simulator.report.rows import (
     ratio,
     recomputed_ns,
 )
-from simulator.report.stalls import by_place
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""

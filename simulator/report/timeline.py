@@ -15,8 +15,8 @@ from simulator.metrics import laid_out
 from simulator.plan import COMPUTE
 from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Picture, bars, label, name_lanes, pixels, styled, units
+from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
 from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity
-from simulator.report.usage import KINDS, Usage, space, tensor_kinds, usages
 from simulator.trace import CAUSES, Block, pick
 from simulator.units import counted
 

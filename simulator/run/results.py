@@ -15,7 +15,7 @@ from simulator.graph import TensorKind
 from simulator.hardware import without_effect
 from simulator.plan import Plan, Steps
 from simulator.processes import aside
-from simulator.report import expectations, files, stalls
+from simulator.report import expectations, files, readings
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
@@ -257,7 +257,7 @@ class Results(dict[str, Result]):
         return {
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
-            "stalls": {label: stalls.by_place(row) for label, row in self.items() if row.status == "ok"},
+            "stalls": {label: readings.by_place(row) for label, row in self.items() if row.status == "ok"},
             "provenance": self.provenance,
         }
 

@@ -36,7 +36,7 @@ def test_plan_writes_a_folder_and_replaces_it(hosim, scenario, tmp_path):
     names = {path.name for path in out.iterdir()}
     assert names == {
         "plan.jsonl", "augmented.json", "explanation.txt", "decisions.csv", "cache_ops.csv", "ledger.csv",
-        "graph.dot", "plan.png", "summary.csv", "summary.json",
+        "plan.png", "summary.csv", "summary.json",
     }  # fmt: skip
     assert set(json.loads((out / "summary.json").read_bytes())["files"]) == names
     with (out / "decisions.csv").open(newline="") as file:

@@ -15,7 +15,7 @@ from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.report.changes import changes
-from simulator.report.stalls import by_place
+from simulator.report.readings import by_place
 from simulator.trace import CAUSES
 
 

@@ -18,11 +18,10 @@ import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
 from simulator.report import drawing, html, perfetto, pictures, timeline
+from simulator.report.readings import by_place, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, simulated
 from simulator.report.sentences import sentences
-from simulator.report.stalls import by_place
 from simulator.report.tables import rank_columns
-from simulator.report.usage import usages
 
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 SCENARIO = """

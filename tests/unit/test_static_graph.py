@@ -357,13 +357,6 @@ def test_the_graph_is_exported_with_its_edges(tmp_path):
     assert all(edge["from"] in names and edge["to"] in names for edge in read["edges"])
 
 
-def test_the_drawing_names_every_node():
-    _, augmented = one_trip()
-    text = decisions.dot(augmented)
-    assert text.startswith("digraph")
-    assert all(f'"{augmented.name(one)}"' in text for one in augmented.cache_ops)
-
-
 def test_static_says_why_nothing_moves():
     p = problem(train(3), budget=1000)
     plan = POLICIES["static"].plan(p)

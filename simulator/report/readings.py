@@ -1,21 +1,76 @@
-"""What lies in each tier over time, and what its allocator keeps: the data behind the pictures and the counters."""
+"""What is read out of a trace: what is waited for, what lies in each tier over time, and what its allocator keeps."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from simulator.columns import Ints
 from simulator.graph import Graph, TensorKind
-from simulator.metrics import Instances
-from simulator.report.rows import Row, is_job, quantity
-from simulator.trace import NO_HOLES, pick
+from simulator.metrics import Frames, Instances, Ran, place_name, waits_by_place
+from simulator.report.rows import Row, is_job, is_ok, quantity
+from simulator.trace import CAUSES, NO_HOLES, pick
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""
+
+
+def by_place(row: Row) -> list[dict[str, str | int]]:
+    """Sum up what the times of a row waited for in the measured step, by cause and place; of several ranks the slowest.
+
+    Parameters
+    ----------
+    row
+        Any row.
+
+    Returns
+    -------
+    list of dict
+        ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
+        row's ``wait_<cause>_ns``, what is left being without a place. Nothing if the row did not run to its end.
+    """
+    if not is_ok(row):
+        return []
+    rank, ran = row.summary.get("slowest_rank", row.rank), row.ran
+    graph = row.job.graph(rank)
+    if ran is None and row.trace is not None:
+        ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank if is_job(row) else 0])
+    sums = Counter(waits_by_place(graph, ran) if ran is not None else {})
+    for cause, name in enumerate(CAUSES):
+        placed = sum(ns for (other, _), ns in sums.items() if other == cause)
+        sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed
+    ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
+    return [{"cause": CAUSES[at[0]], "on": place_name(row.hardware, *at), "ns": ns} for at, ns in ordered]
+
+
+def largest(row: Row, most: int = 10) -> list[dict[Any, Any]]:
+    """Name the longest stalls of the measured step; of a rank that meets others, of its stream 0.
+
+    Parameters
+    ----------
+    row
+        A row of one rank; without a trace it has none.
+    most
+        How many.
+
+    Returns
+    -------
+    list of dict
+        Columns of `simulator.metrics.Frames.waits`, and ``lasted_ns`` within the step.
+    """
+    if row.trace is None:
+        return []
+    waits = Frames(row.graph, row.hardware, row.trace).waits()
+    first, step = row.summary.get("warmup_ns") or 0, row.summary.get("step_ns")
+    last = row.summary["makespan_ns"] if step is None else first + step
+    waits["lasted_ns"] = waits["end_ns"].clip(upper=last) - waits["start_ns"].clip(lower=first)
+    inside = (waits["lasted_ns"] > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
+    return waits[inside].nlargest(most, "lasted_ns").to_dict("records")
 
 
 @dataclass(frozen=True, slots=True)
