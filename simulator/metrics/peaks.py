@@ -130,16 +130,13 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
         return Peak(tier, 0, 0, {}, ())
     used = np.cumsum(delta)
     at = int(used.argmax())
-    ranks = len(trace.issued)
-    keys, which = np.unique((tensor[: at + 1] + len(graph.ops)) * ranks + rank[: at + 1], return_inverse=True)
-    held = np.zeros(len(keys), np.int64)
-    np.add.at(held, which, delta[: at + 1])
-    largest = np.argsort(-held, kind="stable")
-    residents = [(int(keys[i]) // ranks - len(graph.ops), int(held[i])) for i in largest if held[i]]
-    by_kind = Counter[str]()
-    for t, size in residents:
-        by_kind[kind_of(graph, t)] += size
-    names = tuple((name_of(graph, t), size) for t, size in residents[:most])
+    held, by_kind = Counter[tuple[int, int]](), Counter[str]()
+    for t, of, size in zip(*(column[: at + 1].tolist() for column in (tensor, rank, delta)), strict=True):
+        held[t, of] += size
+    largest = sorted(((-size, t, of) for (t, of), size in held.items() if size))
+    for size, t, _ in largest:
+        by_kind[kind_of(graph, t)] -= size
+    names = tuple((name_of(graph, t), -size) for size, t, _ in largest[:most])
     return Peak(tier, int(time[at]), int(used[at]), dict(by_kind.most_common()), names)
 
 

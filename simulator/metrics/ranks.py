@@ -54,18 +54,15 @@ def summarise(
     slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
     mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for name in hardware.link_names:
-        whole[f"moved_{name}_bytes"] = _sum(rows, f"moved_{name}_bytes")
+        whole[f"moved_{name}_bytes"] = sum(row[f"moved_{name}_bytes"] for row in rows)
     whole |= fragmentation(hardware, trace, None)
     whole.pop("compactions", None)
-    step, collectives = job.ranks * mine["step_ns"], _sum(rows, "collective_ns")
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
         "least_step_ns": min(rows[rank]["step_ns"] for rank in _in_step_with(job, slowest)),
         "collective_ns": mine.pop("collective_ns"),
-        "masked_fraction": _sum(rows, "masked_ns") / collectives if collectives else None,
-        "utilisation": _sum(rows, "compute_ns") / step if step else None,
-        "bubble_fraction": _sum(rows, "wait_peer_ns") / step if step else None,
+        **_shares(rows, job.ranks * mine["step_ns"]),
     }
     crowd = crowds(hardware, trace)
     shares |= {f"pulling_{name}": one.transfers for name, one in crowd.items()}
@@ -114,8 +111,15 @@ def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | No
 _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
 
 
-def _sum(rows: Sequence[dict[str, Any]], column: str) -> int:
-    return sum(row[column] for row in rows)
+def _shares(rows: Sequence[dict[str, Any]], total_ns: int) -> dict[str, float | None]:
+    """What of collectives lies under compute, and what of so much time [ns] is compute, and waits for peers."""
+    columns = ("masked_ns", "collective_ns", "compute_ns", "wait_peer_ns")
+    masked, collective, compute, peer = (sum(row[column] for row in rows) for column in columns)
+    return {
+        "masked_fraction": masked / collective if collective else None,
+        "utilisation": compute / total_ns if total_ns else None,
+        "bubble_fraction": peer / total_ns if total_ns else None,
+    }
 
 
 def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
@@ -151,14 +155,8 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]
-    collective, masked = _masked_ns(graph, trace, (first, first + step))
-    return row | {
-        "collective_ns": collective,
-        "masked_ns": masked,
-        "masked_fraction": masked / collective if collective else None,
-        "utilisation": row["compute_ns"] / step if step else None,
-        "bubble_fraction": row["wait_peer_ns"] / step if step else None,
-    }
+    row["collective_ns"], row["masked_ns"] = _masked_ns(graph, trace, (first, first + step))
+    return row | _shares([row], step)
 
 
 def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:

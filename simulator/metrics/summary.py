@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.bounds import Bound
-from simulator.columns import Bools, Ints
+from simulator.columns import Bools, Ints, busy
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
@@ -188,23 +188,19 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
     """Time within the window in which at least one of the stretches is under way [ns]."""
     start, end = np.clip(start, *window), np.clip(end, *window)
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.concatenate(([window[0]], np.maximum.accumulate(end)[:-1])) if len(end) else end
-    return int(np.maximum(end - np.maximum(start, reached), 0).sum())
+    order, first, until = busy(np.zeros_like(start), start, end, joins=True)
+    return int((until - start[order][first]).sum())
 
 
 def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
     mine = (spans["kind"] == COPY) & (spans["rank"] == 0)
     mine &= (spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue)
-    own = np.zeros(len(hardware.links), np.int64)
-    np.add.at(own, spans["track"][mine], sizes[spans["item"][mine]])
-    total = own.copy()
-    for number, link in enumerate(hardware.links.values()):
-        for wire in link.via:
-            total[hardware.link_names.index(wire)] += own[number]
-    return {f"moved_{name}_bytes": size for name, size in zip(hardware.link_names, total.tolist(), strict=True)}
+    total = np.zeros(len(hardware.links), np.int64)
+    np.add.at(total, spans["track"][mine], sizes[spans["item"][mine]])
+    own = dict(zip(hardware.link_names, total.tolist(), strict=True))
+    passing = {name: hardware.passing((name,)).items() for name in own}
+    return {f"moved_{name}_bytes": sum(times * own[link] for link, times in passing[name]) for name in own}
 
 
 def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
