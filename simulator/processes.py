@@ -23,12 +23,10 @@ from multiprocessing import Pipe, current_process, get_all_start_methods, get_co
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread, active_count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from simulator.interrupts import INTERRUPTS, waiting
 
-Outcome = TypeVar("Outcome")
-Told_co = TypeVar("Told_co", covariant=True)
 Call = Callable[[], None]
 Make = Callable[[], Callable[[Any], Any]]
 """Builds what all tasks share and returns what does one task; it is sent to other processes."""
@@ -151,18 +149,18 @@ def aside() -> Iterator[Aside]:
         calls.finish()
 
 
-class Taker(Protocol[Told_co]):
+class Taker(Protocol):
     """Takes one thing after another, and says at the end what came of it."""
 
     def take(self, value: Any) -> None:
         """Take what comes next."""
 
-    def finish(self, value: Any) -> Told_co:
+    def finish(self, value: Any) -> Any:
         """Take the last thing, and say what came of all."""
 
 
 @contextmanager
-def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
+def beside(taker: Taker) -> Iterator[Taker]:
     """Let a taker take in a fork of this process what is given to it here, while this process goes on.
 
     What it raises is raised when it is finished. Where a process cannot be forked, or not safely, it takes in this one.
@@ -177,7 +175,7 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
     Taker
         What to give it to.
     """
-    taking: Taker[Outcome] = taker
+    taking = taker
     with _ending() as started:
         if _can_fork():
             with suppress(OSError):
@@ -185,7 +183,7 @@ def beside(taker: Taker[Outcome]) -> Iterator[Taker[Outcome]]:
         yield taking
 
 
-class _Given(Generic[Outcome]):
+class _Given:
     """A taker in another process."""
 
     def __init__(self, here: Connection) -> None:
@@ -195,13 +193,12 @@ class _Given(Generic[Outcome]):
         with suppress(ConnectionError):  # it has failed, which it tells at the end
             self._here.send((is_last, value))
 
-    def finish(self, value: Any) -> Outcome:
+    def finish(self, value: Any) -> Any:
         self.take(value, is_last=True)
-        outcome: Outcome = _told(self._here)
-        return outcome
+        return _told(self._here)
 
 
-def _take(there: Connection, taker: Taker[Any]) -> None:
+def _take(there: Connection, taker: Taker) -> None:
     """In a fork: take what comes, and tell what came of it."""
 
     def taken() -> Any:
