@@ -16,13 +16,12 @@ from math import isfinite
 import simpy
 
 from simulator.engine.link import LinkQueue
-from simulator.engine.pools import Pools
+from simulator.engine.places import Addresses, TierInstance
 from simulator.engine.program import Program
 from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Recurring, Wanted
-from simulator.engine.spaces import BestFit, Ranges, Space
+from simulator.engine.spaces import BestFit, Pools, Ranges, Space
 from simulator.engine.stream import Stream
-from simulator.engine.tier import Addresses, TierInstance
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware.device import Allocator

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulator.engine.compaction import space_for
-from simulator.engine.meeting import Communicator
+from simulator.engine.kernels import Communicator
+from simulator.engine.places import Addresses, TierInstance
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
-from simulator.engine.tier import Addresses, TierInstance
 from simulator.errors import InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware

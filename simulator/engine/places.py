@@ -1,4 +1,9 @@
-"""One rank's places (tensor x tier), the moves of each tensor that have ended, and who waits for more of them."""
+"""The places of tensors in tiers: room and addresses, what is valid, and which moves have ended.
+
+Who takes room stands in one of two lines, computes first, each strictly in (rank, issue) order. Where every place has
+had its range since before the run, nobody stands in line: a place waits for its own range alone, whose last owner was
+issued before, and so was the detach that frees it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,193 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.engine.rounds import Rounds
-from simulator.engine.tier import TierInstance
-from simulator.trace import RESIDENCIES, packer
+from simulator.engine.recorder import Recorder
+from simulator.engine.rounds import Rounds, Taker, Wanted
+from simulator.engine.spaces import Space
+from simulator.errors import CapacityError, Shortfall
+from simulator.offsets import without_stream
+from simulator.trace import ADDRESSES, NO_HOLES, RESERVED, RESIDENCIES, packer
+from simulator.units import human
+
+_address_row, _reserved_row = packer(ADDRESSES), packer(RESERVED)
+
+Line = list[tuple[int, Taker]]
+"""Heads that wait for room, by the keys of their first actions: a heap."""
+
+
+class Addresses:
+    """Where the places of a tier lie, as rows of the trace.
+
+    Parameters
+    ----------
+    space
+        Gives places their addresses.
+    tier, rank, recorder
+        Whose places these are, and what takes the rows.
+
+    Attributes
+    ----------
+    ask
+        Begins a compaction for places that fit and find no hole; None if the framework cannot.
+    """
+
+    def __init__(self, space: Space, tier: TierInstance, rank: int, recorder: Recorder) -> None:
+        self.space = space
+        self._tier, self._rank, self._clock = tier.number, rank, tier.rounds.clock
+        self._ranges, self._reserved = recorder.addresses, recorder.reserved
+        self.ask: Callable[[Wanted], None] | None = None
+
+    def settle(self, item: int, size: int) -> bool:
+        """Give a place its address at time 0; whether there was a hole."""
+        is_settled = self.space.settle(item, size)
+        if is_settled:
+            self.note(item, *self.space.places[item])
+            self.note_reserved()
+        return is_settled
+
+    def take(self, wanted: Wanted) -> bool:
+        """Give addresses to these places, or to none; if compaction would help, ask for it."""
+        if not self.space.take(wanted):
+            if self.ask is not None and self.space.is_fragmented(wanted):
+                self.ask(wanted)
+            return False
+        for item, _ in wanted:
+            self.note(item, *self.space.places[item])
+        if self.space.largest_hole_bytes != NO_HOLES:
+            self.note_reserved()
+        return True
+
+    def give(self, item: int) -> None:
+        """Free an address."""
+        offset, taken = self.space.give(item)
+        self.note(item, offset, -taken)
+        self.note_reserved()
+
+    def compact(self, *, moves: bool) -> None:
+        """Note what is reserved after a compaction; where it made one hole of all, all places move at once."""
+        moved = list(self.space.compact()) if moves else []
+        for item, (offset, size), _ in moved:
+            self.note(item, offset, -size)
+        for item, _, place in moved:
+            self.note(item, *place)
+        self.note_reserved()
+
+    def note(self, item: int, offset: int, delta_bytes: int) -> None:
+        """Write that a range is taken or freed."""
+        self._ranges += _address_row(self._clock.now, self._rank, self._tier, without_stream(item), offset, delta_bytes)
+
+    def note_reserved(self) -> None:
+        """Write what is reserved now."""
+        reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
+        self._reserved += _reserved_row(self._clock.now, self._rank, self._tier, reserved, hole)
+
+
+class TierInstance:
+    """Room that is taken and freed.
+
+    Parameters
+    ----------
+    name, number
+        Its tier's name and id.
+    capacity
+        What fits [B], or ``inf``.
+    rounds
+        Where a waiting head is put on the agenda when room is freed.
+
+    Attributes
+    ----------
+    used
+        How much is taken [B].
+    addresses
+        Where places lie; None if only bytes are counted.
+    has_lines
+        Whether a place waits for those that were issued before; if not, it waits for its own range alone.
+    """
+
+    def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
+        self.name, self.number, self.capacity, self.used = name, number, capacity, 0
+        self.addresses: Addresses | None = None
+        self.has_lines = True
+        self._computes: Line = []
+        self._copies: Line = []
+        self.rounds = rounds
+
+    def admit_compute(self, head: Taker, key: int, size: int) -> bool:
+        """Take room for a compute, or put it in line."""
+        return self._admit(self._computes, head, key, size)
+
+    def admit_copy(self, head: Taker, key: int, size: int) -> bool:
+        """Take room for a copy, or put it in line; computes that wait go first."""
+        if self._computes and self.has_lines:
+            self._wait(self._copies, head, key)
+            return False
+        return self._admit(self._copies, head, key, size)
+
+    def _admit(self, line: Line, head: Taker, key: int, size: int) -> bool:
+        if (not line or key <= line[0][0] or not self.has_lines) and self._take(head, size):
+            if line and key == line[0][0]:
+                heappop(line)
+                self.go_on()
+            return True
+        self._wait(line, head, key)
+        return False
+
+    def _take(self, head: Taker, size: int) -> bool:
+        """Take room, if there is as much, in one piece where places have addresses."""
+        fits = self.used + size <= self.capacity and (self.addresses is None or self.addresses.take(head.wanted()))
+        self.used += size if fits else 0
+        return fits
+
+    def _wait(self, line: Line, head: Taker, key: int) -> None:
+        if not any(key == waiting for waiting, _ in line):
+            heappush(line, (key, head))
+
+    def settle(self, item: int, size: int, what: str) -> None:
+        """Take room at time 0.
+
+        Raises
+        ------
+        CapacityError
+            If the homes are too large, or find no hole.
+        """
+        self.used += size
+        if self.used > self.capacity:
+            raise CapacityError(Shortfall(self.name, self.used, int(self.capacity), f"home of {what!r}"))
+        if self.addresses is not None and size and not self.addresses.settle(item, size):
+            room, at = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
+            demand = max(self.addresses.space.reserved_bytes + size, room + 1)
+            raise CapacityError(Shortfall(self.name, demand, room, at, levers=("let the row name another allocator",)))
+
+    def release(self, size: int, item: int) -> None:
+        """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
+        if self.addresses is not None:
+            self.addresses.give(item)
+        self.used -= size
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let the first in line try again; all where each waits for its own range."""
+        if self.has_lines:
+            line = self._computes or self._copies
+            if line:
+                self.rounds.consider(line[0][1], line[0][0])
+            return
+        for line in (self._computes, self._copies):
+            for key, head in line:
+                self.rounds.consider(head, key)
+            line.clear()
+
+    @property
+    def in_pieces(self) -> str:
+        """What else stands in the way of whoever waits for room, for people."""
+        if self.addresses is None:
+            return ""
+        if not self.has_lines:
+            return " (each place waits for the range that was chosen for it)"
+        space = self.addresses.space
+        kept, hole = human(space.reserved_bytes, "B"), human(space.largest_hole_bytes, "B")
+        return f" (by address {kept} are reserved, and no hole is larger than {hole})"
+
 
 _row = packer(RESIDENCIES)
 

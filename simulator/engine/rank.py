@@ -8,10 +8,9 @@ from itertools import chain, compress, count
 
 from simulator.engine.blocked import Explainer
 from simulator.engine.compaction import Compactor
-from simulator.engine.counter import Counted, Counter, Routes
+from simulator.engine.counter import Counted, Counter, LateReads, Routes
 from simulator.engine.host import Host
 from simulator.engine.kernels import ContendedKernels, with_meetings
-from simulator.engine.late import LateReads
 from simulator.engine.ledger import Waiting
 from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.machine import Machine, Uses

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from simulator.engine.actions import Detach, Sync
-from simulator.engine.counter import Counted, Counter, Routes
-from simulator.engine.late import LateReads
+from simulator.engine.counter import Counted, Counter, Detach, LateReads, Routes, Sync
 from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
+from simulator.engine.places import Line, TierInstance
 from simulator.engine.rounds import Taker
-from simulator.engine.tier import Line, TierInstance
 from simulator.errors import InvariantError
 from simulator.plan import Plan
 from simulator.referee import check_trace

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from simulator.engine.pools import Pools
-from simulator.engine.spaces import BestFit, Holes
+from simulator.engine.spaces import BestFit, Holes, Pools
 from simulator.hardware import Allocator
 from simulator.hardware.device import Caching
 
