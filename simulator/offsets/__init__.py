@@ -12,15 +12,15 @@ features/runtime/memory_manager). None can be below the most that is live at onc
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from simulator.graph import Graph
-from simulator.offsets.packing import tight
+from simulator.offsets.packing import Tenancy, live_bytes, span, tight
 from simulator.offsets.resting import spread
-from simulator.offsets.tenancy import Tenancy, live_bytes, span
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
 
 __all__ = ["Offsets", "Tenancy", "issued_bytes", "offsets", "without_stream", "workspace"]
@@ -77,23 +77,17 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     capacity
         What they may span, if they can [B]; None: as little as they can.
     """
-    steps = 0 if plan.fixed is None else len(plan.fixed.kind)
-    tenancies = tuple(_tenancies(graph, plan, tier))
+    steps, tenancies = _tenancies(graph, plan, tier)
     live = max(live_bytes(tenancies, steps))
     room = live if capacity is None else int(capacity)
-    found = spread(tenancies, steps, room)
-    if found is None:
-        found = tight(tenancies, steps, room)
+    chosen = spread(tenancies, steps, room) or tight(tenancies, steps, room)
     of_item: defaultdict[int, tuple[int, ...]] = defaultdict(tuple)
-    at_home = {}
-    for number, one in enumerate(tenancies):
-        if one.taken < 0 or one.taken > one.freed:
-            at_home[one.item] = number
+    at_home = {one.item: number for number, one in enumerate(tenancies) if one.is_at_home}
     for number in sorted(range(len(tenancies)), key=lambda number: tenancies[number].taken):
         if tenancies[number].taken >= 0:
             of_item[tenancies[number].item] += (number,)
-    before = _before(tenancies, found)
-    return Offsets(tenancies, tuple(found), span(tenancies, found), live, dict(of_item), at_home, before)
+    before = _before(tenancies, chosen)
+    return Offsets(tenancies, tuple(chosen), span(tenancies, chosen), live, dict(of_item), at_home, before)
 
 
 def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
@@ -104,13 +98,14 @@ def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
     graph, plan, tier
         As for `offsets`; any tier.
     """
-    return live_bytes(tuple(_tenancies(graph, plan, tier)), 0 if plan.fixed is None else len(plan.fixed.kind))
+    steps, tenancies = _tenancies(graph, plan, tier)
+    return live_bytes(tenancies, steps)
 
 
-def _tenancies(graph: Graph, plan: Plan, tier: int) -> Iterator[Tenancy]:
-    """All stays of one lap, by the step that frees them."""
-    sizes = [tensor.size_bytes for tensor in graph.tensors]
-    open_ = {tensor: -1 for tensor, home in enumerate(plan.home) if home == tier and sizes[tensor]}
+def _tenancies(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenancy, ...]]:
+    """How many steps a lap has, and all stays of one, by the step that frees them."""
+    sizes, found = [tensor.size_bytes for tensor in graph.tensors], []
+    taken_at = {tensor: -1 for tensor, home in enumerate(plan.home) if home == tier and sizes[tensor]}
     left: dict[int, int] = {}
     codes = () if plan.fixed is None else tuple(plan.fixed.codes())
     for at, (kind, a, b, c) in enumerate(codes):
@@ -118,59 +113,36 @@ def _tenancies(graph: Graph, plan: Plan, tier: int) -> Iterator[Tenancy]:
             op = graph.ops[a]
             for tensor in op.writes:
                 if sizes[tensor]:
-                    open_.setdefault(tensor, at)
+                    taken_at.setdefault(tensor, at)
             if op.workspace_bytes:
-                yield Tenancy(workspace(a, b), op.workspace_bytes, at, at)
+                found.append(Tenancy(workspace(a, b), op.workspace_bytes, at, at))
         elif kind == COPY and c == tier and sizes[a]:
-            open_.setdefault(a, at)
-        elif kind == DETACH and b == tier and a in open_:
-            taken = open_.pop(a)
+            taken_at.setdefault(a, at)
+        elif kind == DETACH and b == tier and a in taken_at:
+            taken = taken_at.pop(a)
             if taken < 0 and graph.tensors[a].persistent:
                 left[a] = at
             else:
-                yield Tenancy(a, sizes[a], taken, at)
-    for tensor, taken in open_.items():
-        yield Tenancy(tensor, sizes[tensor], taken, left.pop(tensor, len(codes)))
-    for tensor, freed in left.items():
-        yield Tenancy(tensor, sizes[tensor], -1, freed)
+                found.append(Tenancy(a, sizes[a], taken, at))
+    found += [Tenancy(t, sizes[t], taken, left.pop(t, len(codes))) for t, taken in taken_at.items()]
+    found += [Tenancy(t, sizes[t], -1, freed) for t, freed in left.items()]
+    return len(codes), tuple(found)
 
 
 def _before(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each tenancy the last ones before it on its range, in issue order over two laps."""
-    ground = _Ground()
+    ends = [offset + one.size_bytes for one, offset in zip(tenancies, chosen, strict=True)]
+    cuts = np.unique([*chosen, *ends])
+    first, last = np.searchsorted(cuts, chosen), np.searchsorted(cuts, ends)
+    owners = np.full(len(cuts), -1)
     found: list[dict[int, int]] = [{} for _ in tenancies]
-    for number, one in enumerate(tenancies):
-        if one.taken < 0 or one.taken > one.freed:
-            ground.cover(chosen[number], one.size_bytes, number)
+    at_home = [number for number, one in enumerate(tenancies) if one.is_at_home]
     taken = [number for number, one in enumerate(tenancies) if one.taken >= 0]
     taken.sort(key=lambda number: (tenancies[number].taken, number))
-    for number in taken * 2:
-        one = tenancies[number]
-        for other in ground.cover(chosen[number], one.size_bytes, number):
-            found[number][other] = int(tenancies[other].freed < one.taken)
+    for position, number in enumerate([*at_home, *taken, *taken]):
+        there = owners[first[number] : last[number]]
+        if position >= len(at_home):
+            for other in set(there.tolist()) - {-1, number}:
+                found[number][other] = int(tenancies[other].freed < tenancies[number].taken)
+        there[:] = number
     return tuple(tuple(sorted(one.items())) for one in found)
-
-
-class _Ground:
-    """Who was the last on each range of the space."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = [0]
-        self._owners: list[int] = [-1]
-
-    def _cut(self, offset: int) -> int:
-        """Let a range begin at this offset, and tell its position."""
-        at = bisect_right(self._starts, offset) - 1
-        if self._starts[at] != offset:
-            at += 1
-            self._starts.insert(at, offset)
-            self._owners.insert(at, self._owners[at - 1])
-        return at
-
-    def cover(self, offset: int, size: int, owner: int) -> set[int]:
-        """Take a range, and tell who was there."""
-        first, last = self._cut(offset), self._cut(offset + size)
-        first = self._cut(offset)
-        there = set(self._owners[first:last])
-        self._starts[first:last], self._owners[first:last] = [offset], [owner]
-        return there - {-1, owner}

@@ -1,26 +1,74 @@
-"""Offsets that span little: several orders are tried, and each place goes into the smallest gap that is left for it.
+"""Stays in a tier, and offsets for them that span little.
 
-Which gaps are left follows from the places before it that overlap it in time. Stretches are kept in groups of like
-length, each sorted by its start, so that only a slice of each group can overlap, and no more than that is looked at.
+Several orders are tried, and each place goes into the smallest gap that is left for it between the places before it
+that overlap it in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 
 from simulator.columns import Ints
-from simulator.offsets.tenancy import Tenancy, span
 
-_NOT_YET = -2
-_LIKE = 4
-"""Lengths of a group differ by less than this power of two."""
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """One stay in the tier.
+
+    Attributes
+    ----------
+    item, size_bytes
+        A tensor, or a `workspace`; how much it takes [B].
+    taken, freed
+        Steps of a lap that take and free it: -1, it is there when the lap begins; the number of steps, it stays. One
+        that is there at both ends, and is away between, is taken after it is freed.
+    """
+
+    item: int
+    size_bytes: int
+    taken: int
+    freed: int
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether it is there when a lap begins."""
+        return self.taken < 0 or self.taken > self.freed
+
+    def stays(self, steps: int) -> tuple[tuple[int, int], ...]:
+        """From and to, both included: one stretch, or two where it comes back."""
+        if self.taken > self.freed:
+            return (-1, self.freed), (self.taken, steps)
+        return ((self.taken, self.freed),)
+
+    def length(self, steps: int) -> int:
+        """Over how many steps it is there."""
+        return sum(end - start for start, end in self.stays(steps))
+
+
+def live_bytes(tenancies: Sequence[Tenancy], steps: int) -> list[int]:
+    """How much is live at each step from -1 on [B]."""
+    change = [0] * (steps + 3)
+    for one in tenancies:
+        for start, end in one.stays(steps):
+            change[start + 1] += one.size_bytes
+            change[end + 2] -= one.size_bytes
+    return list(accumulate(change))
+
+
+def span(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> int:
+    """End of the last range [B]."""
+    return max((at + one.size_bytes for one, at in zip(tenancies, chosen, strict=True)), default=0)
 
 
 def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
     """Choose offsets: the first that span no more than is enough, or else those that span the least.
+
+    What never leaves lies at the bottom; the rest is placed by one order after another: the longest first, the
+    largest, the largest by size and time, and the first.
 
     Parameters
     ----------
@@ -30,85 +78,44 @@ def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
         When to stop [B].
     """
     least: list[int] = []
-    for found in _candidates(tenancies, steps):
-        if not least or span(tenancies, found) < span(tenancies, least):
-            least = found
+    lengths = [one.length(steps) for one in tenancies]
+    moves = [number for number, length in enumerate(lengths) if length <= steps]
+    stays = [one.size_bytes if length > steps else 0 for one, length in zip(tenancies, lengths, strict=True)]
+    bottom = [0, *accumulate(stays)]
+    keys: list[Callable[[int], tuple[int, ...]]] = [
+        lambda number: (-lengths[number] // max(1, steps), -tenancies[number].size_bytes, tenancies[number].taken),
+        lambda number: (-tenancies[number].size_bytes, tenancies[number].taken),
+        lambda number: (-tenancies[number].size_bytes * lengths[number], tenancies[number].taken),
+        lambda number: (-lengths[number], -tenancies[number].size_bytes),
+        lambda number: (tenancies[number].taken, -lengths[number]),
+    ]
+    for key in keys:
+        offsets = bottom[:-1]
+        order = sorted(range(len(moves)), key=lambda at: key(moves[at]))
+        for number, offset in zip(moves, _placed([tenancies[n] for n in moves], steps, order), strict=True):
+            offsets[number] = bottom[-1] + offset
+        if not least or span(tenancies, offsets) < span(tenancies, least):
+            least = offsets
         if span(tenancies, least) <= enough:
             break
     return least
 
 
-def _candidates(tenancies: Sequence[Tenancy], steps: int) -> Iterator[list[int]]:
-    """Offsets by one order after another."""
-    longest = [one.length(steps) for one in tenancies]
-    orders: tuple[Callable[[int], tuple[int, ...]], ...] = (
-        lambda number: (-longest[number] // max(1, steps), -tenancies[number].size_bytes, tenancies[number].taken),
-        lambda number: (-tenancies[number].size_bytes, tenancies[number].taken),
-        lambda number: (-tenancies[number].size_bytes * longest[number], tenancies[number].taken),
-        lambda number: (-longest[number], -tenancies[number].size_bytes),
-        lambda number: (tenancies[number].taken, -longest[number]),
-    )
-    stays = [number for number, length in enumerate(longest) if length > steps]
-    moves = [number for number, length in enumerate(longest) if length <= steps]
-    base, below = 0, [0] * len(tenancies)
-    for number in stays:
-        below[number] = base
-        base += tenancies[number].size_bytes
-    crowd = _Crowd([tenancies[number].stays(steps) for number in moves])
-    sizes = [tenancies[number].size_bytes for number in moves]
-    for order in orders:
-        found = crowd.placed(sizes, sorted(range(len(moves)), key=lambda at: (*order(moves[at]), at)))
-        for number, offset in zip(moves, found, strict=True):
-            below[number] = base + offset
-        yield list(below)
-
-
-class _Crowd:
-    """Stretches of time, and which of them overlap.
-
-    Parameters
-    ----------
-    stays
-        For each place its stretches, from and to, both included.
-    """
-
-    def __init__(self, stays: Sequence[Sequence[tuple[int, int]]]) -> None:
-        stretches = np.array([*chain.from_iterable(stays)], np.int64).reshape(-1, 2)
-        group = np.array([int(end - start).bit_length() // _LIKE for start, end in stretches.tolist()], np.int64)
-        order = np.lexsort((stretches[:, 0], group))
-        self._first, self._last = stretches[order].T
-        at = np.empty(len(order), np.int64)
-        at[order] = np.arange(len(order))
-        numbers = iter(at.tolist())
-        self._at = [[next(numbers) for _ in stretch] for stretch in stays]
-        self._slices: list[list[tuple[int, int]]] = [[] for _ in order]
-        for begin, end in _ends(group[order]):
-            first = self._first[begin:end]
-            earliest = self._first - (self._last[begin:end] - first).max()
-            low, high = np.searchsorted(first, earliest), np.searchsorted(first, self._last, "right")
-            for found, *limits in zip(self._slices, (begin + low).tolist(), (begin + high).tolist(), strict=True):
-                if limits[0] < limits[1]:
-                    found.append((limits[0], limits[1]))
-
-    def placed(self, sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-        """Place one after another in the smallest gap between those placed that overlap it, or behind them."""
-        found = [0] * len(sizes)
-        until, low, high = np.full(len(self._first), _NOT_YET), *np.zeros((2, len(self._first)), np.int64)
-        for number in order:
-            mine = self._at[number]
-            near = [begin + np.flatnonzero(until[begin:end] >= self._first[at]) for at in mine
-                    for begin, end in self._slices[at]]  # fmt: skip
-            there = near[0] if len(near) == 1 else np.concatenate(near)
-            found[number] = offset = _gap(low[there], high[there], sizes[number])
-            for at in mine:
-                until[at], low[at], high[at] = self._last[at], offset, offset + sizes[number]
-        return found
-
-
-def _ends(groups: Ints) -> Iterator[tuple[int, int]]:
-    """Where each group begins and ends."""
-    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-    return ((begin, end) for begin, end in pairwise(cuts) if begin < end)
+def _placed(tenancies: Sequence[Tenancy], steps: int, order: Sequence[int]) -> list[int]:
+    """Place one after another in the smallest gap between those placed that overlap it, or behind them."""
+    stays = [one.stays(steps) for one in tenancies]
+    first, last = np.array([*chain.from_iterable(stays)], np.int64).reshape(-1, 2).T
+    owner = np.repeat(np.arange(len(stays)), [len(own) for own in stays])
+    low, high = np.zeros((2, len(stays)), np.int64)
+    is_placed = np.zeros(len(owner), bool)
+    for number in order:
+        overlaps = np.logical_or.reduce([(first <= end) & (last >= start) for start, end in stays[number]])
+        near = owner[overlaps & is_placed]
+        low[number] = _gap(low[near], high[near], tenancies[number].size_bytes)
+        high[number] = low[number] + tenancies[number].size_bytes
+        is_placed |= owner == number
+    offsets: list[int] = low.tolist()
+    return offsets
 
 
 def _gap(low: Ints, high: Ints, size: int) -> int:

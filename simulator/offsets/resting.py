@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from simulator.offsets.tenancy import Tenancy, live_bytes
+from simulator.offsets.packing import Tenancy, live_bytes
 
 _EVER = -1 << 62
 
@@ -39,44 +39,34 @@ def spread(tenancies: Sequence[Tenancy], steps: int, capacity: int) -> list[int]
         end += tenancies[number].size_bytes
     if end > capacity:
         return None
-    for events in (_after(tenancies, peak), _before(tenancies, peak)):
-        if not _placed(tenancies, events, _Free(end, capacity), found):
+    for is_reversed in (False, True):
+        if not _placed(
+            tenancies, sorted(_events(tenancies, peak, is_reversed=is_reversed)), _Free(end, capacity), found
+        ):
             return None
     return found
 
 
-def _after(tenancies: Sequence[Tenancy], peak: int) -> Iterator[Event]:
+def _events(tenancies: Sequence[Tenancy], peak: int, *, is_reversed: bool) -> Iterator[Event]:
+    """From the peak on; with time reversed, what frees a place takes it."""
     for number, one in enumerate(tenancies):
-        if one.taken > one.freed:
-            continue
-        if one.taken > peak:
-            yield one.taken, False, number
-        if one.freed >= peak:
-            yield one.freed, True, number
+        begin, end, start = (-one.freed, -one.taken, -peak) if is_reversed else (one.taken, one.freed, peak)
+        if begin <= end and begin > start:
+            yield begin, False, number
+        if begin <= end and end >= start:
+            yield end, True, number
 
 
-def _before(tenancies: Sequence[Tenancy], peak: int) -> Iterator[Event]:
-    """With time reversed: what frees a place takes it."""
-    for number, one in enumerate(tenancies):
-        if one.taken > one.freed:
-            continue
-        if one.freed < peak:
-            yield -one.freed, False, number
-        if one.taken <= peak:
-            yield -one.taken, True, number
-
-
-def _placed(tenancies: Sequence[Tenancy], events: Iterator[Event], free: _Free, found: list[int]) -> bool:
+def _placed(tenancies: Sequence[Tenancy], events: Sequence[Event], free: _Free, found: list[int]) -> bool:
     """Place one after another; whether all found a range."""
-    for now, leaves, number in sorted(events):
+    for now, leaves, number in events:
         size = tenancies[number].size_bytes
         if leaves:
             free.give(found[number], found[number] + size, now)
-            continue
-        offset = free.take(size)
-        if offset is None:
+        elif (offset := free.take(size)) is None:
             return False
-        found[number] = offset
+        else:
+            found[number] = offset
     return True
 
 
