@@ -60,15 +60,14 @@ def space_for(program: Program, tier: TierInstance, figures: Allocator) -> Space
 def _check_span(graph: Graph, layout: Offsets, tier: TierInstance) -> None:
     if layout.span_bytes <= tier.capacity:
         return
-    sizes = sorted(((-one.size_bytes, number) for number, one in enumerate(layout.tenancies)))[:_LARGEST]
-    items = [without_stream(layout.tenancies[number].item) for _, number in sizes]
-    names = [graph.tensors[i].name if i >= 0 else f"workspace of {graph.ops[-1 - i].name}" for i in items]
+    items = [(without_stream(one.item), one.size_bytes) for one in layout.tenancies]
+    names = [graph.tensors[i].name if i >= 0 else f"workspace of {graph.ops[-1 - i].name}" for i, _ in items]
+    largest = sorted(zip(names, [size for _, size in items], strict=True), key=lambda one: -one[1])[:_LARGEST]
     span, live = human(layout.span_bytes, "B"), human(layout.live_bytes, "B")
     less = human(int(tier.capacity) - (layout.span_bytes - layout.live_bytes), "B")
     levers = (f"plan with at most {less} live at once", "let the row name another allocator")
-    largest = tuple((name, -size) for name, (size, _) in zip(names, sizes, strict=True))
     at = f"fixed offsets span {span}, of which {live} are live at once"
-    raise CapacityError(Shortfall(tier.name, layout.span_bytes, int(tier.capacity), at, largest, levers))
+    raise CapacityError(Shortfall(tier.name, layout.span_bytes, int(tier.capacity), at, tuple(largest), levers))
 
 
 class Compactor:

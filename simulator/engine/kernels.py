@@ -10,7 +10,7 @@ several, side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 
 import simpy
 
@@ -26,7 +26,7 @@ from simulator.cost import (
     phases,
     stages,
 )
-from simulator.engine.rounds import Recurring, Rounds, Watchers
+from simulator.engine.rounds import Recurring, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Compute, Stream
 from simulator.graph import Collective, Graph
@@ -103,7 +103,7 @@ class Meeting:
             for stream, _ in self._arrived.values():
                 stream.meeting = None
                 stream.end_after(0)
-        elif hops_ns := communicator.hops_ns(self._stage[0]):
+        elif hops_ns := self._stage[0].hops * communicator.hardware.fabrics[self._stage[0].fabric].latency_ns:
             clock.at(clock.now + hops_ns, self._after_hops)
         else:
             self._flow()
@@ -136,8 +136,8 @@ class Communicator:
         Its fabrics.
     path
         From a fabric's name and a member to what that member's flow goes through; None if it sends nothing.
-    rounds, network
-        The agenda, and where flows share bandwidth.
+    network
+        Where flows share bandwidth.
 
     Attributes
     ----------
@@ -153,19 +153,12 @@ class Communicator:
         ranks: tuple[int, ...],
         hardware: Hardware,
         path: Callable[[str, int], Path | None],
-        rounds: Rounds,
         network: Network,
     ) -> None:
-        self.in_order, self.rounds = sorted(members), rounds
-        self._ranks, self._hardware, self._path, self._network = ranks, hardware, path, network
+        self.in_order, self.rounds = sorted(members), network.rounds
+        self.hardware, self._path, self._network = hardware, path, network
         self.meeting: Meeting | None = None
-        self._known: dict[Collective, tuple[Stage, ...]] = {}
-
-    def stages(self, collective: Collective) -> tuple[Stage, ...]:
-        """Stages of a collective of these ranks."""
-        if collective not in self._known:
-            self._known[collective] = stages(phases(collective, self._ranks, self._hardware))
-        return self._known[collective]
+        self.stages = cache(lambda collective: stages(phases(collective, ranks, hardware)))
 
     def arrive(self, stream: Stream, collective: Collective) -> None:
         """Let a member come to the present meeting."""
@@ -173,13 +166,9 @@ class Communicator:
             self.meeting = Meeting(self, collective)
         self.meeting.arrive(stream)
 
-    def hops_ns(self, phase: Phase) -> int:
-        """How long a phase takes before its bytes flow [ns]."""
-        return phase.hops * self._hardware.fabrics[phase.fabric].latency_ns
-
     def join(self, phase: Phase, end: Callable[[], None], streams: list[Stream]) -> int:
         """Let the bytes of a phase flow, each flow until it calls back; return how many flows they are."""
-        fabric = self._hardware.fabrics[phase.fabric]
+        fabric = self.hardware.fabrics[phase.fabric]
         cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
         flows = 0
         for stream in streams:

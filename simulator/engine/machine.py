@@ -14,7 +14,6 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
-from simulator.errors import InvariantError
 from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
@@ -107,8 +106,8 @@ class Machine:
 
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
-        make = lambda: Resource(bandwidth, self._watch(name, scope, rank) if kind == "bus" else None)  # noqa: E731
-        resource: Resource = self.instance(kind, name, scope, rank, make)
+        watch = self._watch(name, scope, rank) if kind == "bus" else None
+        resource: Resource = self.instance(kind, name, scope, rank, lambda: Resource(bandwidth, watch))
         return resource, self._counts.get((scope, rank), 1)
 
     def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
@@ -169,25 +168,20 @@ class Machine:
         if known not in self._members:
             group = next(group for group in graph.groups if group.name == collective.group)
             self._members[known] = group.by_rank(collective.kind)
-        ranks = self._members[known].get(rank)
-        if ranks is None:
-            must = "a rank is a member of the groups of its collectives"
-            raise InvariantError("engine", must, f"rank {rank} in {collective.group!r}", "report this")
+        ranks = self._members[known][rank]
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
-        key = (collective.group, members)
-        if key not in self._communicators:
-            path = self._pair_path(members) if collective.kind in PAIRED else self._member_path
-            self._communicators[key] = Communicator(members, ranks, self.hardware, path, self.rounds, self.network)
-        return self._communicators[key]
+        if (collective.group, members) not in self._communicators:
+            source, target = members if collective.kind in PAIRED else (-1, -1)
 
-    def _member_path(self, fabric: str, rank: int) -> Path:
-        """What a member of a collective sends and receives through."""
-        return self._ports_path(fabric, rank, rank)
+            def path(fabric: str, rank: int) -> Path | None:
+                """A member sends and receives; of a message the sender brings all, the receiver nothing."""
+                if source < 0:
+                    return self._ports_path(fabric, rank, rank)
+                return self._ports_path(fabric, source, target) if rank == source else None
 
-    def _pair_path(self, members: tuple[int, ...]) -> Callable[[str, int], Path | None]:
-        """What a message goes through: the sender brings it, the receiver nothing."""
-        source, target = members
-        return lambda fabric, rank: self._ports_path(fabric, source, target) if rank == source else None
+            communicator = Communicator(members, ranks, self.hardware, path, self.network)
+            self._communicators[collective.group, members] = communicator
+        return self._communicators[collective.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
         """From a rank's port out of a fabric to a rank's port in, and the buses that cap them."""

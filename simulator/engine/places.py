@@ -129,18 +129,16 @@ class TierInstance:
     def admit_copy(self, head: Taker, key: int, size: int) -> bool:
         """Take room for a copy, or put it in line; computes that wait go first."""
         if self._computes and self.has_lines:
-            self._wait(self._copies, head, key)
-            return False
+            return self._wait(self._copies, head, key)
         return self._admit(self._copies, head, key, size)
 
     def _admit(self, line: Line, head: Taker, key: int, size: int) -> bool:
-        if (not line or key <= line[0][0] or not self.has_lines) and self._take(head, size):
-            if line and key == line[0][0]:
-                heappop(line)
-                self.go_on()
-            return True
-        self._wait(line, head, key)
-        return False
+        if (line and key > line[0][0] and self.has_lines) or not self._take(head, size):
+            return self._wait(line, head, key)
+        if line and key == line[0][0]:
+            heappop(line)
+            self.go_on()
+        return True
 
     def _take(self, head: Taker, size: int) -> bool:
         """Take room, if there is as much, in one piece where places have addresses."""
@@ -148,9 +146,10 @@ class TierInstance:
         self.used += size if fits else 0
         return fits
 
-    def _wait(self, line: Line, head: Taker, key: int) -> None:
+    def _wait(self, line: Line, head: Taker, key: int) -> bool:
         if not any(key == waiting for waiting, _ in line):
             heappush(line, (key, head))
+        return False
 
     def settle(self, item: int, size: int, what: str) -> None:
         """Take room at time 0.

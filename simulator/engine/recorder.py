@@ -79,16 +79,5 @@ class Recorder:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
         spans, waits, residencies, rates, addresses, reserved, compactions, *issued = self._tables
-        return Trace(
-            "blocked" if blocked else "ok",
-            spans,
-            waits,
-            residencies,
-            tuple(issued),
-            blocked,
-            stands_in,
-            rates=rates,
-            addresses=addresses,
-            reserved=reserved,
-            compactions=compactions,
-        )
+        status, facts = "blocked" if blocked else "ok", (spans, waits, residencies, tuple(issued))
+        return Trace(status, *facts, blocked, stands_in, None, (), rates, addresses, reserved, compactions)

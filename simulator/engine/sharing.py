@@ -208,7 +208,7 @@ class Network:
     """
 
     def __init__(self, rounds: Rounds) -> None:
-        self._clock, self._rounds = rounds.clock, rounds
+        self._clock, self.rounds = rounds.clock, rounds
         self._touched: list[Pipe] = []
 
     def join(self, path: Path, cap: int, work: int, key: int, end: End) -> None:
@@ -224,7 +224,7 @@ class Network:
 
     def _touch(self, pipe: Pipe) -> None:
         if not self._touched:
-            self._rounds.touched.append(self.reset_rates)
+            self.rounds.touched.append(self.reset_rates)
         if not pipe.is_touched:
             pipe.is_touched = True
             self._touched.append(pipe)
@@ -239,7 +239,7 @@ class Network:
                 self._remove(pipe)
             for end in ended:
                 end()
-        self._rounds.close()
+        self.rounds.close()
 
     def _remove(self, pipe: Pipe) -> None:
         del pipe.path.pipes[pipe.cap]

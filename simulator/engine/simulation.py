@@ -71,8 +71,26 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     stands_in = _stands_in(programs, hardware, fold)
     machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in, forward)
     machine.store_once(programs)
+
+    def checkpoint() -> None:
+        machine.recorder.flush()
+        if progress is not None:
+            progress(sum(rank.ended for rank in ranks), sum(rank.computes for rank in ranks))
+
     with garbage.kept():
-        return Simulation(machine, programs, progress).run()
+        simulated = [(rank, program) for rank, program in enumerate(programs) if stands_in[rank] == rank]
+        ranks = [Rank(machine, rank, program, checkpoint) for rank, program in simulated]
+        for rank in ranks:
+            rank.begin()
+        machine.rounds.settle()
+        machine.clock.run()
+        checkpoint()
+        told = [rank.blocked() for rank in ranks]
+        blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
+        trace = machine.recorder.trace(tuple(blocked), stands_in)
+    once = tuple((*place, size) for place, size in machine.stored_once.items())
+    begin_together = len({program.starts_ns for _, program in simulated}) == 1
+    return replace(trace, until_ns=None if begin_together else _until_ns(trace), stored_once=once)
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
@@ -84,45 +102,6 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
         must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
         raise ConfigError("fold", must, reason, do)
     return tuple(range(len(programs))) if reason else folding.classes(programs)
-
-
-class Simulation:
-    """The ranks of a machine that are simulated.
-
-    Parameters
-    ----------
-    machine
-        What they share.
-    programs
-        What each rank runs.
-    progress
-        Called now and then.
-    """
-
-    def __init__(self, machine: Machine, programs: Sequence[Program], progress: Progress | None) -> None:
-        self._machine, self._progress = machine, progress
-        mine = [(rank, program) for rank, program in enumerate(programs) if machine.stands_in[rank] == rank]
-        self._ranks = [Rank(machine, rank, program, self.checkpoint) for rank, program in mine]
-        self._begin_together = len({program.starts_ns for _, program in mine}) == 1
-
-    def run(self) -> Trace:
-        """Run until nothing moves, and tell what is stuck."""
-        for rank in self._ranks:
-            rank.begin()
-        self._machine.rounds.settle()
-        self._machine.clock.run()
-        self.checkpoint()
-        told = [rank.blocked() for rank in self._ranks]
-        blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
-        trace = self._machine.recorder.trace(tuple(blocked), self._machine.stands_in)
-        once = tuple((*place, size) for place, size in self._machine.stored_once.items())
-        return replace(trace, until_ns=None if self._begin_together else _until_ns(trace), stored_once=once)
-
-    def checkpoint(self) -> None:
-        """Write full blocks and report progress."""
-        self._machine.recorder.flush()
-        if self._progress is not None:
-            self._progress(sum(rank.ended for rank in self._ranks), sum(rank.computes for rank in self._ranks))
 
 
 def _until_ns(trace: Trace) -> int:
