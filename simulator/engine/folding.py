@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from simulator.engine.program import Program
-from simulator.graph import PAIRED, CollectiveKind, Graph
+from simulator.graph import PAIRED
 from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.stored import repeated
@@ -86,9 +87,8 @@ def _footprint_bytes(program: Program, tier: int) -> int:
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
     """Nodes with ranks of one class but other company."""
     on_node = hardware.topology.devices_per_node
-    company: dict[int, Counter[int]] = {}
-    for rank, found in enumerate(stands_in):
-        company.setdefault(rank // on_node, Counter())[found] += 1
+    nodes = range(0, len(stands_in), on_node)
+    company = [Counter(stands_in[first : first + on_node]) for first in nodes]
     for rank, found in enumerate(stands_in):
         if company[rank // on_node] != company[found // on_node]:
             yield f"ranks {found} and {rank} run the same, but not beside the same on their nodes"
@@ -98,33 +98,22 @@ def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[st
 def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
     """Ranks of one class that meet others than the first of their class does, or one another in pairs."""
     stands_in, on_node = classes(programs), hardware.topology.devices_per_node
-    known: dict[int, tuple[object, ...]] = {}
 
-    def what(members: tuple[int, ...] | None) -> tuple[object, ...]:
-        if members is None:
-            return ()
-        if id(members) not in known:
-            nodes = Counter(rank // on_node for rank in members)
-            company = Counter(stands_in[rank] for rank in members)
-            known[id(members)] = (sorted(nodes.values()), company)
-        return known[id(members)]
+    @cache
+    def company(members: tuple[int, ...]) -> tuple[object, ...]:
+        nodes = Counter(rank // on_node for rank in members)
+        return sorted(nodes.values()), Counter(stands_in[rank] for rank in members)
 
     for graph in {id(program.graph): program.graph for program in programs}.values():
         groups = {group.name: group for group in graph.groups}
-        for group, kind in _met(graph):
-            members = groups[group].by_rank(kind)
-            for rank, program in enumerate(programs):
-                if program.graph is not graph:
-                    continue
-                mine = members.get(rank)
-                if what(mine) != what(members.get(stands_in[rank])):
-                    yield f"ranks {stands_in[rank]} and {rank} run the same, but meet others in group {group!r}"
+        ranks = [rank for rank, program in enumerate(programs) if program.graph is graph]
+        for name, kind in dict.fromkeys((op.collective.group, op.collective.kind) for op in graph.ops if op.collective):
+            members = groups[name].by_rank(kind)
+            for rank in ranks:
+                first, own = stands_in[rank], members.get(rank, ())
+                if company(own) != company(members.get(first, ())):
+                    yield f"ranks {first} and {rank} run the same, but meet others in group {name!r}"
                     return
-                if kind in PAIRED and mine is not None and stands_in[mine[0]] == stands_in[mine[1]]:
-                    yield f"ranks {mine[0]} and {mine[1]} run the same, and one sends to the other"
+                if kind in PAIRED and own and stands_in[own[0]] == stands_in[own[1]]:
+                    yield f"ranks {own[0]} and {own[1]} run the same, and one sends to the other"
                     return
-
-
-def _met(graph: Graph) -> list[tuple[str, CollectiveKind]]:
-    """Groups and kinds of the collectives of a graph, each once."""
-    return list(dict.fromkeys((op.collective.group, op.collective.kind) for op in graph.ops if op.collective))
