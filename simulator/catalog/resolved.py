@@ -56,9 +56,8 @@ def resolve(
     asked = outside(changes or {})
     for kind, ref, given in (("hardware", story.hardware, hardware), ("workload", story.workload, workload)):
         if given is None:
-            with told_at(
-                entries["scenario"].place(kind) if "scenario" in entries else f"scenario {story.name!r}, {kind}"
-            ):
+            by = entries.get("scenario")
+            with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
                 path = path_of(ref, kind, base)
             entries[kind] = load(path, kind)
     subject = workload or entries["workload"].document
@@ -81,34 +80,29 @@ def resolve(
 def _add_files(loaded: Loaded) -> None:
     """Note the plans, the graph and the tables that the documents name."""
     story, work = loaded.scenario, loaded.workload
-    files = [
-        ("draws", loaded.scenario_dir, story.draws.file, "scenario", ("draws", "file")),
-        ("graph", loaded.workload_dir, work.graph, "workload", ("graph",)),
-        (
-            "requests",
-            loaded.workload_dir,
-            work.requests.file if work.requests else None,
-            "workload",
-            ("requests", "file"),
-        ),
-    ]
     for index, choice in enumerate(story.policies):
         if choice.is_file:
-            files.append(
-                (f"plan {choice.row}", loaded.scenario_dir, choice.policy, "scenario", ("policies", str(index)))
-            )
-    for role, folder, name, document, keys in files:
-        if name is None:
-            continue
-        path, entry = folder / name, loaded.entries.get(document)
-        above = next(parent for parent in path.parents if "*" not in str(parent))
-        pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
-        for file in sorted(above.glob(pattern)) or [path]:
-            label = role if file == path else f"{role} {file.relative_to(above)}"
-            with told_at(entry.place(*keys) if entry else f"{document}, {'.'.join(keys)}"):
-                loaded.sha256[label] = inputs.digest(file)
-            loaded.paths[label] = file
-        loaded.paths[role] = path
+            _add_file(loaded, f"plan {choice.row}", choice.policy, "scenario", "policies", str(index))
+    _add_file(loaded, "draws", story.draws.file, "scenario", "draws", "file")
+    _add_file(loaded, "graph", work.graph, "workload", "graph")
+    if work.requests:
+        _add_file(loaded, "requests", work.requests.file, "workload", "requests", "file")
+
+
+def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys: str) -> None:
+    """Note a file that a document names, or all that match the name."""
+    if name is None:
+        return
+    entry = loaded.entries.get(document)
+    path = (loaded.scenario_dir if document == "scenario" else loaded.workload_dir) / name
+    above = next(parent for parent in path.parents if "*" not in str(parent))
+    pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
+    for file in sorted(above.glob(pattern)) or [path]:
+        label = role if file == path else f"{role} {file.relative_to(above)}"
+        with told_at(entry.place(*keys) if entry else f"{document}, {'.'.join(keys)}"):
+            loaded.sha256[label] = inputs.digest(file)
+        loaded.paths[label] = file
+    loaded.paths[role] = path
 
 
 def _check_tiers(loaded: Loaded) -> None:

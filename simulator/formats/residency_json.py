@@ -33,6 +33,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,83 +112,6 @@ class _Trace(_Record):
     schedule: _Schedule = _Schedule()
 
 
-class _Runtime:
-    """One run of a schedule.
-
-    Parameters
-    ----------
-    path
-        What messages call the schedule.
-    graph
-        What runs.
-    is_strict
-        Whether reads of what is absent, and copies of what is absent or old, are refused.
-    """
-
-    def __init__(self, path: Path, graph: Graph, *, is_strict: bool = False) -> None:
-        self._where, self._graph, self._is_strict = f"{path}: schedule", graph, is_strict
-        self._held: tuple[set[int], set[int]] = (set(), set())
-        self._old: set[int] = set()
-        self._steps = Steps()
-
-    def run(self, trace: _Trace) -> Steps:
-        """Run all ops with what the schedule says for before and after each, and return what was issued."""
-        ids = {tensor.name: t for t, tensor in enumerate(self._graph.tensors)}
-        tensors = {storage: ids[name] for storage, name in _storage_names(trace).items() if name in ids}
-        ops = {op.id: number for number, op in enumerate(trace.ops)}
-        acts: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
-        for table, entries in (("pre", trace.schedule.pre), ("post", trace.schedule.post)):
-            for op, action, storage in entries:
-                if op not in ops or storage not in tensors:
-                    must, found = "an entry names an op, and a storage that some op accesses", f"{op} and {storage}"
-                    raise ConfigError(f"{self._where}.{table}", must, found, "correct it")
-                acts[table, ops[op]].append((action, tensors[storage]))
-        held, dead_after = self._held, Lifetimes(self._graph).dead_after
-        for number, op_ in enumerate(self._graph.ops):
-            self._act(acts["pre", number], op_.name)
-            for tensor in op_.reads:
-                self._expect(tensor in held[HERE], "what an op reads is on the device", tensor, op_.name)
-            self._steps.compute(number)
-            held[HERE].update(op_.writes)
-            self._old.update(held[HOST].intersection(op_.writes))
-            self._act(acts["post", number], op_.name)
-            self._give_up(dead_after[number])
-        self._give_up(sorted(held[HERE] | held[HOST]))
-        return self._steps
-
-    def _act(self, actions: Iterable[tuple[str, int]], op: str) -> None:
-        here, host = self._held
-        for action, tensor in actions:
-            if action == "COPY_D2H" and tensor not in host:
-                self._expect(tensor in here, "what is copied out is on the device", tensor, op)
-                host.add(tensor)
-                self._steps.copy(tensor, HERE, HOST)
-            elif action == "COPY_H2D" and tensor not in here:
-                must = "what is copied in has a copy on the host that is as new as its last write"
-                self._expect(tensor in host and tensor not in self._old, must, tensor, op)
-                here.add(tensor)
-                self._steps.copy(tensor, HOST, HERE)
-            elif action.startswith("RELEASE"):
-                self._release(tensor, HERE if action == "RELEASE_DEVICE" else HOST)
-
-    def _release(self, tensor: int, tier: int) -> None:
-        if tensor in self._held[tier]:
-            self._held[tier].remove(tensor)
-            self._steps.detach(tensor, tier)
-            if tier == HOST:
-                self._old.discard(tensor)
-
-    def _give_up(self, tensors: Iterable[int]) -> None:
-        for tensor in tensors:
-            self._release(tensor, HERE)
-            self._release(tensor, HOST)
-
-    def _expect(self, holds: bool, must: str, tensor: int, op: str) -> None:
-        if self._is_strict and not holds:
-            found = f"{self._graph.tensors[tensor].name!r}, which is not"
-            raise ConfigError(f"{self._where}, at op {op!r}", must, found, "correct the schedule")
-
-
 def read(path: Path, views: Views = "reads") -> Graph:
     """Read the graph of a trace; it runs one step.
 
@@ -227,20 +151,19 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
 
     Notes
     -----
-    A schedule that reads what is absent or old makes a plan that the referee refuses; `describe` refuses it too.
+    A schedule that reads what is absent or old makes a plan that the referee refuses.
     """
     if len(tiers) != 2:
         must = "a schedule of a residency trace is for a machine of two tiers, the compute tier first"
         raise ConfigError(str(path), must, ", ".join(tiers), "choose another machine")
-    steps = _Runtime(path, graph).run(_load(path))
-    return Plan(path.name, tiers, (NOWHERE,) * len(graph.tensors), steps, graph.steps)
+    return Plan(path.name, tiers, (NOWHERE,) * len(graph.tensors), _steps(path, _load(path), graph), graph.steps)
 
 
 def describe(path: Path) -> str:
-    """Read a trace, check its schedule and say in one line what is in it."""
+    """Read a trace and its schedule, and say in one line what is in it."""
     trace = _load(path)
     graph = _graph(path, trace, "reads")
-    copies = sum(code[0] == COPY for code in _Runtime(path, graph, is_strict=True).run(trace).codes())
+    copies = sum(code[0] == COPY for code in _steps(path, trace, graph).codes())
     sizes = {"op": len(graph.ops), "tensor": len(graph.tensors), "output": len(graph.outputs)}
     said = ", ".join(counted(number, noun) for noun, number in sizes.items())
     return f"trace {graph.name!r}: {said}; schedule of {copies:,} copies"
@@ -271,7 +194,12 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
         builder.tensor(names[storage.id], storage.size_bytes, "gradient" if storage.kind == "wgrad" else "activation")
     for op, name in zip(trace.ops, _op_names(trace), strict=True):
         for access in (*op.reads, *op.writes):
-            _check_access(path, op, access, sizes)
+            if sizes.get(access.storage) != access.size_bytes:
+                must, found = (
+                    "an op accesses storages as large as they are",
+                    f"{access.size_bytes:,} B of {access.storage}",
+                )
+                raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
         reads = [names[access.storage] for access in op.reads]
         writes = [names[access.storage] for access in op.writes]
         if views == "reads" and op.is_view:
@@ -280,14 +208,57 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
     return builder.build([names[storage.id] for storage in kept if storage.retained])
 
 
-def _check_access(path: Path, op: _Op, access: _Access, sizes: dict[int, int]) -> None:
-    where, size = f"{path}: op {op.id} ({op.name})", sizes.get(access.storage)
-    if size is None:
-        must = "what an op accesses is one of the storages"
-        raise ConfigError(where, must, f"storage {access.storage}", "add the storage, or correct the op")
-    if size != access.size_bytes:
-        must = f"each access of storage {access.storage} has its size ({size:,} B)"
-        raise ConfigError(where, must, f"{access.size_bytes:,} B", "correct one of the two")
+def _steps(path: Path, trace: _Trace, graph: Graph) -> Steps:
+    """Run all ops with what the schedule says for before and after each, and return what is issued."""
+    asked, steps, held = _asked(path, trace, graph), Steps(), (set[int](), set[int]())
+
+    def copy(source: int, target: int, tensor: int) -> None:
+        if tensor not in held[target]:
+            held[target].add(tensor)
+            steps.copy(tensor, source, target)
+
+    def release(tier: int, tensor: int) -> None:
+        if tensor in held[tier]:
+            held[tier].remove(tensor)
+            steps.detach(tensor, tier)
+
+    def give_up(tensors: Iterable[int]) -> None:
+        for tensor in tensors:
+            release(HERE, tensor)
+            release(HOST, tensor)
+
+    acts = {
+        "COPY_D2H": partial(copy, HERE, HOST),
+        "RELEASE_DEVICE": partial(release, HERE),
+        "COPY_H2D": partial(copy, HOST, HERE),
+        "RELEASE_HOST": partial(release, HOST),
+    }
+    dead_after = Lifetimes(graph).dead_after
+    for number, what in enumerate(graph.ops):
+        for action, tensor in asked["pre", number]:
+            acts[action](tensor)
+        steps.compute(number)
+        held[HERE].update(what.writes)
+        for action, tensor in asked["post", number]:
+            acts[action](tensor)
+        give_up(dead_after[number])
+    give_up(sorted(held[HERE] | held[HOST]))
+    return steps
+
+
+def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[str, int]]]:
+    """Table of the schedule, op of the graph -> what is to be done with which tensor."""
+    ids = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
+    tensors = {storage: ids[name] for storage, name in _storage_names(trace).items() if name in ids}
+    ops = {op.id: number for number, op in enumerate(trace.ops)}
+    asked: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+    for table, entries in (("pre", trace.schedule.pre), ("post", trace.schedule.post)):
+        for op, action, storage in entries:
+            if op not in ops or storage not in tensors:
+                must, found = "an entry names an op, and a storage that some op accesses", f"{op} and {storage}"
+                raise ConfigError(f"{path}: schedule.{table}", must, found, "correct it")
+            asked[table, ops[op]].append((action, tensors[storage]))
+    return asked
 
 
 def _storage_names(trace: _Trace) -> dict[int, str]:
