@@ -153,9 +153,8 @@ def dump(document: Document) -> str:
     document
         A hardware profile, a workload or a scenario.
     """
-    return to_yaml(
-        {"schema": _mark(type(document)), **document.model_dump(mode="json", by_alias=True, exclude_unset=True)}
-    )
+    data = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return to_yaml({"schema": _mark(type(document)), **data})
 
 
 def schema(kind: str) -> dict[str, Any]:

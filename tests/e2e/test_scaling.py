@@ -164,7 +164,7 @@ def test_what_is_held_and_moved_is_told(hosim, curve):
     [
         ("parallel.dta: [8]", "scaling.parallel.dta (parallel.dta: 8): a change names a field of the workload, found"),
         ("parallel.data: [8, eight]", "scaling.parallel.data (parallel.data: eight): "),
-        ("{parallel.data: [8, 9], parallel.expert: [1, 2]}", "expert divides data: "),
+        ("{parallel.data: [8, 9], parallel.expert: [1, 2]}", "expert divides data, found 2 and 9"),
         ("{parallel.data: [8, 9], batch: [1]}", "each field of scaling has a value at each point, found 1 here and 2"),
         ("parallel.data: []", "found []"),
         ("parallel.data: 8", "found 8"),

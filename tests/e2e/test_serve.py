@@ -185,7 +185,7 @@ def test_a_workload_of_requests_is_checked_with_its_file(hosim, filed, tmp_path)
     (tmp_path / "some.csv").write_bytes(b"\xff\n")
     done = hosim("check", tmp_path / "toy.yaml")
     assert (done.code, done.out) == (1, "")
-    assert "some.csv: a file of requests can be read, found 'utf-8' codec" in done.err
+    assert "some.csv: a table can be read, found 'utf-8' codec" in done.err
     (tmp_path / "some.csv").unlink()
     assert "some.csv: an input is a file, found no such file" in hosim("check", tmp_path / "toy.yaml").err
 
@@ -285,7 +285,7 @@ def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch)
     path = filed("arrival,prompt,output\n" + "".join(lines))
     done = hosim("serve", path)
     assert (done.code, done.out) == (1, "")
-    assert "some.csv: a run serves at most 3 requests, found a file with more; say in the workload how many" in done.err
+    assert "some.csv:5: a run serves at most 3 requests, found a file with more; say in the workload how many" in done.err
     workload = path.parent / "toy.yaml"
     workload.write_text(workload.read_text().replace("  file:", "  count: 2\n  file:"))
     assert list(hosim_api.serve(path).requests["arrival_ns"]) == [0, 10**9] * 2
