@@ -245,9 +245,8 @@ def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[A
     def read(text: object) -> int | float:
         value = parse(text, unit)
         require(endless or value != math.inf, f"{what} here is finite, such as {example!r}", "'inf'", do="write one")
-        require(
-            zero or value, f"{what} is more than 0 {unit}, such as {example!r}", repr(text), do="write a positive rate"
-        )
+        must = f"{what} is more than 0 {unit}, such as {example!r}"
+        require(zero or value, must, repr(text), do="write a positive rate")
         return value
 
     number = r"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"

@@ -173,11 +173,8 @@ class PlanAlone:
             require(self._homes.get(tensor) == tier, must, found, do="detach it, after a copy home if it has changed")
         for place in self._homes.items():
             stays = repeats == 1 or place in self._valid or self._gone[place] < self._computes
-            must, found = (
-                "what has a home is there again when the steps are repeated",
-                "{!r} absent from {}".format(*place),
-            )
-            require(stays, must, found, do="leave it there, or copy it back")
+            must = "what has a home is there again when the steps are repeated"
+            require(stays, must, "{!r} absent from {}".format(*place), do="leave it there, or copy it back")
 
 
 def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:

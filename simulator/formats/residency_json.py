@@ -195,10 +195,8 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
     for op, name in zip(trace.ops, _op_names(trace), strict=True):
         for access in (*op.reads, *op.writes):
             if sizes.get(access.storage) != access.size_bytes:
-                must, found = (
-                    "an op accesses storages as large as they are",
-                    f"{access.size_bytes:,} B of {access.storage}",
-                )
+                must = "an op accesses storages as large as they are"
+                found = f"{access.size_bytes:,} B of {access.storage}"
                 raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
         reads = [names[access.storage] for access in op.reads]
         writes = [names[access.storage] for access in op.writes]

@@ -219,9 +219,8 @@ class Hardware(Document):
             must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
             do = "raise topology.devices_per_node, or set its scope to supernode and raise topology.nodes"
             require(several, must, "one device", "fabrics", name, do=do)
-            require(
-                name not in self.links, "a fabric and a link have different names", f"both {name!r}", "fabrics", name
-            )
+            must = "a fabric and a link have different names"
+            require(name not in self.links, must, f"both {name!r}", "fabrics", name)
         self._check_queues()
         ends = [(link.source, link.target) for link in self.links.values()]
         reached = _reached(self.compute_tier, ends) | _reached(self.compute_tier, [end[::-1] for end in ends])

@@ -156,21 +156,13 @@ class Link(Part):
     def _check(self) -> None:
         stated = self.via or "bandwidth_bytes_per_s" in self.model_fields_set
         require(stated, "a link has a bandwidth, or goes via others", "neither", "bandwidth", do="add it")
-        must = "a link that goes via others, and no other one, stores and forwards chunks"
+        must, do = "a link that goes via others, and no other one, stores and forwards chunks", "say chunk and via"
         found = f"{self.chunk_bytes:,} B, via {', '.join(self.via) or 'none'}"
-        require(
-            bool(self.via) == bool(self.chunk_bytes),
-            must,
-            found,
-            "chunk",
-            do="say both how large they are and via what",
-        )
+        require(bool(self.via) == bool(self.chunk_bytes), must, found, "chunk", do=do)
         sizes = [point.size_bytes for point in self.efficiency]
+        must, found = "the sizes of the curve are above 0 B and increase", ", ".join(f"{size:,} B" for size in sizes)
         increase = 0 not in sizes and sizes == sorted(set(sizes))
-        found = ", ".join(f"{size:,} B" for size in sizes)
-        require(
-            increase, "the sizes of the curve are above 0 B and increase", found, "efficiency", do="sort the points"
-        )
+        require(increase, must, found, "efficiency", do="sort the points")
 
 
 class Bus(Part):
@@ -254,11 +246,8 @@ def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
     for stage in link.via:
         require(stage in links, "a link goes via other links", repr(stage), *at, do=nearest(stage, tuple(links)))
         require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *at)
-        must, found = (
-            "the links that a link goes via connect",
-            f"{stage!r} from {links[stage].source!r} after {place!r}",
-        )
-        require(links[stage].source == place, must, found, *at)
+        must, source = "the links that a link goes via connect", links[stage].source
+        require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *at)
         place = links[stage].target
     must = "a link goes via two others at least, which end at its target"
     require(len(link.via) > 1 and place == link.target, must, f"{', '.join(link.via)} to {place!r}", *at)

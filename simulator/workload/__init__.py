@@ -9,12 +9,7 @@ from pydantic import Field
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
 from simulator.workload.attention_kinds import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.models import (
-    DecoderModel,
-    Experts,
-    LlamaModel,
-    Model,
-)
+from simulator.workload.models import DecoderModel, Experts, LlamaModel, Model
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools
 
@@ -115,13 +110,11 @@ class Workload(Document):
         return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
 
     def _check(self) -> None:
-        require(
-            self.model or self.graph, "a workload has a model or a graph", "neither", do="add the key model or graph"
-        )
+        do = "add the key model or graph"
+        require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
         for key in sorted(self.model_fields_set & {"model", "dtypes", "phase", *_PHASES} - {"replicas"}):
-            require(
-                self.graph is None, "a workload from a graph states nothing of a model", key, key, do=f"remove {key}"
-            )
+            must = "a workload from a graph states nothing of a model"
+            require(self.graph is None, must, key, key, do=f"remove {key}")
         for key, phases in _PHASES.items():
             must, found = f"{key} is for phase {', '.join(phases)}", f"it with phase {self.phase}"
             require(key not in self.model_fields_set or self.phase in phases, must, found, key, do="remove it")
@@ -129,9 +122,8 @@ class Workload(Document):
             stated = getattr(self, key) is not None or self.phase not in _PHASES[key]
             require(stated, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
         alone = self.replicas == 1 or (self.pools is None and self.parallel.ranks == "one")
-        require(
-            alone, "a replica is one rank that meets no other", "pools or ranks: all", "replicas", do="remove replicas"
-        )
+        must = "a replica is one rank that meets no other"
+        require(alone, must, "pools or ranks: all", "replicas", do="remove replicas")
         found = f"{self.chunk} of {self.sequence} tokens"
         require((self.chunk or 0) <= self.sequence, "a chunk is a part of the prompt", found, "chunk", do="lower it")
         if self.model is not None:

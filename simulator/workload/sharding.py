@@ -224,10 +224,8 @@ class Parallel(Part):
         named = sorted(self.axis_names) == sorted(needed)
         require(named, f"each axis is named once ({', '.join(needed)})", ", ".join(self.axis_names), "axis_names")
         ranks = self.data * self.tensor * self.pipeline
-        few = self.ranks == "one" or ranks <= MOST_RANKS
-        require(
-            few, f"there are at most {MOST_RANKS:,} ranks", f"{ranks:,}", "data", do="lower data, tensor or pipeline"
-        )
+        must, do = f"there are at most {MOST_RANKS:,} ranks", "lower data, tensor or pipeline"
+        require(self.ranks == "one" or ranks <= MOST_RANKS, must, f"{ranks:,}", "data", do=do)
         alone: dict[str, object] = {"tensor": 1, "pipeline": 1, "expert": 1, "sequence": False}
         alone |= {"zero_stage": min(self.zero_stage, 1), "layouts": {}, "axis_names": AXES}
         for key, value in alone.items():

@@ -285,7 +285,7 @@ def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch)
     path = filed("arrival,prompt,output\n" + "".join(lines))
     done = hosim("serve", path)
     assert (done.code, done.out) == (1, "")
-    assert "some.csv:5: a run serves at most 3 requests, found a file with more; say in the workload how many" in done.err
+    assert "some.csv:5: a run serves at most 3 requests, found a file with more; say in the workload how" in done.err
     workload = path.parent / "toy.yaml"
     workload.write_text(workload.read_text().replace("  file:", "  count: 2\n  file:"))
     assert list(hosim_api.serve(path).requests["arrival_ns"]) == [0, 10**9] * 2
