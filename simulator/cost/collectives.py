@@ -55,11 +55,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from simulator.cost.phases import Phase, total_ns
-from simulator.cost.service import ceil_div
+from simulator.cost.service import Phase, ceil_div, total_ns
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Group
 from simulator.hardware import Hardware
+from simulator.units import counted
 
 AUTO, HIERARCHICAL = "auto", "hierarchical"
 
@@ -89,28 +89,14 @@ _FORMS: dict[CollectiveKind, dict[str, _Form]] = {
 }
 
 _IN, _ACROSS = True, False
+_ALL_GATHER, _REDUCE_SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+_ALL_REDUCE, _ALL_TO_ALL, _BROADCAST = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL, CollectiveKind.BROADCAST
 _LEVELS: dict[CollectiveKind, tuple[tuple[bool, CollectiveKind, bool], ...]] = {
-    CollectiveKind.ALL_REDUCE: (
-        (_IN, CollectiveKind.REDUCE_SCATTER, False),
-        (_ACROSS, CollectiveKind.ALL_REDUCE, True),
-        (_IN, CollectiveKind.ALL_GATHER, False),
-    ),
-    CollectiveKind.ALL_GATHER: (
-        (_ACROSS, CollectiveKind.ALL_GATHER, True),
-        (_IN, CollectiveKind.ALL_GATHER, False),
-    ),
-    CollectiveKind.REDUCE_SCATTER: (
-        (_IN, CollectiveKind.REDUCE_SCATTER, False),
-        (_ACROSS, CollectiveKind.REDUCE_SCATTER, True),
-    ),
-    CollectiveKind.ALL_TO_ALL: (
-        (_IN, CollectiveKind.ALL_TO_ALL, False),
-        (_ACROSS, CollectiveKind.ALL_TO_ALL, False),
-    ),
-    CollectiveKind.BROADCAST: (
-        (_ACROSS, CollectiveKind.BROADCAST, False),
-        (_IN, CollectiveKind.BROADCAST, False),
-    ),
+    _ALL_REDUCE: ((_IN, _REDUCE_SCATTER, False), (_ACROSS, _ALL_REDUCE, True), (_IN, _ALL_GATHER, False)),
+    _ALL_GATHER: ((_ACROSS, _ALL_GATHER, True), (_IN, _ALL_GATHER, False)),
+    _REDUCE_SCATTER: ((_IN, _REDUCE_SCATTER, False), (_ACROSS, _REDUCE_SCATTER, True)),
+    _ALL_TO_ALL: ((_IN, _ALL_TO_ALL, False), (_ACROSS, _ALL_TO_ALL, False)),
+    _BROADCAST: ((_ACROSS, _BROADCAST, False), (_IN, _BROADCAST, False)),
 }
 """The parts of a hierarchical collective: in the node or across nodes, what, and whether only of S / k."""
 
@@ -130,6 +116,9 @@ class _Spread:
     members: int
     nodes: int
     per_node: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.members, 'rank')} on {counted(self.nodes, 'node')}"
 
 
 def algorithms(kind: CollectiveKind, members: Sequence[int], hardware: Hardware) -> tuple[str, ...]:
@@ -217,75 +206,41 @@ def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
 def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
     devices, on_node = hardware.topology.devices, hardware.topology.devices_per_node
     if max(members) >= devices:
-        raise ConfigError(
-            f"hardware {hardware.name!r}, topology",
-            "each rank has a device of its own",
-            f"rank {max(members)} and {devices} device{'s' * (devices != 1)}",
-            "raise topology.nodes or topology.devices_per_node, or run fewer ranks",
-        )
+        must, found = "each rank has a device of its own", f"rank {max(members)} and {counted(devices, 'device')}"
+        do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
+        raise ConfigError(f"hardware {hardware.name!r}, topology", must, found, do)
     counts = Counter(rank // on_node for rank in members).values()
     return _Spread(len(members), len(counts), max(counts) if len(set(counts)) == 1 else 0)
 
 
 def _joining(spread: _Spread, hardware: Hardware) -> str:
     """Name of the fabric that joins so many ranks: the narrowest, and of several the first of the profile."""
-    node, supernode = (
-        [name for name, fabric in hardware.fabrics.items() if fabric.scope == scope] for scope in ("node", "supernode")
-    )
-    found = node + supernode if spread.nodes == 1 else supernode
-    if found:
-        return found[0]
-    whom = f"{spread.members} ranks on {spread.nodes} node{'s' * (spread.nodes != 1)}"
-    raise ConfigError(
-        f"hardware {hardware.name!r}, fabrics",
-        f"a fabric joins ranks that meet (here {whom})",
-        ", ".join(f"{name} (scope {fabric.scope})" for name, fabric in hardware.fabrics.items()) or "none",
-        f"add a fabric of scope {'node or supernode' if spread.nodes == 1 else 'supernode'}",
-    )
+    scopes = ("node", "supernode") if spread.nodes == 1 else ("supernode",)
+    joining = [name for scope in scopes for name, fabric in hardware.fabrics.items() if fabric.scope == scope]
+    if not joining:
+        found = ", ".join(f"{name} (scope {fabric.scope})" for name, fabric in hardware.fabrics.items()) or "none"
+        must, do = f"a fabric joins ranks that meet (here {spread})", f"add a fabric of scope {' or '.join(scopes)}"
+        raise ConfigError(f"hardware {hardware.name!r}, fabrics", must, found, do)
+    return joining[0]
 
 
 def _applicable(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:
-    two_levels = (
-        kind in _LEVELS
-        and spread.nodes > 1
-        and spread.per_node > 1
-        and any(fabric.scope == "node" for fabric in hardware.fabrics.values())
-    )
-    return (*_FORMS[kind], *([HIERARCHICAL] if two_levels else []))
+    has_levels = kind in _LEVELS and any(fabric.scope == "node" for fabric in hardware.fabrics.values())
+    return (*_FORMS[kind], *([HIERARCHICAL] if has_levels and spread.nodes > 1 and spread.per_node > 1 else []))
 
 
 def _phases(collective: Collective, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
     if spread.members == 1:
         return ()
     kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
-    _joining(spread, hardware)
-    known = _applicable(kind, spread, hardware)
-    if algorithm == AUTO:
-        return _fastest(kind, size, spread, hardware)
-    if algorithm not in known:
-        raise ConfigError(
-            f"group {collective.group!r}",
-            f"the algorithm of a collective applies to its kind and members ({kind} of {_said(spread)})",
-            repr(algorithm),
-            f"choose one of {', '.join(known)} or {AUTO}",
-        )
-    return _form(kind, size, algorithm, spread, hardware)
-
-
-def _said(spread: _Spread) -> str:
-    if spread.nodes == 1:
-        return f"{spread.members} ranks on one node"
-    each = f"{spread.per_node} on each" if spread.per_node else "unevenly spread"
-    return f"{spread.members} ranks on {spread.nodes} nodes, {each}"
-
-
-def _fastest(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
-    """The fastest of what the library has, two levels included where they apply."""
-    names = _library(kind, spread, hardware)
-    if HIERARCHICAL in _applicable(kind, spread, hardware):
-        names = (*names, HIERARCHICAL)
-    found = (_form(kind, size, algorithm, spread, hardware) for algorithm in names)
-    return min(found, key=lambda parts: total_ns(parts, hardware))
+    known, library = _applicable(kind, spread, hardware), _library(kind, spread, hardware)
+    names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
+    if algorithm not in (AUTO, *known):
+        must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
+        do = f"choose one of {', '.join(known)} or {AUTO}"
+        raise ConfigError(f"group {collective.group!r}", must, repr(algorithm), do)
+    forms = (_form(kind, size, name, spread, hardware) for name in names)
+    return min(forms, key=lambda parts: total_ns(parts, hardware))
 
 
 def _library(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:
@@ -301,38 +256,27 @@ def _form(kind: CollectiveKind, size: int, algorithm: str, spread: _Spread, hard
     return (Phase(_joining(spread, hardware), hops, ceil_div(size * share, of)),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """One part of a collective of two levels: what it does among whom, and which share of the size it is of."""
-
-    kind: CollectiveKind
-    spread: _Spread
-    parts: int
-
-    def form(self, algorithm: str, size: int, hardware: Hardware) -> Phase:
-        """Its phase, if the whole collective is of this size."""
-        (phase,) = _form(self.kind, ceil_div(size, self.parts), algorithm, self.spread, hardware)
-        return phase
-
-
 def _two_levels(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
     """The fastest choice of an algorithm for each level."""
     inside, across = _Spread(spread.per_node, 1, spread.per_node), _Spread(spread.nodes, spread.nodes, 1)
     levels = [
-        _Level(of, inside if in_node else across, spread.per_node if only_part else 1)
-        for in_node, of, only_part in _LEVELS[kind]
+        (of, inside if in_node else across, spread.per_node if part else 1) for in_node, of, part in _LEVELS[kind]
     ]
     chunk = hardware.fabrics[_joining(across, hardware)].chunk_bytes
     first = size if chunk is None else min(size, chunk)
-    choices = product(*(_library(level.kind, level.spread, hardware) for level in levels))
-    found = (_pipeline(list(zip(levels, names, strict=True)), size, first, hardware) for names in choices)
+
+    def form(size: int, names: Sequence[str]) -> list[Phase]:
+        """The phase of each level, if the whole collective is of this size."""
+        every = zip(levels, names, strict=True)
+        return [_form(of, ceil_div(size, parts), name, whom, hardware)[0] for (of, whom, parts), name in every]
+
+    choices = product(*(_library(of, whom, hardware) for of, whom, _ in levels))
+    found = (_pipeline(form(first, names), form(size, names)) for names in choices)
     return min(found, key=lambda parts: total_ns(parts, hardware))
 
 
-def _pipeline(levels: Sequence[tuple[_Level, str]], size: int, first: int, hardware: Hardware) -> tuple[Phase, ...]:
-    """The first chunk level after level, and then what is left over all fabrics side by side."""
-    begin = [level.form(name, first, hardware) for level, name in levels]
-    whole = [level.form(name, size, hardware) for level, name in levels]
+def _pipeline(begin: Sequence[Phase], whole: Sequence[Phase]) -> tuple[Phase, ...]:
+    """The first chunk level after level, and then what is left of the whole over all fabrics side by side."""
     left: Counter[str] = Counter()
     for one, all_ in zip(begin, whole, strict=True):
         left[one.fabric] += all_.port_bytes - one.port_bytes

@@ -33,33 +33,21 @@ def arithmetic_ns(op: Op, hardware: Hardware) -> int:
     if not op.flops:
         return 0
     compute = hardware.compute
-    peak = compute.peak_flops.get(op.dtype)
+    peak, fractions = compute.peak_flops.get(op.dtype), compute.achieved_fraction
     if peak is None:
-        known = ", ".join(compute.peak_flops)
-        raise ConfigError(
-            f"hardware {hardware.name!r}, compute.peak",
-            f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})",
-            known,
-            f"add compute.peak.{op.dtype}, or change the workload's data type",
-        )
+        must = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
+        do = f"add compute.peak.{op.dtype}, or change the workload's data type"
+        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", must, ", ".join(compute.peak_flops), do)
     if peak == math.inf:
         return 0
-    achieved = _achieved(op, hardware)
-    rate = Fraction(int(peak)) * Fraction(str(achieved))
-    return math.ceil(Fraction(op.flops * NS_PER_S) / rate)
-
-
-def _achieved(op: Op, hardware: Hardware) -> float:
-    fractions = hardware.compute.achieved_fraction
-    known = {*OP_CLASSES, *fractions}
+    known = sorted({*OP_CLASSES, *fractions})
     if op.op_class not in known:
-        raise ConfigError(
-            f"hardware {hardware.name!r}, compute.achieved_fraction",
-            "the class of every op is one of hosim's or has a fraction of its own",
-            f"op {op.name!r} of class {op.op_class!r}",
-            f"{nearest(op.op_class, tuple(sorted(known)))}; or add compute.achieved_fraction.{op.op_class}",
-        )
-    return fractions.get(op.op_class, fractions.get("default", 1.0))
+        must = "the class of every op is one of hosim's or has a fraction of its own"
+        do = f"{nearest(op.op_class, tuple(known))}; or add compute.achieved_fraction.{op.op_class}"
+        found = f"op {op.name!r} of class {op.op_class!r}"
+        raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", must, found, do)
+    achieved = fractions.get(op.op_class, fractions.get("default", 1.0))
+    return math.ceil(Fraction(op.flops * NS_PER_S) / (Fraction(int(peak)) * Fraction(str(achieved))))
 
 
 def memory_work(op: Op, hardware: Hardware) -> int:

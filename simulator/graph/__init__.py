@@ -4,44 +4,24 @@ A *job* is what all ranks run together: one graph for all of them, or several. R
 named group.
 """
 
-from simulator.graph.collective import ALGORITHMS, PAIRED, Collective, CollectiveKind, Group
-from simulator.graph.job import Job
-from simulator.graph.ops import (
-    LARGEST,
-    LARGEST_RUN,
-    OP_CLASSES,
-    PHASES,
-    Graph,
-    Late,
-    Op,
-    OpKind,
-    Tensor,
-    TensorKind,
-    check_run,
-    chosen_number,
-)
-from simulator.graph.roles import Call, Members, Roles
-
-__all__ = [
-    "ALGORITHMS",
-    "LARGEST",
-    "LARGEST_RUN",
-    "OP_CLASSES",
-    "PAIRED",
-    "PHASES",
-    "Call",
-    "Collective",
-    "CollectiveKind",
-    "Graph",
-    "Group",
-    "Job",
-    "Late",
-    "Members",
-    "Op",
-    "OpKind",
-    "Roles",
-    "Tensor",
-    "TensorKind",
-    "check_run",
-    "chosen_number",
-]
+from simulator.graph.collective import ALGORITHMS as ALGORITHMS
+from simulator.graph.collective import PAIRED as PAIRED
+from simulator.graph.collective import Collective as Collective
+from simulator.graph.collective import CollectiveKind as CollectiveKind
+from simulator.graph.collective import Group as Group
+from simulator.graph.job import Call as Call
+from simulator.graph.job import Job as Job
+from simulator.graph.job import Members as Members
+from simulator.graph.job import Roles as Roles
+from simulator.graph.ops import LARGEST as LARGEST
+from simulator.graph.ops import LARGEST_RUN as LARGEST_RUN
+from simulator.graph.ops import OP_CLASSES as OP_CLASSES
+from simulator.graph.ops import PHASES as PHASES
+from simulator.graph.ops import Graph as Graph
+from simulator.graph.ops import Late as Late
+from simulator.graph.ops import Op as Op
+from simulator.graph.ops import OpKind as OpKind
+from simulator.graph.ops import Tensor as Tensor
+from simulator.graph.ops import TensorKind as TensorKind
+from simulator.graph.ops import check_run as check_run
+from simulator.graph.ops import chosen_number as chosen_number

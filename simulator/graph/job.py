@@ -1,11 +1,13 @@
-"""What all ranks run together: one graph for all of them, or several."""
+"""What all ranks run together: one graph for all of them, or several; and who meets whom in the calls of a graph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 from simulator.errors import ConfigError
+from simulator.graph.collective import PAIRED
 from simulator.graph.ops import Graph
 from simulator.units import counted
 
@@ -38,24 +40,20 @@ class Job:
     labels: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_list(self, "graphs", Graph, "a graph")
-        _check_list(self, "graph_of", int, "a whole number")
-        _check_list(self, "labels", str, "a text")
-        where, graphs = f"job {self.name!r}, graph_of", len(self.graphs)
-        if not self.graph_of:
-            raise ConfigError(where, "a job has at least one rank", "none", "say for each rank which graph it runs")
-        for rank, number in enumerate(self.graph_of):
-            if not 0 <= number < graphs:
-                must = f"each rank runs one of the graphs (0 to {graphs - 1:,})" if graphs else "a job has graphs"
-                raise ConfigError(where, must, f"{number:,} for rank {rank:,}", "correct the number, or add the graph")
-        unused = set(range(graphs)).difference(self.graph_of)
-        if unused:
-            found = f"none for graph {min(unused):,}"
-            raise ConfigError(where, "each graph is run by some rank", found, "name it for a rank, or leave it out")
+        where, graphs = f"job {self.name!r}", len(self.graphs) if isinstance(self.graphs, (tuple, list)) else 0
+        for field, kind in (("graphs", Graph), ("graph_of", int), ("labels", str)):
+            values = getattr(self, field)
+            odd = [one for one in values if type(one) is not kind] if isinstance(values, (tuple, list)) else [values]
+            if odd:
+                must, found = f"a list of entries of type {kind.__name__} is needed", f"one {type(odd[0]).__name__}"
+                raise ConfigError(f"{where}, {field}", must, found, "correct it")
+        if not graphs or set(self.graph_of) != set(range(graphs)):
+            must = f"ranks run the {counted(graphs, 'graph')} of a job, numbered from 0, and each is run by some"
+            found = ", ".join(map(str, sorted(set(self.graph_of)))) or "no rank"
+            raise ConfigError(f"{where}, graph_of", must, found, "say for each rank which graph it runs")
         if len(self.labels) != graphs:
             found = f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
-            do = "say what the ranks of each graph are called"
-            raise ConfigError(f"job {self.name!r}, labels", "each graph has a label", found, do)
+            raise ConfigError(f"{where}, labels", "each graph has a label", found, "say what its ranks are called")
 
     @classmethod
     def of(cls, graph: Graph, ranks: int = 1) -> Self:
@@ -76,12 +74,65 @@ class Job:
         return tuple(rank for rank, found in enumerate(self.graph_of) if found == graph)
 
 
-def _check_list(job: Job, field: str, kind: type, said: str) -> None:
-    """Refuse a field of a job that is no list, or has an entry of another kind."""
-    values = getattr(job, field)
-    where, do = f"job {job.name!r}, {field}", "correct it"
-    if not isinstance(values, (tuple, list)):
-        raise ConfigError(where, "a list is needed", f"one {type(values).__name__}", do)
-    for number, value in enumerate(values):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(where, f"each entry is {said}", f"one {type(value).__name__} at {number:,}", do)
+Members = tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """A rank's part in the collectives of a group.
+
+    Attributes
+    ----------
+    group
+        Its name.
+    role
+        ``send`` or ``recv``, or empty where all members do the same.
+    """
+
+    group: str
+    role: str
+
+    @property
+    def answer(self) -> Call:
+        """The call by which the other members come there."""
+        return Call(self.group, {"send": "recv", "recv": "send", "": ""}[self.role])
+
+
+class Roles:
+    """The collectives of a graph by call, and with whom each rank meets there.
+
+    Parameters
+    ----------
+    graph
+        What ranks run.
+
+    Attributes
+    ----------
+    ops
+        Call -> op ids, in program order.
+    calls
+        Op id of a collective -> its call.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ops: dict[Call, list[int]] = {}
+        self.calls: dict[int, Call] = {}
+        for op, what in enumerate(graph.ops):
+            if what.collective is not None:
+                kind = what.collective.kind
+                call = self.calls[op] = Call(what.collective.group, str(kind) if kind in PAIRED else "")
+                self.ops.setdefault(call, []).append(op)
+
+    @cached_property
+    def members(self) -> dict[Call, dict[int, Members]]:
+        """Call -> rank -> who meets there, in order."""
+        groups = {group.name: group for group in self.graph.groups}
+        return {call: groups[call.group].by_rank(call.role) if call.group in groups else {} for call in self.ops}
+
+    def others(self, call: Call, rank: int) -> list[int]:
+        """Whom to compare a rank with at a call of its own: they answer it.
+
+        The first member is compared with all others, each of these with the first, so that the work is linear.
+        """
+        members = self.members[call][rank]
+        return [*(members[1:] if rank == members[0] else members[:1])]

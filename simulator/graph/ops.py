@@ -275,23 +275,14 @@ class Graph:
             If `steps` is below 1; or so many that there were more than `LARGEST_RUN` ops to compute; or above 1 while a
             tensor that is not persistent is read before it is written: the second step would not find it.
         """
+        where = where or self.name
         if type(steps) is not int or steps < 1:
-            raise ConfigError(
-                where or self.name,
-                "a graph runs a whole number of steps, at least 1",
-                repr(steps),
-                "correct steps",
-            )
-        check_run(len(self.ops), steps, where or self.name)
-        if steps > 1:
-            for t in self.inputs:
-                if not self.tensors[t].persistent:
-                    raise ConfigError(
-                        where or self.name,
-                        "what exists before the first op of a graph of several steps is persistent",
-                        repr(self.tensors[t].name),
-                        "mark it persistent, or set steps to 1",
-                    )
+            raise ConfigError(where, "a graph runs a whole number of steps, at least 1", repr(steps), "correct steps")
+        check_run(len(self.ops), steps, where)
+        new = [self.tensors[t].name for t in self.inputs if not self.tensors[t].persistent]
+        if steps > 1 and new:
+            must = "what exists before the first op of a graph of several steps is persistent"
+            raise ConfigError(where, must, repr(new[0]), "mark it persistent, or set steps to 1")
         return replace(self, steps=steps)
 
 

@@ -255,7 +255,7 @@ def test_members_that_no_fabric_joins_are_refused():
 def test_an_algorithm_that_does_not_apply_is_refused_with_those_that_do(kind, algorithm, choice):
     said = refusal(phases, asked(kind, algorithm=algorithm), (0, 1), machine(wire=NODE))
     assert said == (
-        f"group 'g': the algorithm of a collective applies to its kind and members ({kind} of 2 ranks on one node), "
+        f"group 'g': the algorithm of a collective applies to its kind and members ({kind} of 2 ranks on 1 node), "
         f"found {algorithm!r}; choose one of {choice}"
     )
 
