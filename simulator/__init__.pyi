@@ -58,11 +58,11 @@ from simulator.policies.problem import Replay as Replay
 from simulator.run import Result as Result
 from simulator.run import Results as Results
 from simulator.run import run as run
-from simulator.run.diff import Diff as Diff
-from simulator.run.diff import diff as diff
-from simulator.run.largest import largest as largest
 from simulator.run.robustness import robustness as robustness
-from simulator.run.scaling import scaling as scaling
+from simulator.run.stories import Diff as Diff
+from simulator.run.stories import diff as diff
+from simulator.run.studies import largest as largest
+from simulator.run.studies import scaling as scaling
 from simulator.run.sweep import Sweep as Sweep
 from simulator.scenario import Scenario as Scenario
 from simulator.serving import Serving as Serving

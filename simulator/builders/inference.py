@@ -31,7 +31,6 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -185,8 +184,6 @@ class Iteration(NamedTuple):
         Tier -> tokens that are copied in from there.
     stores
         (source, target) -> tokens that are copied from one tier to another.
-    left
-        (source, target) -> tokens of a layer, all layers together, whose copies earlier iterations have not begun.
     """
 
     decoding: int = 0
@@ -197,19 +194,6 @@ class Iteration(NamedTuple):
     answers: int = 0
     loads: tuple[tuple[str, int], ...] = ()
     stores: tuple[tuple[tuple[str, str], int], ...] = ()
-    left: tuple[tuple[tuple[str, str], int], ...] = ()
-
-    @property
-    def ways(self) -> list[tuple[str, str]]:
-        """From where to where something is stored."""
-        return sorted({*dict(self.stores), *dict(self.left)})
-
-    def stored(self, layers: int, layer: int) -> dict[tuple[str, str], int]:
-        """Of one layer of so many, how many tokens are copied each way; what was left is spread over layers."""
-        found = Counter(dict(self.stores))
-        for way, tokens in self.left:
-            found[way] += tokens // layers + (layer < tokens % layers)
-        return {way: tokens for way, tokens in found.items() if tokens}
 
 
 def loaded(tier: str) -> str:
@@ -244,8 +228,8 @@ def build_iteration(workload: Workload, weights: dict[str, Weight], mesh: Mesh, 
     token_bytes = model.attention.kv_elements * workload.dtypes.kv_bytes
     coming = {loaded(tier): tokens for tier, tokens in work.loads}
     here = {"kv": max(0, room - sum(coming.values()))}
-    for number, layer in enumerate(blocks(model.layers)):
-        leaving = {stored(*way): tokens for way, tokens in work.stored(model.layers, number).items()}
+    leaving = {stored(*way): tokens for way, tokens in work.stores}
+    for layer in blocks(model.layers):
         for name, tokens in (here | coming | leaving).items():
             t.graph.tensor(f"{layer}/{name}", tokens * token_bytes, "kv_cache", persistent=True)
     if not rows:

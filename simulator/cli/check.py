@@ -11,7 +11,7 @@ from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
-from simulator.run.scaling import points_of
+from simulator.run.studies import points_of
 from simulator.run.task import Task
 from simulator.scenario import Scenario
 from simulator.serving import read_served

@@ -112,7 +112,7 @@ def graph(workload: str, out: Path) -> None:
     WORKLOAD is a name in the catalogue or a .yaml file. Change the file as you like; a scenario runs it with
     workload: graphs/llama3_8b/workload.yaml. Of several ranks that run different graphs each is a file.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.jobs import write_graphs
+    from simulator.run.stories import write_graphs
 
     click.echo("\n".join(write_graphs(workload, out)))
 
@@ -131,7 +131,7 @@ def layout(workload: str, as_json: bool) -> None:
     (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
     A size is that of the tensor which ranks reduce, gather or send; what it takes is the machine's business.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.jobs import layout as spread
+    from simulator.run.stories import layout as spread
 
     click.echo(spread(workload, as_json=as_json))
 
@@ -164,7 +164,7 @@ def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bo
     cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.errors import HosimError
-    from simulator.run.diff import diff as compare
+    from simulator.run.stories import diff as compare
 
     try:
         found = compare(old, new, tolerance=max(tolerance, default=0.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +37,13 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.tables import Shown
     from simulator.run import read, run_case
-    from simulator.run.results import writing
 
     common.check(out, junit)
     case = read(scenario, set=common.settings(more["changes"]), trace="none" if more["no_trace"] else None)
-    with nullcontext() if out is None else writing(out) as output:  # each row is written while the next ones run
-        with Shown() as progress:
-            results = run_case(case, more["policies"] or None, progress, output.pages.add if output else None)
-        if output:
-            output.finish(results)
+    with Shown() as progress:
+        results = run_case(case, more["policies"] or None, progress)
+    if out is not None:
+        results.write(out)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
     if as_json:
         click.echo(results.json(), nl=False)
@@ -116,7 +113,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
       hosim plan llama3_8b_train_910c --tensor L00/ffn.gate.out
       hosim plan mine.yaml --out results/plan
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.plan import plan as plan_scenario
+    from simulator.run.stories import plan as plan_scenario
 
     found = common.ran(plan_scenario, scenario, policy, out=out, **more)
     click.echo(found.text(tensor))
@@ -141,7 +138,7 @@ def scaling(scenario: str, **more: Any) -> int:
 
     The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.scaling import scaling as sweep
+    from simulator.run.studies import scaling as sweep
 
     return common.judged(common.told(sweep, scenario, **more).rows)
 
@@ -165,7 +162,7 @@ def largest(scenario: str, **more: Any) -> int:
 
     The exit code is 1 if no row fits with any value.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.largest import largest as sweep
+    from simulator.run.studies import largest as sweep
 
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 

@@ -153,7 +153,7 @@ def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:
     Parameters
     ----------
     rows
-        See `simulator.run.largest`.
+        See `simulator.run.studies`.
     question
         What was searched.
     tier
@@ -302,7 +302,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     Parameters
     ----------
     rows
-        See `simulator.run.scaling`.
+        See `simulator.run.studies`.
     fields
         The columns of the fields that points set.
     hardware, budget_bytes

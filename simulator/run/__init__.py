@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,10 @@ from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.policies.decide import Policy
-from simulator.report.rows import by_step, is_ok
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.largest import searched
 from simulator.run.results import Result, Results
-from simulator.run.row import Progress, row_of, silent
-from simulator.run.sweep import Sweep
+from simulator.run.row import Progress, rows_of, silent
+from simulator.run.studies import searched
 from simulator.scenario import Keep, Scenario
 
 __all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
@@ -91,7 +89,6 @@ def run_case(
     case: Case,
     policies: Policies | None = None,
     progress: Progress | None = None,
-    each: Callable[[Result], None] | None = None,
 ) -> Results:
     """Replay a case under some policies.
 
@@ -101,35 +98,13 @@ def run_case(
         What runs, and where.
     policies, progress
         As for `run`.
-    each
-        Called with each row when it is there; only how it compares with others is added to it later.
     """
-    results = []
-    for label, decide in case.rows(policies).items():
-        results.append(row_of(case, label, decide, progress or silent))
-        if each is not None:
-            each(results[-1])
-    _compared(results)
-    return Results(case, results, _with_largest(case, results, policies, progress or silent))
-
-
-def _with_largest(case: Case, results: list[Result], policies: Policies | None, progress: Progress) -> Sweep | None:
-    """Search what the scenario asks under ``largest``, and add to each row what was found."""
-    question = case.loaded.scenario.largest
+    progress = progress or silent
+    results, question = rows_of(case, policies, progress), case.loaded.scenario.largest
     if question is None:
-        return None
+        return Results(case, results)
     found = searched(case.loaded, question, policies, progress)
     values = {row["policy"]: row[question.column] for row in found.rows}
     for row in results:
         row.summary[question.column] = values.get(row.label)
-    return found
-
-
-def _compared(results: list[Result]) -> None:
-    """Add how much slower each row is than the fastest one, and than compute alone."""
-    best = next((row.summary["step_ns"] for row in by_step(results)), 0)
-    for row in results:
-        if is_ok(row) and best:
-            row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
-            compute_ns = row.case.compute_ns
-            row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
+    return Results(case, results, found)

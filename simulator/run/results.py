@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
-    from simulator.report.html import Pages
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
@@ -281,64 +279,26 @@ class Results(dict[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        with writing(Path(out)) as output:
-            for row in self.values():
-                output.pages.add(row)
-            output.finish(self)
+        from simulator.report.html import Pages, Story  # noqa: PLC0415 - draws pictures, which takes time to import
 
-
-_FORGOTTEN = "No trace was kept (trace: none), so that there are no pictures, tables, plans and traces of the rows."
-"""What the report then says."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """The folder of a run that is being filled: each row when it is there, and at the end what is about all.
-
-    Attributes
-    ----------
-    folder, pages
-        An existing folder, and the pages in it, to which each row is added.
-    """
-
-    folder: Path
-    pages: Pages
-
-    def finish(self, results: Results) -> None:
-        """Write what is about all rows, which were added before.
-
-        Parameters
-        ----------
-        results
-            All of them, in the same order.
-        """
-        from simulator.report.html import Story  # noqa: PLC0415 - as in `writing`
-
-        case, folder = results.case, self.folder
-        files.write_texts(folder, as_run(case.loaded, results, is_changed=case.is_changed))
-        for name, path in files_named(case.loaded).items():
-            (folder / name).write_bytes(path.read_bytes())
-        scenario, verdicts = case.loaded.scenario, [asdict(v) for v in results.expectations]
-        claim = scenario.claim.model_dump() if scenario.claim else None
-        forgotten = (_FORGOTTEN,) if scenario.trace == "none" else ()
-        told = ((*results.sentences, *forgotten), results.provenance, tuple(verdicts), claim)
-        self.pages.report(Story(scenario.name, scenario.title, *told), list(results.values()))
-        files.write_summary(folder, [row.summary for row in results.values()], results.more)
-
-
-@contextmanager
-def writing(out: Path) -> Iterator[Output]:
-    """Give the output folder of a run, which is complete when the block ends, and absent if it fails.
-
-    Parameters
-    ----------
-    out
-        The folder, which is replaced as a whole.
-    """
-    from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
-
-    with files.replaced(out) as folder, aside() as calls:
-        yield Output(folder, Pages(folder, calls, _write_tables))
+        case, rows, sentences = self.case, list(self.values()), list(self.sentences)
+        scenario = case.loaded.scenario
+        if scenario.trace == "none":
+            sentences.append(
+                "No trace was kept (trace: none), so that rows have no pictures, tables, plans and traces."
+            )
+        with files.replaced(Path(out)) as folder, aside() as calls:
+            pages = Pages(folder, calls, _write_tables)
+            for row in rows:
+                pages.add(row)
+            files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
+            for name, path in files_named(case.loaded).items():
+                (folder / name).write_bytes(path.read_bytes())
+            verdicts = tuple(asdict(verdict) for verdict in self.expectations)
+            claim = scenario.claim.model_dump() if scenario.claim else None
+            story = Story(scenario.name, scenario.title, tuple(sentences), self.provenance, verdicts, claim)
+            pages.report(story, rows)
+            files.write_summary(folder, [row.summary for row in rows], self.more)
 
 
 def _write_tables(row: Result, folder: Path) -> None:

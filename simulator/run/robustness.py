@@ -11,8 +11,8 @@ What blocks or no longer fits is an outcome, counted as slower than anything tha
 ``inspection``
     What a runtime pays to look at the state before each compute, which is measured nowhere: the level is that time.
 ``longer sequence``
-    The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is carried over by
-    the names of ops and tensors, a runtime decides anew.
+    The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the
+    same ops and tensors, a runtime decides anew.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 
-from simulator import catalog, metrics, referee
+from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError, ConfigError, PlanError
-from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
+from simulator.plan import Plan
 from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
-from simulator.run.case import Case, execute, prepare
-from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
+from simulator.run.case import Case, prepare
+from simulator.run.row import checked
+from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Scenario
 
 
@@ -69,7 +69,7 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
     times = durations_ns(graph, hardware)
     problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
-    return replace(case, tasks=(replace(task, problem=problem),))
+    return replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
@@ -85,64 +85,23 @@ def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
     return hardware.with_links(links)
 
 
-def carried(plan: Plan, graph: Graph, to: Graph) -> Plan:
-    """The decisions of a fixed plan for another graph with the same names.
-
-    Parameters
-    ----------
-    plan
-        A fixed plan.
-    graph, to
-        What it was made for, and what it shall run.
-
-    Raises
-    ------
-    PlanError
-        If an op or a tensor is missing on one side.
-    """
-    ops = _renumbered(plan, "op", [op.name for op in graph.ops], [op.name for op in to.ops])
-    tensors = _renumbered(plan, "tensor", [t.name for t in graph.tensors], [t.name for t in to.tensors])
-    steps = plan.fixed
-    if steps is None or (ops == list(range(len(ops))) and tensors == list(range(len(tensors)))):
-        return plan
-    home = [NOWHERE] * len(tensors)
-    for tensor, tier in enumerate(plan.home):
-        home[tensors[tensor]] = tier
-    a = [ops[a] if kind == COMPUTE else tensors[a] for kind, a in zip(steps.kind, steps.a, strict=True)]
-    return replace(plan, home=tuple(home), steps=Steps.from_columns(steps.kind, a, steps.b, steps.c))
-
-
-def _renumbered(plan: Plan, what: str, names: Sequence[str], others: Sequence[str]) -> list[int]:
-    """The id in the other graph of each id in the first."""
-    number = {name: i for i, name in enumerate(others)}
-    odd = set(names).symmetric_difference(others)
-    if odd:
-        must = f"a plan is carried over to a graph with the same {what}s"
-        raise PlanError(f"plan {plan.name!r}", must, f"{min(odd)!r} on one side only", "make a plan for that graph")
-    return [number[name] for name in names]
-
-
 JITTER, LINKS = "jitter", "slower links"
 
 
 class Kind(NamedTuple):
-    """A kind of perturbation: its key in `Conditions`, levels where none are given, and which there may be."""
+    """A kind of perturbation: its key in `Conditions`, levels where none are given, and what a level is below."""
 
     key: str
     levels: tuple[float, ...]
-    least: float
-    most: float
-    range: str
+    below: float = math.inf
 
 
 KINDS = {
-    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1e-9, 1.0, "above 0 % and at most 100 %"),
-    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 1e-9, 0.99, "above 0 % and at most 99 %"),
-    INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1, 1e9, "from 1 ns to 1 s, such as 100ns,5us"),
-    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 1e-9, 99.0, "above 0 % and at most 9,900 %"),
+    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2)),
+    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 1),
+    INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
+    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 100),
 }
-MOST_DRAWS = 10_000
-"""Draws at a level."""
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""
 
@@ -202,7 +161,7 @@ def robustness(
     Returns
     -------
     Sweep
-        Its outcomes: per policy, condition and draw ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
+        Its points: per policy, condition and draw ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
         ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Its
         rows: their quantiles.
 
@@ -213,37 +172,34 @@ def robustness(
     CapacityError
         If the tested policy has no plan under nominal conditions.
     """
-    loaded = catalog.resolve(scenario, conditions.get("set"))
+    loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
     case = prepare(loaded)
     if case.job.ranks > 1:
-        do = "run one rank's slice of the workload"
-        raise ConfigError(case.job.name, "what is tested under other conditions is one rank", f"{case.job.ranks}", do)
-    seed = conditions.get("seed", 0)
-    nominal = _Nominal(loaded, _labels(case, (policy, against)), conditions.get("headroom", 0.0))
+        must, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
+        raise ConfigError(case.job.name, must, f"{case.job.ranks}", do)
+    tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
+    if tested == other or case.choice(tested).set_ != case.choice(other).set_:
+        must, do = "two rows are compared that set the same of the machine", "name two such rows"
+        raise ConfigError("policies", must, f"{tested!r} and {other!r}", do)
+    if not 0 <= headroom < 1:
+        found = f"{100 * headroom:g} %"
+        raise ConfigError("headroom", "it is at least 0 % and below 100 %", found, "correct it")
+    nominal = _Nominal(loaded, (tested, other), headroom)
     studies = list(_studies(nominal, conditions))
-    nominal.check()
-    outcomes = sweep(studies, workers, progress)
-    steps = {row["policy"]: row["step_ns"] for row in outcomes if row["perturbation"] == NOMINAL}
-    for row in outcomes:
+    if isinstance(plan := nominal.plans[tested], CapacityError):
+        raise plan
+    points = sweep(studies, workers, progress)
+    steps = {row["policy"]: row["step_ns"] for row in points if row["perturbation"] == NOMINAL}
+    for row in points:
         own = steps[row["policy"]]
         row["slowdown"] = row["step_ns"] / own if own and row["step_ns"] is not None else None
     columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
-    tidy = [{column: row.get(column) for column in columns} for row in outcomes]
-    rows = quantiles(tidy)
-    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), {"points": tidy}, {"seed": seed})
+    tidy = [{column: row[column] for column in columns} for row in points]
+    rows, more = quantiles(tidy), {"seed": conditions.get("seed", 0)}
+    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), {"points": tidy}, more)
 
 
-def _labels(case: Case, policies: Sequence[str]) -> tuple[str, str]:
-    first, second = (next(iter(case.rows([name]))) for name in policies)
-    if first == second:
-        raise ConfigError("policies", "two different ones are compared", repr(first), "choose another one")
-    if case.choice(first).set_ != case.choice(second).set_:
-        must, do = "rows that are compared set the same of the machine", "name two rows with the same set"
-        raise ConfigError("policies", must, f"{first!r} and {second!r}", do)
-    return first, second
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Nominal:
     """What both policies do under nominal conditions; each process plans for itself, as runtimes cannot be sent.
 
@@ -259,8 +215,8 @@ class _Nominal:
     labels: tuple[str, str]
     headroom: float
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"loaded": self.loaded, "labels": self.labels, "headroom": self.headroom}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Nominal, (self.loaded, self.labels, self.headroom)
 
     @cached_property
     def case(self) -> Case:
@@ -270,82 +226,53 @@ class _Nominal:
     @cached_property
     def plans(self) -> dict[str, Plan | CapacityError]:
         """The plan of each row, or why there is none."""
-        return {label: self._plan(label, self.headroom if label == self.labels[0] else 0) for label in self.labels}
-
-    def _plan(self, label: str, headroom: float) -> Plan | CapacityError:
         case, budget = self.case, self.case.problem.budget_bytes
-        if headroom and budget != math.inf:
+        if self.headroom and budget != math.inf:
             less = Axis("headroom", ("scenario.budget",), "headroom", "B")
-            case = prepare(catalog.at(case.loaded, {less: int(budget * (1 - headroom))}))
-        try:
-            plan = case.rows([label])[label](case.problem)
-            referee.check_plan(self.case.graph, self.case.hardware, plan, self.case.tasks[0].pinned)
-        except CapacityError as error:
-            less_headroom = f"leave less headroom than {100 * headroom:g} %"
-            return CapacityError(replace(error.report, levers=(less_headroom,))) if headroom else error
-        return plan
-
-    def check(self) -> None:
-        """Refuse a headroom that is none, and a tested policy without a plan."""
-        if not 0 <= self.headroom < 1:
-            found = f"{100 * self.headroom:g} %"
-            raise ConfigError("headroom", "it is at least 0 % and below 100 %", found, "correct it")
-        plan = self.plans[self.labels[0]]
-        if isinstance(plan, CapacityError):
-            raise plan
+            case = prepare(catalog.at(case.loaded, {less: int(budget * (1 - self.headroom))}))
+        plans: dict[str, Plan | CapacityError] = {}
+        for label, own in zip(self.labels, (case, self.case), strict=True):
+            try:
+                plans[label] = own.rows([label])[label](own.problem)
+            except CapacityError as error:
+                plans[label] = error
+        return plans
 
 
 def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     """A study for each kind and level, the nominal one first; its points are draws."""
-    draws, seed = conditions.get("draws", DRAWS), conditions.get("seed", 0)
-    for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
-        if type(number) is not int or number < least:
-            raise ConfigError(name, f"{name} is a whole number, at least {least}", repr(number), "correct it")
-    if draws > MOST_DRAWS:
-        raise ConfigError("draws", f"there are at most {MOST_DRAWS:,} draws at a level", f"{draws:,}", "draw fewer")
-    has_model, given = nominal.loaded.workload.model is not None, cast(Mapping[str, Any], conditions)
-    if given.get("longer") and not has_model:
-        must = "only the step of a model can be built for a longer sequence"
-        raise ConfigError("levels of longer sequence", must, "a graph from a file", "leave them out")
+    loaded, draws, seed = nominal.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
+    if draws < 1 or seed < 0:
+        raise ConfigError("draws", "there is a draw at least, and a seed from 0", f"{draws} and {seed}", "correct it")
     levels = [(NOMINAL, 0.0)]
     for name, kind in KINDS.items():
-        asked = given.get(kind.key)
-        asked = (kind.levels if name != SEQUENCE or has_model else ()) if asked is None else asked
-        levels += [(name, level) for level in check_levels(name, asked)]
+        default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
+        given = cast(Mapping[str, Any], conditions).get(kind.key)
+        levels += [(name, level) for level in sorted(set(default if given is None else given))]
     for name, level in levels:
-        varied = _varied(nominal.loaded, name, level)
-        axes = (*varied, Axis("draw", (), f"levels of {name}"))
+        where = f"levels of {name}"
+        if name != NOMINAL and not 0 < level < KINDS[name].below:
+            must = f"a level is above 0 and below {KINDS[name].below:g}, as a share, or as a time in ns"
+            raise ConfigError(where, must, f"{level:g}", "correct it")
+        axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
-        yield Study(nominal.loaded, partial(_replayed, nominal, name, level, seed), axes, points, about=about)
-
-
-def check_levels(name: str, levels: Sequence[float]) -> list[float]:
-    """Return the levels of a kind of perturbation, ascending.
-
-    Raises
-    ------
-    ConfigError
-        If one is out of range.
-    """
-    kind = KINDS[name]
-    for level in levels:
-        if not kind.least <= level <= kind.most:
-            found = f"{level:g} ns" if name == INSPECTION else f"{100 * level:g} %"
-            raise ConfigError(f"levels of {name}", f"a level is {kind.range}", found, "correct it")
-    return sorted(set(levels))
+        yield Study(loaded, partial(_replayed, nominal, name, level, seed), axes, points, about=about, is_strict=True)
 
 
 def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
     """What a perturbation changes in the documents: jitter changes nothing there."""
-    where, sequence = f"levels of {name}", loaded.workload.sequence or 0
+    where = f"levels of {name}"
     if name == LINKS:
         speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))
         return {speed: 1 - level, latency: 1 / (1 - level)}
     if name == INSPECTION:
         return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
     if name == SEQUENCE:
-        return {Axis(name, ("workload.sequence",), where): max(1, round(sequence * (1 + level)))}
+        if loaded.workload.model is None or loaded.workload.sequence is None:
+            must = "only the step of a model can be built for a longer sequence"
+            raise ConfigError(where, must, "a graph from a file", "leave them out")
+        return {Axis(name, ("workload.sequence",), where): max(1, round(loaded.workload.sequence * (1 + level)))}
     return {}
 
 
@@ -355,22 +282,27 @@ def _replayed(nominal: _Nominal, kind: str, level: float, seed: int, loaded: Loa
         case = jittered(nominal.case, level, point[-1], seed)
     else:
         case = nominal.case if kind == NOMINAL else prepare(loaded).of(nominal.labels[0])
-    return [{"policy": label, "step_ns": None, **_outcome(nominal, label, kind, case)} for label in nominal.labels]
+    return [{"policy": label, **_outcome(nominal, label, kind, case)} for label in nominal.labels]
 
 
-def _outcome(nominal: _Nominal, label: str, kind: str, case: Case) -> dict[str, Any]:
-    allocator, plan = case.choice(label).allocator, nominal.plans[label]
+def _outcome(nominal: _Nominal, label: str, kind: str, case: Case) -> Row:
+    """What becomes of a plan; a runtime, or a policy without a plan, decides anew for another graph."""
+    plan = nominal.plans[label]
     try:
         if kind == SEQUENCE and (isinstance(plan, CapacityError) or plan.fixed is None):
             plan = case.rows([label])[label](case.problem)
         if isinstance(plan, CapacityError):
             raise plan
-        plan = carried(plan, nominal.case.graph, case.graph)
-        trace = execute(case, [plan], allocator=allocator)
-    except CapacityError as error:
-        return {"status": "infeasible", "why": str(error)}
-    drawn = [referee.Drawn(plan, case.tasks[0].draws(0), allocator)]
-    budget, switches = case.problem.budget_bytes, case.problem.switches
-    referee.check_trace(case.graph, case.hardware, drawn, trace, budget, switches)
-    step_ns = metrics.summarise(case.graph, case.hardware, trace)["step_ns"]
+        names = [
+            ([op.name for op in graph.ops], [tensor.name for tensor in graph.tensors])
+            for graph in (case.graph, nominal.case.graph)
+        ]
+        if names[0] != names[1]:
+            must, do = "a plan is carried over to a graph with the same ops and tensors", "leave longer sequences out"
+            raise PlanError(f"plan {plan.name!r}", must, "others", do)
+        trace, _, ran = checked(case, label, [plan])
+    except (CapacityError, PlanError) as error:
+        status = "infeasible" if isinstance(error, CapacityError) else "failed"
+        return {"status": status, "step_ns": None, "why": str(error)}
+    step_ns = metrics.summarise(case.job, case.hardware, trace, ran=ran)["step_ns"]
     return {"status": trace.status, "step_ns": step_ns, "why": "; ".join(trace.blocked[:1])}

@@ -14,9 +14,9 @@ from simulator.plan import Plan
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
 from simulator.processes import beside
-from simulator.report.rows import OF_FIXED, UNBOUNDED
+from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step, is_ok
 from simulator.run.advice import advised
-from simulator.run.case import Case, execute
+from simulator.run.case import Case, Policies, execute
 from simulator.run.results import Result
 from simulator.run.task import Task
 from simulator.trace import Happened, Trace
@@ -27,6 +27,24 @@ Progress = Callable[[str, int, int], None]
 
 def silent(label: str, done: int, total: int) -> None:
     """Show no progress."""
+
+
+def rows_of(case: Case, policies: Policies | None = None, progress: Progress = silent) -> list[Result]:
+    """Run rows, and say how much slower each is than the fastest one, and than compute alone.
+
+    Parameters
+    ----------
+    case, policies, progress
+        As for `simulator.run.run_case`.
+    """
+    results = [row_of(case, label, decide, progress) for label, decide in case.rows(policies).items()]
+    best = next((row.summary["step_ns"] for row in by_step(results)), 0)
+    for row in results:
+        if is_ok(row) and best:
+            row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
+            compute_ns = row.case.compute_ns
+            row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
+    return results
 
 
 def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result:

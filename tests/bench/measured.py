@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import simulator as hosim
-from simulator.run.scaling import scaling
+from simulator.run.studies import scaling
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import time
 from simulator import catalog
 from simulator.run import run_case
 from simulator.run.case import prepare
-from simulator.run.scaling import points_of
+from simulator.run.studies import points_of
 
 RANKS = (256, 512, 1024)
 MUST = {"seconds": 60.0}

@@ -27,7 +27,7 @@ def validation(shown):
 
 @pytest.mark.slow
 def test_the_table_is_what_is_printed(shown, validation):
-    assert shown[1] == str(validation).split("\n\n")[0] + "\n"
+    assert shown[1] == str(validation).split("\n\nFitted")[0] + "\n"
 
 
 @pytest.mark.slow

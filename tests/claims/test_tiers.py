@@ -9,7 +9,7 @@ from simulator import catalog
 from simulator.policies import POLICIES
 from simulator.run import run_case
 from simulator.run.case import prepare
-from simulator.run.scaling import points_of
+from simulator.run.studies import points_of
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ import simulator as hosim
 from simulator.catalog import read_workload
 from simulator.cli import main
 from simulator.report import tables
-from simulator.run.jobs import layout
-from simulator.run.plan import plan
-from simulator.run.scaling import scaling
+from simulator.run.stories import layout, plan
+from simulator.run.studies import scaling
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 import simulator as hosim
 from simulator.cli import main
 from simulator.report import tables
-from simulator.run.plan import plan
+from simulator.run.stories import plan
 
 
 class _Text(SingleFileSnapshotExtension):

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from simulator import catalog
-from simulator.errors import ConfigError, PlanError
-from simulator.graph_builder import GraphBuilder
-from simulator.plan import NOWHERE, Plan, Steps
+from simulator.errors import ConfigError
 from simulator.report.pictures import curves
-from simulator.report.views import INSPECTION, SEQUENCE, quantiles, robust_view
+from simulator.report.views import quantiles, robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
-from simulator.run.robustness import JITTER, LINKS, carried, check_levels, jittered, robustness
+from simulator.run.robustness import jittered, robustness
 
 
 @pytest.fixture(scope="module")
@@ -100,39 +98,20 @@ def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
     assert found.sentences[-1] == "Faster under inspection: static at 100 ns, 5.00 us and 500 us."
 
 
-@pytest.mark.parametrize(("kind", "level"), [(JITTER, 0.0), (LINKS, 1.0), (LINKS, -0.1), (SEQUENCE, float("nan"))])
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [
+        ("jitter", 0.0),
+        ("slower_links", 1.0),
+        ("slower_links", -0.1),
+        ("longer", float("nan")),
+        ("inspect", 0),
+        ("inspect", 2e9),
+    ],
+)
 def test_levels_have_a_range(kind, level):
-    with pytest.raises(ConfigError, match="a level is above 0 %"):
-        check_levels(kind, [level])
-
-
-@pytest.mark.parametrize("level", [0, 0.03, 2e9, float("nan")])
-def test_a_look_takes_from_a_nanosecond_to_a_second(level):
-    with pytest.raises(ConfigError, match="a level is from 1 ns to 1 s, such as 100ns,5us, found"):
-        check_levels(INSPECTION, [level])
-
-
-def two(*order: str):
-    builder = GraphBuilder("two")
-    for name in order:
-        builder.tensor(name, 4, "input")
-    for name in order:
-        builder.op(f"use {name}", [name], duration_ns=1)
-    return builder.build()
-
-
-def test_a_plan_is_carried_over_by_names():
-    steps = Steps()
-    steps.copy(1, 0, 1)
-    steps.compute(0)
-    plan = Plan("mine", ("hbm", "ddr"), (0, 1), steps)
-    other = carried(plan, two("a", "b"), two("b", "a"))
-    assert other.home == (1, 0)
-    assert list(other.steps.codes()) == [(1, 0, 0, 1), (0, 1, 0, 0)]
-    assert carried(plan, two("a", "b"), two("a", "b")) is plan
-    assert NOWHERE not in other.home
-    with pytest.raises(PlanError, match="a graph with the same ops, found 'use b' on one side only"):
-        carried(plan, two("a", "b"), two("a"))
+    with pytest.raises(ConfigError, match="a level is above 0 and below"):
+        robustness("tiny_train_910c", **{kind: [level]})
 
 
 def row(policy, step, level=0.0, what="nominal", status="ok"):

@@ -15,7 +15,7 @@ from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, plan_jsonl
 from simulator.graph import Collective, CollectiveKind, Group, Job, Op, OpKind
-from simulator.run.plan import plan
+from simulator.run.stories import plan
 from simulator.workload import Workload
 
 MACHINE = """

@@ -1,0 +1,319 @@
+"""The stories of `hosim plan`, `graph`, `layout` and `diff`: a plan with its reasons, a job as files, what moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from simulator import catalog, formats
+from simulator.builders import build_job, layouts
+from simulator.errors import CapacityError, ConfigError
+from simulator.formats import augmented_json, graph_jsonl
+from simulator.graph import Job
+from simulator.plan import Plan
+from simulator.policies import static
+from simulator.policies.decide import decided
+from simulator.policies.problem import Problem
+from simulator.report import decisions, files, layout_text
+from simulator.report.changes import Change, Changes, RowChange, changes, in_comment, plain, read
+from simulator.report.files import dumped, folder_names
+from simulator.report.rows import percent
+from simulator.report.sentences import crowded
+from simulator.run.case import prepare
+from simulator.run.results import Result
+from simulator.run.row import Progress, notes, row_of, silent
+from simulator.units import counted, human, nearest
+from simulator.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan of a scenario, with its reasons if its policy gives any.
+
+    Attributes
+    ----------
+    result
+        The row, as `hosim run` has it.
+    explanations
+        Why, for each graph of the job; none for policies other than `static`.
+    """
+
+    result: Result
+    explanations: tuple[static.Explanation, ...]
+
+    def text(self, tensor: str | None = None) -> str:
+        """Tell the plan, or one tensor of it in full.
+
+        Parameters
+        ----------
+        tensor
+            Name of the tensor; of several graphs that have it, the first one's is told.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such tensor, or the policy gives no reasons.
+        """
+        if tensor is not None and not self.explanations:
+            must = "a tensor is told by a policy that gives its reasons"
+            raise ConfigError("--tensor", must, repr(self.result.label), "plan with 'static'")
+        if tensor is not None:
+            having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
+            return decisions.tensor_told(next(having, self.explanations[0]), tensor)
+        told = [decisions.told(explanation) for explanation in self.explanations]
+        if len(told) > 1:
+            told = [f"{task.said}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
+        return "\n\n".join((self._head(), *(told or ["Only 'static' says why its plan is as it is."])))
+
+    def _head(self) -> str:
+        row, case = self.result.summary, self.result.case
+        tier, of = case.hardware.compute_tier, f"{self.result.label} on {case.loaded.scenario.name}"
+        if row["status"] != "ok":
+            return "\n".join((f"{of}: {row['status']}", *self.result.blocked))
+        is_bounded = row.get("bound_ns") is not None
+        gap = (
+            f"{percent(row['gap_fraction'])} above the bound ({row['bound_kind']})" if is_bounded else "no bound known"
+        )
+        peak, budget = human(row[f"peak_{tier}_bytes"], "B"), human(case.problem.budget_bytes, "B")
+        lines = [f"{of}: {human(row['step_ns'], 'ns')} a step, {gap}", f"peak in {tier} {peak} of a budget of {budget}"]
+        return "\n".join((*lines, *notes(case, self.result.recordings), *crowded([self.result])))
+
+    @property
+    def file(self) -> str:
+        """The plan in the folder that is written, as a row of a scenario names it; ``*`` stands for each graph."""
+        return "plan.jsonl" if len(self.result.case.tasks) == 1 else "*/plan.jsonl"
+
+    def write(self, out: Path) -> None:
+        """Write the plan, the augmented graph, its reasons as tables and text, a drawing and a picture.
+
+        Parameters
+        ----------
+        out
+            The folder, which is replaced as a whole. Of a job of several graphs, each has a folder of its own in it.
+        """
+        with files.replaced(out) as folder:
+            tasks = self.result.case.tasks
+            names = [""] if len(tasks) == 1 else folder_names(self.result.job.labels).values()
+            for number, name in enumerate(names):
+                inner = folder / name
+                inner.mkdir(exist_ok=True)
+                formats.plan_jsonl.write(self.result.recordings[number], tasks[number].graph, inner / "plan.jsonl")
+                for why in self.explanations[number : number + 1]:
+                    augmented_json.write(
+                        why.problem, why.candidate.augmented, why.candidate.plan, inner / "augmented.json"
+                    )
+                    decisions.write(why, inner)
+            (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")
+            files.write_summary(folder, [self.result.summary], {})
+
+
+def plan(
+    scenario: str | Path,
+    policy: str = "static",
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    progress: Progress | None = None,
+) -> Planned:
+    """Plan a scenario with one policy, and explain the plan.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, or a path that ends in ``.yaml``.
+    policy
+        A row of the scenario, or a policy with its default options.
+    set
+        Changes to the hardware.
+    progress
+        Called now and then.
+
+    Raises
+    ------
+    HosimError
+        If a document, an option or the plan is wrong, or nothing fits.
+    """
+    case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
+    rows = case.rows([policy])
+    if len(rows) > 1:
+        raise ConfigError("--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
+    ((label, decide),) = rows.items()
+    explanations: list[static.Explanation] = []
+
+    def explain(options: static.Options, problem: Problem) -> Plan:
+        explanations.append(static.explained(problem, options))
+        return explanations[-1].plan
+
+    if (options := case.static_options(label)) is not None:
+        decide = partial(decided, case.choice(label), partial(explain, options))
+    result = row_of(case, label, decide, progress or silent)
+    if result.shortfall is not None:
+        raise CapacityError(result.shortfall)
+    chosen = [
+        (plan, next((why for why in explanations if why.plan.steps is plan.steps), None)) for plan in result.plans
+    ]
+    return Planned(result, tuple(replace(why, plan=plan) for plan, why in chosen if why is not None))
+
+
+_WORKLOAD = "workload.yaml"
+
+
+def write_graphs(workload: str | Path, out: Path) -> list[str]:
+    """Write each graph of a workload as `hosim-graph/1`; of a workload with one, also a document that runs the file.
+
+    Parameters
+    ----------
+    workload
+        A name in the catalogue, or a path that ends in ``.yaml``.
+    out
+        The folder, which is replaced as a whole.
+
+    Returns
+    -------
+    list of str
+        A line for each file: where it lies and what is in it.
+
+    Raises
+    ------
+    ConfigError
+        If the document is wrong, or the folder holds something else.
+    """
+    files.check_target(out)
+    found, job = _built(workload)
+    names = folder_names(job.labels).values() if len(job.graphs) > 1 else [""]
+    said = []
+    with files.replaced(out) as folder:
+        for graph, name in zip(job.graphs, names, strict=True):
+            file = f"graph-{name}.jsonl" if name else "graph.jsonl"
+            graph_jsonl.write(graph, folder / file)
+            said.append(f"{out / file}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')}")
+        if len(job.graphs) == 1:
+            (folder / _WORKLOAD).write_text(catalog.dump(_of_file(found, job.graphs[0].steps)), encoding="utf-8")
+            said.append(f"{out / _WORKLOAD}: a workload that runs {out / 'graph.jsonl'}")
+    return said
+
+
+def _of_file(workload: Workload, steps: int) -> Workload:
+    fields = {"name": workload.name, "title": workload.title, "graph": "graph.jsonl", "steps": steps}
+    return Workload.model_validate({**fields, "assumed": {"steps": "as in the workload that the graph was made from"}})
+
+
+def layout(workload: str | Path, *, as_json: bool = False) -> str:
+    """Spread a workload over its ranks, and tell it in tables, or as JSON with sizes in bytes.
+
+    Parameters
+    ----------
+    workload
+        A name in the catalogue, or a path that ends in ``.yaml``.
+    as_json
+        Whether it is told as JSON.
+
+    Raises
+    ------
+    ConfigError
+        If the document is wrong, or the model cannot be spread like that.
+    """
+    found, job = _built(workload)
+    if as_json:
+        return dumps(layout_text.data(job, layouts(found), found.dtypes.element_bytes), indent=2)
+    return layout_text.told(job, found, layouts(found))
+
+
+def _built(workload: str | Path) -> tuple[Workload, Job]:
+    entry = catalog.load(workload, "workload")
+    found: Workload = entry.document
+    return found, build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+
+
+SCHEMA = "hosim-diff/1"
+"""The schema of what is written as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What moved between two results.
+
+    Attributes
+    ----------
+    old, new
+        The folders.
+    found
+        What moved.
+    tolerance
+        Share up to which a change is accepted.
+    """
+
+    old: Path
+    new: Path
+    found: Changes
+    tolerance: float
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything moved by more than the tolerance, or an expectation changed its verdict."""
+        return bool(self.found.moved(self.tolerance) or self.found.verdicts)
+
+    @property
+    def worse(self) -> bool:
+        """Whether a row is worse by more than the tolerance, or an expectation that held fails."""
+        fails = any(verdict.held and not verdict.holds for verdict in self.found.verdicts)
+        return fails or bool(self.found.worse(self.tolerance))
+
+    def __str__(self) -> str:
+        return plain(self.found, self.tolerance)
+
+    def markdown(self) -> str:
+        """Write it as Markdown, for a comment on a pull request."""
+        return in_comment(self.found, self.tolerance)
+
+    def json(self) -> bytes:
+        """Write it as JSON: every row with every number, also those that did not move."""
+        return dumped(
+            {
+                "schema": SCHEMA,
+                "old": str(self.old),
+                "new": str(self.new),
+                "tolerance": self.tolerance,
+                "moved": self.moved,
+                "worse": self.worse,
+                "inputs": [{"what": what, "old": old, "new": new} for what, old, new in self.found.inputs],
+                "rows": [self._row(row) for row in self.found.rows],
+                "expectations": [verdict._asdict() for verdict in self.found.verdicts],
+            }
+        )
+
+    def _row(self, row: RowChange) -> dict[str, Any]:
+        sides = dict(zip(("old_status", "new_status"), row.status, strict=True))
+        flags = {"moved": row.moved(self.tolerance), "worse": row.worse(self.tolerance)}
+        lists = {"spent": [_written(term) for term in row.terms], "figures": [_written(one) for one in row.figures]}
+        return {"policy": row.label, **sides, **flags, "step": _written(row.step), **lists}
+
+
+def _written(change: Change) -> dict[str, Any]:
+    values = {"old": change.old, "new": change.new, "difference": change.difference, "share": change.share}
+    return {"column": change.column, **({"on": change.on} if change.on else {}), **values}
+
+
+def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
+    """Compare two results.
+
+    Parameters
+    ----------
+    old, new
+        Folders that ``hosim run --out`` wrote, or the ``summary.json`` in them.
+    tolerance
+        Share up to which a change is accepted: of a peak, or of bytes moved, of its value before; of a step, and of
+        what it is spent on, of the step before.
+
+    Raises
+    ------
+    ConfigError
+        If a folder is none of ours, was not written to its end, or has another version of the schema.
+    """
+    if not 0 <= tolerance < 1:
+        raise ConfigError("tolerance", "a tolerance is a share from 0 to below 1", f"{tolerance}", "write such as 0.01")
+    old, new = Path(old), Path(new)
+    return Diff(old, new, changes(read(old), read(new)), tolerance)
