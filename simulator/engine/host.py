@@ -84,14 +84,16 @@ class Host:
         self.now = max(self.now, self._clock.now)
         if self._pending is None or self._issue(self._pending):
             self._pending = None
+            looks = self.looks
             for counted in self._actions:
                 kind, action, price_ns, lap = counted
-                self.now += price_ns
-                if kind == COMPUTE and self._credit and action.stream.queue and not self.looks:
+                if price_ns:
+                    self.now += price_ns
+                if kind == COMPUTE and self._credit and not looks and (queue := action.stream.queue):
                     self._credit -= 1
-                    action.stream.queue.append((self._key, action, self.now, lap))
+                    queue.append((self._key, action, self.now, lap))
                     self._key += 1
-                elif (self.looks and self._must_wait()) or not self._issue(counted):
+                elif (looks and self._must_wait()) or not self._issue(counted):
                     self._pending = counted
                     break
             else:

@@ -173,10 +173,10 @@ class Stream:
                 look_again()
         if self.watchers:
             rounds.wake(self.watchers)
-        if queue and queue[0][1].is_free and self.kernel is None and not (self.is_stopped or rounds.has_work()):
+        if queue and queue[0][1].is_free and self.kernel is None and self.gate is None and not rounds.has_work():
             self._run_undisturbed()
         if queue:
-            self.look_again()
+            rounds.consider(self, queue[0][0])
         else:
             rounds.restless.append(self.waiting)
         rounds.close()
@@ -257,7 +257,7 @@ class Stream:
             return
         key, compute, issued_ns, lap = self.queue[0]
         now = self._clock.now
-        if self.is_stopped:
+        if self.gate is not None and self.gate.is_open:
             self._rounds.restless.append(self.waiting)
         elif issued_ns > now:
             self._alarm.set(issued_ns)
