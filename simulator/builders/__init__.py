@@ -27,26 +27,6 @@ from simulator.workload import DecoderModel, LlamaModel, Model, Parallel, Worklo
 ReadGraph = Callable[[Path], Graph]
 
 
-def build(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Graph:
-    """Build the graph of a workload of one rank.
-
-    Parameters
-    ----------
-    workload, base_dir, read_graph
-        As for `build_job`.
-
-    Raises
-    ------
-    ConfigError
-        As `build_job`, or if there are several ranks.
-    """
-    job = build_job(workload, base_dir, read_graph)
-    if job.ranks > 1:
-        must, found = "one graph is that of one rank", f"{job.ranks} ranks"
-        raise ConfigError(f"workload {workload.name}", must, found, "remove 'ranks: all' or replicas, or build its job")
-    return job.graphs[0]
-
-
 def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
     """Build what all ranks of a workload run.
 

@@ -115,20 +115,10 @@ class Tape:
     def tensor(
         self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: tuple[int, ...] = ()
     ) -> str:
-        """Add an activation; return its name.
+        """Add an activation of so many elements a row to the current block; return its name.
 
-        Parameters
-        ----------
-        name
-            In the current block.
-        width
-            Elements of a row.
-        layout
-            Default: rows are cut along the batch.
-        size
-            Of an element [B]; default: that of the model's data type.
-        rows
-            Default: all tokens.
+        Rows are cut along the batch unless a layout is given, and are all tokens unless their number is; `size` is that
+        of an element [B], by default of the model's data type.
         """
         layout = self.cut() if layout is None else layout
         return self._add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))

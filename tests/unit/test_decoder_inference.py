@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 import pytest
+from building import build
 from parameters import count
 from pydantic import ValidationError
 
-from simulator.builders import build
 from simulator.builders.inference import chunks
 from simulator.catalog import load
 from simulator.graph import Graph, Late, Op, chosen_number

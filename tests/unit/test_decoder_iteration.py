@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from building import build
 from serving_cases import Exact, write
 
 from simulator import catalog
-from simulator.builders import Iteration, build, iteration
+from simulator.builders import Iteration, iteration
 from simulator.cost import durations_ns
 from simulator.workload import Workload
 

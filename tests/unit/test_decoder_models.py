@@ -1,10 +1,10 @@
 """Shipped models of inference against what their publishers print."""
 
 import pytest
+from building import build
 from parameters import Count, count
 
 from simulator import catalog
-from simulator.builders import build
 from simulator.graph import Graph
 from simulator.workload import DecoderModel, Mla, Workload
 

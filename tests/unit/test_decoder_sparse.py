@@ -4,12 +4,12 @@ from math import prod
 from typing import Any
 
 import pytest
+from building import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameters import count
 from pydantic import ValidationError
 
-from simulator.builders import build
 from simulator.graph import Graph, Op
 from simulator.lifetime import Lifetimes
 from simulator.workload import Workload

@@ -5,11 +5,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from building import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import formats
-from simulator.builders import build, build_job
+from simulator.builders import build_job
 from simulator.cost import durations_ns
 from simulator.document import flaw
 from simulator.errors import ConfigError

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from building import build
 from policy_problems import machine
 
 from simulator import formats
-from simulator.builders import build
 from simulator.errors import ConfigError, PlanError
 from simulator.formats import residency_json
 from simulator.lifetime import Lifetimes
@@ -91,7 +91,7 @@ def test_views_read_unless_their_writes_are_asked_for(path):
     write(path, trace())
     for views, writes in (("reads", (0, 3)), ("writes", (0, 1, 3))):
         workload = Workload(name="w", graph=str(path), views=views, steps=1)
-        graph = build(workload, read_graph=lambda p, v=views: formats.read_graph(p, v))
+        graph = build(workload, None, lambda p, v=views: formats.read_graph(p, v))
         assert Lifetimes(graph).writes[0] == writes
 
 

@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from building import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builders import build
 from simulator.errors import ConfigError
 from simulator.graph import Graph, TensorKind
 from simulator.graph_builder import GraphBuilder

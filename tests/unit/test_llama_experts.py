@@ -4,9 +4,10 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from building import build
 from pydantic import ValidationError
 
-from simulator.builders import build, build_job
+from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.lifetime import Lifetimes

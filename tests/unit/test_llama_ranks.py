@@ -7,10 +7,11 @@ from functools import cache
 from itertools import product
 
 import pytest
+from building import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.builders import build, build_job
+from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Graph, Job, OpKind
 from simulator.lifetime import Lifetimes
@@ -340,11 +341,6 @@ def test_tied_embeddings_have_one_stage() -> None:
     with pytest.raises(ConfigError, match="a model with tied embeddings has one stage"):
         build_job(workload(tied, pipeline=2))
     assert build_job(workload(tied, tensor=2, zero_stage=3, data=2)).ranks == 4
-
-
-def test_one_graph_is_of_one_rank() -> None:
-    with pytest.raises(ConfigError, match="one graph is that of one rank, found 2 ranks"):
-        build(workload(data=2))
 
 
 def test_micro_batches_add_up_gradients_on_one_rank() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from acceptance_graph import graph
+from building import build
 
 from simulator import catalog
-from simulator.builders import build
 from simulator.cost import durations_ns
 from simulator.formats import read_graph
 from simulator.lifetime import idle_gaps, live_bytes
