@@ -171,7 +171,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
         row = group[0]
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
-            texts("what is not stated", group, lambda row: row["parameter"]),
+            texts("  what is not stated", group, lambda row: f"  {row['parameter']}"),
             texts("taken", group, lambda row: _value(row, row["taken"]), left=False),
             texts("tried", group, lambda row: _stretch(row, row["low"], row["high"]), left=False),
             texts("error at the ends", group, lambda row: f"{signed(row['error_low'])} to {signed(row['error_high'])}"),

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,9 +57,10 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     """The table, what a person would say, where the report is, and what of the expectations is no failure."""
     from simulator.report.tables import PIPE_WIDTH, plain
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else PIPE_WIDTH
     yield plain(list(results.values()), width)
-    yield "\n".join(results.sentences)
+    yield "\n".join(fill(text, width) if is_terminal else text for text in results.sentences)
     if results.largest is not None:
         yield str(results.largest.view.sections[0])
     if out is not None:

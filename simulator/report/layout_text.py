@@ -11,8 +11,7 @@ from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
-from simulator.report.tables import Column
-from simulator.report.views import Section, View
+from simulator.report.tables import Column, aligned
 from simulator.units import counted, human
 from simulator.workload import Workload
 
@@ -71,13 +70,15 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
     ranks, ops = _column("ranks", [numbers(one.ranks) for one in holdings]), _column("ops", [h.ops for h in holdings])
     kept = [programs, ranks, ops, *_kinds([one.kept_bytes for one in holdings])]
     peak = [programs, *_kinds([one.peak_bytes for one in holdings]), _column("at op", [h.peak_op for h in holdings])]
-    sections = [
-        Section("held all step, by each rank", kept),
-        Section("live at most, if nothing moves", peak),
-        *([Section("how weights are cut, before ZeRO", _cuts(weights, workload))] if weights else []),
-        Section("communicated in a step, by each rank", _exchanges(met)) if met else Section("nothing is communicated"),
-    ]
-    return str(View("", [Section(f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}"), *sections], ()))
+    parts = {
+        "held all step, by each rank": kept,
+        "live at most, if nothing moves": peak,
+        "how weights are cut, before ZeRO": _cuts(weights, workload) if weights else [],
+        "communicated in a step, by each rank": _exchanges(met) if met else [],
+    }
+    tables = [f"{head}\n{aligned(columns, 2)}" for head, columns in parts.items() if columns]
+    head = f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}"
+    return "\n\n".join([head, *tables, *([] if met else ["nothing is communicated"])])
 
 
 def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:

@@ -56,8 +56,7 @@ class Section:
         behind = " " * (indent if indent > 2 else 4)
         marked = ((f"  {mark}".ljust(indent), text) for mark, text in self.notes)
         notes = (fill(text, PIPE_WIDTH, initial_indent=mark, subsequent_indent=behind) for mark, text in marked)
-        table = aligned(self.columns, 2 * bool(self.head)) if self.columns else ""
-        return "\n".join(filter(None, (self.head, table, *notes)))
+        return "\n".join(filter(None, (self.head, aligned(self.columns) if self.columns else "", *notes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def test_a_job_of_one_graph_runs_from_the_command_line(tmp_path, capsys):
     told = capsys.readouterr()
     assert ended.value.code == 0, told.err
     assert "the 4 ranks compute for" in told.out
-    assert "1 expectation of the scenario holds." in told.out
+    assert "Expectations of the scenario: 1 of 1 hold." in told.out
     ranks = pd.read_csv(out / "static" / "ranks.csv")
     assert ranks["rank"].tolist() == [0, 1, 2, 3]
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
