@@ -195,7 +195,7 @@ def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
 def test_a_recorded_plan_is_checked_with_the_draws(tmp_path: Path) -> None:
     story = folder(tmp_path)
     hosim.run(story, policies=["hybrid"]).write(tmp_path / "out")
-    assert "ok for story" in describe(str(tmp_path / "out" / "hybrid" / "plan.jsonl"), str(story))
+    assert "homes for story" in describe(str(tmp_path / "out" / "hybrid" / "plan.jsonl"), str(story))
 
 
 BAD = {
