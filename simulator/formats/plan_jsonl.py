@@ -34,7 +34,7 @@ step     `sync`              the host waits for all earlier steps that name the 
 =======  ==================  ==============================================================  =============
 
 Whether the plan obeys the rules of the machine is the referee's business; without graph and machine, `describe` finds
-the steps that cannot act by what the file itself says (`plan_alone`).
+the steps that cannot act by what the file itself says (`PlanAlone`).
 
 A tensor is where its home or a copy puts it, until a detach takes it from there. An op may write any tensor, but in the
 compute tier only, which no line names: the first place that only an op can have filled tells which tier that is.
