@@ -2,7 +2,8 @@
 
     python docs/build.py             the reference pages
     python docs/build.py --pictures  the pictures and the notebooks with their outputs, too (minutes)
-    python docs/build.py --evidence  what is measured, too (a quarter of an hour on a quiet machine)
+    python docs/build.py --evidence  what is measured, too (half an hour on a quiet machine); or of some pages only:
+                                     --evidence speed collectives
 
 A test holds that the reference pages are what this writes, so that they cannot fall behind the program.
 """
@@ -289,9 +290,9 @@ def notebooks() -> None:
 _MEASURED = re.compile(r"<!-- measured by: (.+?) -->\n.*?\n\n```text\n.*?```\n", re.DOTALL)
 
 
-def evidence() -> None:
-    """Run what the pages of evidence show, and write what it prints, with the day."""
-    for page in sorted((DOCS / "evidence").glob("*.md")):
+def evidence(names: Iterable[str]) -> None:
+    """Run what the pages of evidence show, of all or of some, and write what it prints, with the day."""
+    for page in [DOCS / "evidence" / f"{name}.md" for name in names] or sorted((DOCS / "evidence").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         page.write_text(_MEASURED.sub(lambda found: _measured(found[1]), text), encoding="utf-8")
 
@@ -307,12 +308,12 @@ def main() -> None:
     """Write the pages, and the pictures if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", action="store_true", help="the pictures and the notebooks, too")
-    parser.add_argument("--evidence", action="store_true", help="measure, too")
+    parser.add_argument("--evidence", nargs="*", metavar="PAGE", help="measure, too: all pages of evidence, or these")
     asked = parser.parse_args()
     for page, write in PAGES.items():
         (DOCS / page).write_text(write(), encoding="utf-8")
-    if asked.evidence:
-        evidence()
+    if asked.evidence is not None:
+        evidence(asked.evidence)
     if asked.pictures:
         pictures.draw(DOCS / "images")
         notebooks()
