@@ -10,7 +10,7 @@ from typing import Literal
 
 from simulator import garbage
 from simulator.engine import folding
-from simulator.engine.machine import Machine
+from simulator.engine.supernode import Machine
 from simulator.engine.program import Program
 from simulator.engine.rank import Rank
 from simulator.engine.recorder import Forward
