@@ -13,12 +13,12 @@ from simulator.engine.host import Host
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.ledger import Waiting
 from simulator.engine.link import LinkQueue, Shared
-from simulator.engine.supernode import Machine, Uses
 from simulator.engine.places import Places
 from simulator.engine.program import Program
 from simulator.engine.recorder import code_row
 from simulator.engine.sharing import Resource
 from simulator.engine.stream import Stream
+from simulator.engine.supernode import Machine, Uses
 from simulator.engine.view import Issued
 from simulator.plan import COMPUTE
 

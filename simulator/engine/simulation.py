@@ -10,10 +10,10 @@ from typing import Literal
 
 from simulator import garbage
 from simulator.engine import folding
-from simulator.engine.supernode import Machine
 from simulator.engine.program import Program
 from simulator.engine.rank import Rank
 from simulator.engine.recorder import Forward
+from simulator.engine.supernode import Machine
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
