@@ -75,11 +75,11 @@ def test_hosim_plan_tells_each_graph(tmp_path, capsys):
         main(["plan", str(scenario), "--out", str(out)])
     told = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "stage 0, ranks 0 to 1" in told
-    assert "stage 1, ranks 2 to 3" in told
+    assert "stage 0, 2 ranks from 0 to 1" in told
+    assert "stage 1, 2 ranks from 2 to 3" in told
     notes = [line for line in told.splitlines() if "nothing moves" in line]
     assert [note.split(": nothing moves: at most ")[0] for note in notes] == [
-        "stage 0, ranks 0 to 1", "stage 1, ranks 2 to 3",
+        "stage 0, 2 ranks from 0 to 1", "stage 1, 2 ranks from 2 to 3",
     ]  # fmt: skip
     assert {path.parent.name for path in out.rglob("plan.jsonl")} == {"stage-0", "stage-1"}
 
@@ -231,8 +231,8 @@ def test_what_plans_say_names_the_stage_where_others_say_something_else(tmp_path
     rows = hosim.run(written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2"))
     assert rows["reactive"].summary["notes"].startswith("evicts "), "all stages say the same"
     first, second = rows["static"].summary["notes"].split("; ")
-    assert first.startswith("stage 0, ranks 0 to 1: nothing moves")
-    assert second.startswith("stage 1, ranks 2 to 3: nothing moves")
+    assert first.startswith("stage 0, 2 ranks from 0 to 1: nothing moves")
+    assert second.startswith("stage 1, 2 ranks from 2 to 3: nothing moves")
 
 
 def test_a_job_that_is_none_is_refused(tmp_path):

@@ -174,7 +174,7 @@ def test_set_changes_the_machine_for_this_run(hosim, scenario):
 def test_the_optimum_refuses_what_it_does_not_describe(hosim, scenario):
     done = hosim("run", scenario, "--policy", "optimal", "--set", "links.*.channels=2")
     assert done.code == 1
-    assert "all are refused; a link serves one copy at a time, found 2 channels from hbm to ddr" in done.err
+    assert "that nothing slows down, found 2 channels from hbm to ddr" in done.err
 
 
 def test_the_optimum_of_several_steps_is_that_of_each(hosim, scenario, tmp_path):
@@ -265,15 +265,14 @@ def test_what_a_policy_does_not_know_how_to_plan_is_a_row_with_the_reason(hosim,
     done = hosim("run", scenario, "--out", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert re.search(r"^optimal +refused +- ", done.out, re.MULTILINE)
-    why = "copies wait for the start of an op, and take no bandwidth from it, found other switches; leave them out"
-    assert f"optimal is refused: {why}." in done.out
+    why = "found copies that wait for the end of an op, or take bandwidth from it; change that, or plan with 'static'"
+    assert re.search(rf"optimal is refused: a graph has .*, {why}\.", done.out)
     rows = json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows"]
     assert [(row["policy"], row["status"]) for row in rows][:2] == [("optimal", "refused"), ("reactive", "ok")]
-    assert rows[0]["notes"] == why
+    assert rows[0]["notes"].endswith(why)
     alone = hosim("run", scenario, "--policy", "optimal")
     assert alone.code == 1
-    assert f"optimal is refused: {why}." in alone.out
-    assert alone.err == f"hosim: no row ran to its end, all are refused; {why}\n"
+    assert alone.err == f"hosim: no row ran to its end, all are refused; {rows[0]['notes']}\n"
 
 
 def test_what_cannot_fit_says_so_and_what_would_help(hosim, tmp_path):
