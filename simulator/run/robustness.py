@@ -89,18 +89,18 @@ JITTER, LINKS = "jitter", "slower links"
 
 
 class Kind(NamedTuple):
-    """A kind of perturbation: its key in `Conditions`, levels where none are given, and what a level is below."""
+    """A kind of perturbation: its key in `Conditions`, levels where none are given, the most that a level is."""
 
     key: str
     levels: tuple[float, ...]
-    below: float = math.inf
+    most: float
 
 
 KINDS = {
-    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2)),
-    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 1),
+    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1),
+    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 0.99),
     INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
-    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 100),
+    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 99),
 }
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""
@@ -239,11 +239,16 @@ class _Nominal:
         return plans
 
 
+MOST_DRAWS = 10_000
+"""At a level: each is a replay and a row, and quantiles move no more."""
+
+
 def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     """A study for each kind and level, the nominal one first; its points are draws."""
     loaded, draws, seed = nominal.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
-    if draws < 1 or seed < 0:
-        raise ConfigError("draws", "there is a draw at least, and a seed from 0", f"{draws} and {seed}", "correct it")
+    if not (isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0):
+        must = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
+        raise ConfigError("draws", must, f"{draws} and {seed}", "correct it")
     levels = [(NOMINAL, 0.0)]
     for name, kind in KINDS.items():
         default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
@@ -251,8 +256,8 @@ def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
         levels += [(name, level) for level in sorted(set(default if given is None else given))]
     for name, level in levels:
         where = f"levels of {name}"
-        if name != NOMINAL and not 0 < level < KINDS[name].below:
-            must = f"a level is above 0 and below {KINDS[name].below:g}, as a share, or as a time in ns"
+        if name != NOMINAL and not 0 < level <= KINDS[name].most:
+            must = f"a level is above 0 and at most {KINDS[name].most:g}, as a share, or as a time in ns"
             raise ConfigError(where, must, f"{level:g}", "correct it")
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]

@@ -116,12 +116,12 @@ def test_one_that_does_not_fit_is_a_row_where_it_is_the_other(scenario):
     ("arguments", "code", "said"),
     [
         (("--longer", "10%"), 1, "only the step of a model can be built for a longer sequence"),
-        (("--slower-links", "100%"), 1, "a level is above 0 % and at most 99 %"),
-        (("--jitter", "1e300%"), 1, "a level is above 0 % and at most 100 %"),
-        (("--draws", "100000000000"), 1, "there are at most 10,000 draws at a level"),
-        (("--jitter", "5"), 1, "a level is above 0 % and at most 100 %"),
+        (("--slower-links", "100%"), 1, "a level is above 0 and at most 0.99"),
+        (("--jitter", "1e300%"), 1, "a level is above 0 and at most 1,"),
+        (("--draws", "100000000000"), 1, "at least 1 and at most 10,000"),
+        (("--jitter", "5"), 1, "a level is above 0 and at most 1,"),
         (("--jitter", "much"), 2, "'much' is no list such as 5%,0.1"),
-        (("--policy", "reactive"), 1, "two different ones are compared"),
+        (("--policy", "reactive"), 1, "two rows are compared that set the same"),
         (("--against", "statik"), 1, "a policy is a row of the scenario or one that hosim has"),
         (("--headroom", "100%"), 1, "it is at least 0 % and below 100 %"),
         (("--draws", "0"), 2, "Invalid value for '--draws'"),
@@ -149,4 +149,4 @@ def test_a_level_is_told_as_it_was_asked_for(hosim):
 def test_too_much_headroom_is_told_so(hosim):
     done = hosim("robust", "tiny_train_910c", "--headroom", "99%", "--longer", "none", "--jitter", "none")
     assert done.code == 1
-    assert done.err.rstrip().endswith("leave less headroom than 99 %")
+    assert "must fit in hbm (6,000,000 B)" in done.err

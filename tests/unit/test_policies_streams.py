@@ -69,7 +69,7 @@ def test_every_policy_puts_collectives_on_their_streams(name, options):
 
 
 def test_optimal_refuses_collectives():
-    with pytest.raises(ConfigError, match="no collective, .* found a collective"):
+    with pytest.raises(ConfigError, match=r"no collective, .* found a collective"):
         POLICIES["optimal"].plan(problem(), {})
 
 
