@@ -65,16 +65,17 @@ class Issued(Counter):
             Takes the codes, for the trace.
         """
         parts, prices_ns, step_ns = self._plan.backbone, costs.reactive.prices_ns, costs.fixed.step_ns
-        self._select_ns, late = costs.reactive.select_ns, self._late or ()
-        for code in chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes):
-            kind, a, b, c = code
-            rows += code_row(*code)
+        self._select_ns, late, count = costs.reactive.select_ns, self._late or (), self._count
+        if parts:
+            codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
+        for kind, a, b, c in codes:
+            rows += code_row(kind, a, b, c)
             price_ns = prices_ns[kind]
             if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
                 price_ns += costs.reactive.update_ns
-            action = self._count[kind](a, b, c)
+            action = count[kind](a, b, c)
             if self._owed_ns and (kind != COMPUTE or a in late):
                 price_ns += self._owed_ns
                 self._owed_ns = 0

@@ -151,7 +151,7 @@ class OpByOp:
     def _run(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
         """Decide for an op, with what is awaited meanwhile as if it used it; say behind which op it has looked."""
         sets, here, eviction, uses = self.sets, cache.here, cache.eviction, self.sets.uses[op]
-        for tensor in chain.from_iterable(cache.awaited.values()):
+        for tensor in chain.from_iterable(cache.awaited.values()) if cache.awaited else ():
             if tensor in here:
                 eviction.touch(tensor)
         eviction.now = base + op

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import chain, pairwise
 from typing import Any
 
@@ -36,33 +37,51 @@ class Eviction:
     """
 
     def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
-        self.problem, self.now, self.uses = problem, -1, Counter[int]()
+        self.problem, self.now, self.touches, self.uses = problem, -1, 0, Counter[int]()
         self._rank, self._stay = RANKS.get(order), stay
         # An ordered dictionary: of a plain one, the first of thousands is found slowly once those before were deleted.
         self._ranks = OrderedDict[int, Any]()
+        self._heap: list[tuple[Any, int]] = []
 
     def touch(self, tensor: int) -> None:
         """Note that a tensor has come, or that the running op uses it."""
-        if tensor not in self._stay:
-            self._ranks[tensor] = self._rank(self, tensor) if self._rank else None
+        if tensor in self._stay:
+            return
+        if self._rank is None:
+            self._ranks[tensor] = None
             self._ranks.move_to_end(tensor)
+        elif (rank := self._rank(self, tensor)) != self._ranks.get(tensor):
+            self._ranks[tensor] = rank
+            heappush(self._heap, (rank, tensor))
 
     def discard(self, tensor: int) -> None:
         """Leave out a tensor that has left or died."""
         self._ranks.pop(tensor, None)
 
     def first(self, needed: Collection[int]) -> int:
-        """The first to evict, none of `needed`, or `NOWHERE`; of equals, the last use longest ago."""
-        others = (tensor for tensor in self._ranks if tensor not in needed)
+        """The first to evict, none of `needed`, or `NOWHERE`."""
         if self._rank is None:
-            return next(others, NOWHERE)
-        return min(others, key=self._ranks.__getitem__, default=NOWHERE)
+            return next((tensor for tensor in self._ranks if tensor not in needed), NOWHERE)
+        passed = []
+        while self._heap and (self._is_old(self._heap[0]) or self._heap[0][1] in needed):
+            passed.append(heappop(self._heap))
+        victim = self._heap[0][1] if self._heap else NOWHERE
+        for entry in passed:
+            if not self._is_old(entry):
+                heappush(self._heap, entry)
+        return victim
+
+    def _is_old(self, entry: tuple[Any, int]) -> bool:
+        """Whether the tensor of an entry has left, or has another rank since."""
+        rank, tensor = entry
+        return bool(self._ranks.get(tensor) != rank)
 
 
-def _times_used(eviction: Eviction, tensor: int) -> int:
-    """Used least often since the run began."""
+def _times_used(eviction: Eviction, tensor: int) -> tuple[int, int]:
+    """Used least often since the run began; of equals, the last use longest ago."""
     eviction.uses[tensor] += 1
-    return eviction.uses[tensor]
+    eviction.touches += 1
+    return eviction.uses[tensor], eviction.touches
 
 
 def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
