@@ -11,6 +11,7 @@ A test holds that the reference pages are what this writes, so that they cannot 
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import itertools
 import os
@@ -28,13 +29,17 @@ import simulator as hosim
 from simulator import catalog
 from simulator.cli import hosim as command
 from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, residency_json, tables_csv
+from simulator.lifetime import live_bytes
 from simulator.metrics.figures import FIGURES
+from simulator.plan import View
 from simulator.policies import POLICIES
+from simulator.policies.writer import Move, Writer, write
 
 DOCS = Path(__file__).parent
 _MADE = "<!-- made by docs/build.py -->"
 _UNITS = {"ns": "ns", "B": "B", "share": "share of 1", "times": "multiple", "count": "number", "text": "text"}
 _WIDTH = 100
+_BESIDE = (Writer, Move, write, View, live_bytes, *(f for m in (graph_jsonl, plan_jsonl) for f in (m.read, m.write)))
 _SIMPLE = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
 _DEFINING = ("Parameters", "Attributes", "Returns", "Raises")
 _ROWS = {
@@ -178,19 +183,24 @@ def _type(about: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
 def python() -> str:
     """The public names, with signatures and docstrings."""
     parts = [f"# Python\n\n{_MADE}\n\n`import hosim`; each name loads when it is first used.\n"]
-    for name in hosim.__all__:
-        found = getattr(hosim, name)
-        parts.append(f"## {name}\n\n{_signature(name, found)}{_markdown(inspect.getdoc(found) or '')}\n")
-        methods = ((at, one) for at, one in vars(found).items() if inspect.isclass(found) and at[0] != "_")
-        for at, one in methods:
-            function = one.fget if isinstance(one, property) else getattr(found, at)
-            if inspect.isfunction(function) or inspect.ismethod(function):
-                said = (inspect.getdoc(function) or "").partition("\n\n")[0]
-                parts.append(
-                    f"- `{at}{'' if isinstance(one, property) else '()'}`: {' '.join(said.split())}".rstrip(": ")
-                )
-        parts.append("")
+    parts += [_described(name, getattr(hosim, name), "##") for name in hosim.__all__]
+    parts.append("## For policies and files\n")
+    parts += [_described(f"{found.__module__}.{found.__name__}", found, "###") for found in _BESIDE]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _described(name: str, found: Any, level: str) -> str:
+    """A public name with its docstring, and a line for each method, property and row of a class."""
+    parts = [
+        f"{level} {name}\n\n{_signature(name.rsplit('.', 1)[-1], found)}{_markdown(inspect.getdoc(found) or '')}\n"
+    ]
+    for at, one in vars(found).items() if inspect.isclass(found) else ():
+        is_value = isinstance(one, (property, functools.cached_property))
+        function = (one.fget if isinstance(one, property) else one.func) if is_value else getattr(found, at)
+        if at[0] != "_" and (inspect.isfunction(function) or inspect.ismethod(function)):
+            said = (inspect.getdoc(function) or "").partition("\n\n")[0]
+            parts.append(f"- `{at}{'' if is_value else '()'}`: {' '.join(said.split())}".rstrip(": "))
+    return "\n".join((*parts, ""))
 
 
 def _signature(name: str, found: Any) -> str:
@@ -310,8 +320,8 @@ def main() -> None:
     parser.add_argument("--pictures", action="store_true", help="the pictures and the notebooks, too")
     parser.add_argument("--evidence", nargs="*", metavar="PAGE", help="measure, too: all pages of evidence, or these")
     asked = parser.parse_args()
-    for page, write in PAGES.items():
-        (DOCS / page).write_text(write(), encoding="utf-8")
+    for page, text in PAGES.items():
+        (DOCS / page).write_text(text(), encoding="utf-8")
     if asked.evidence is not None:
         evidence(asked.evidence)
     if asked.pictures:

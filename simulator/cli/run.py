@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @common.command("Run a scenario and print one row per policy.", "out", "set", "policy", "json", "junit")
 @click.argument("scenario")
-@click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stays flat.")
+@click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
 

@@ -40,7 +40,7 @@ class FixedHost(Part):
     launch_ns
         Once for each run of the compiled graph [ns].
     step_ns
-        For each step [ns].
+        For each action of the plan [ns].
     """
 
     launch_ns: Nanoseconds = Field(0, alias="launch")
