@@ -1,4 +1,4 @@
-"""What is chosen of late reads in each step: drawn from a distribution with a seed, or read from a file.
+"""What is chosen of dynamic reads in each step: drawn from a distribution with a seed, or read from a file.
 
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
 a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
@@ -75,7 +75,7 @@ Origin = DrawsOrigin | Shares | Routing
 
 @dataclass(frozen=True)
 class Draws:
-    """What each op with late reads reads in each step.
+    """What each op with dynamic reads reads in each step.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Draws:
 
 
 def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[float, ...]]:
-    """How likely each candidate is, for each op with late reads: its share of what is drawn.
+    """How likely each candidate is, for each op with dynamic reads: its share of what is drawn.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def _others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
 
 
 def _choosers(graph: Graph) -> dict[Late, list[int]]:
-    """Ops with late reads by how they choose; the op that reveals a choice does not matter for that."""
+    """Ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
     found: dict[Late, list[int]] = {}
     for op, what in enumerate(graph.ops):
         if what.late is not None:
@@ -258,7 +258,7 @@ def _choosers(graph: Graph) -> dict[Late, list[int]]:
 
 
 def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
-    """For each op with late reads, the share of each candidate; they add up to 1."""
+    """For each op with dynamic reads, the share of each candidate; they add up to 1."""
     choosers = _choosers(graph)
     if isinstance(origin, Routing):
         return _frequencies(graph, origin)

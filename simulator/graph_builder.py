@@ -151,7 +151,7 @@ class GraphBuilder:
         self._rank_groups[name] = Group(name, found)
 
     def late(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1) -> Late:
-        """Return the late reads of the op that is added next, for its field `late`.
+        """Return the dynamic reads of the op that is added next, for its field `late`.
 
         Parameters
         ----------
@@ -197,7 +197,7 @@ class GraphBuilder:
             Where it runs.
         **more
             Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors, but for
-            candidates of late reads.
+            candidates of dynamic reads.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class GraphBuilder:
     def _check_late(self, op: str, late: Late, kind: OpKind, tensors: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         reads, writes = tensors
         if kind is not OpKind.COMPUTE:
-            raise self._error("op", op, "an op with late reads is of kind compute", f"kind {kind}", "correct it")
+            raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)
         odd = next((t for t in late.candidates if t not in only_read), None)
         if odd is not None:

@@ -118,7 +118,7 @@ class View(Protocol):
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
         """A guess at what the next issue of an op chooses, right with a probability for each of it.
 
-        It is made once the op has ended that reveals late reads before the one that reveals these, in program order;
+        It is made once the op has ended that reveals dynamic reads before the one that reveals these, in program order;
         before the first one comes the last one of the step before.
         """
 
@@ -150,8 +150,8 @@ class Plan:
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
     backbone
-        Parts of a reactive plan that decides about late reads alone: all else was planned before, and costs the host
-        what it does in a fixed plan. What is decided is what names candidates of late reads, and each sync. The plan
+        Parts of a reactive plan that decides about dynamic reads alone: all else was planned before, and costs the host
+        what it does in a fixed plan. What is decided is what names candidates of dynamic reads, and each sync. The plan
         issues its parts in turn, again and again; in between it copies and detaches candidates, which no part does.
     file
         Where it was read, as people wrote it; empty if it was made here.

@@ -1,4 +1,4 @@
-"""Small graphs with late reads, and a runtime that brings what is chosen, for the tests."""
+"""Small graphs with dynamic reads, and a runtime that brings what is chosen, for the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random graphs with late reads, where their draws come from, and machines for them."""
+"""Random graphs with dynamic reads, where their draws come from, and machines for them."""
 
 from __future__ import annotations
 

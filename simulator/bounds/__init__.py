@@ -16,11 +16,11 @@ and each brings data that some op reads which the last op of the line waits for,
 starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
 because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
 distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
-it reads late, it may take less than in the step before; by that the ends are closer to each other than the starts.
+it reads dynamically, it may take less than in the step before; by that the ends are closer to each other than the
+starts.
 
-*Late reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans fixed
-before the run, which must bring all candidates, more is known of all steps
-together (`mean_step`).
+*Dynamic reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans
+fixed before the run, which must bring all candidates, more is known of all steps together (`mean_step`).
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
@@ -219,20 +219,20 @@ class Limits:
 
 
 def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
-    """Bound the mean step of a plan that is repeated in each step, whatever late reads choose.
+    """Bound the mean step of a plan that is repeated in each step, whatever dynamic reads choose.
 
     At time 0 a tensor whose home is not the compute tier is nowhere else. A plan that is fixed before the run, and
-    right whatever is chosen, issues a copy in of each candidate of a late read in its first step; so in every step, as
-    all have the same. It does the same with all that is read before it is written, and copies home what was written. A
-    run has ended when all its copies have. So the links that lead from there to the compute tier carry in ``n`` steps
+    right whatever is chosen, issues a copy in of each candidate of a dynamic read in its first step; so in every step,
+    as all have the same. It does the same with all that is read before it is written, and copies home what was written.
+    A run has ended when all its copies have. So the links that lead from there to the compute tier carry in ``n`` steps
     ``n`` times what they must carry in one, and the makespan is at least ``n`` times as long as that takes. A single
-    step may take less, because an op with late reads waits only for what is chosen: the rest may come behind it, in the
-    next step.
+    step may take less, because an op with dynamic reads waits only for what is chosen: the rest may come behind it, in
+    the next step.
 
     Parameters
     ----------
     graph, hardware, homes
-        As for `Limits`; all candidates of late reads are among what ops read.
+        As for `Limits`; all candidates of dynamic reads are among what ops read.
 
     Returns
     -------

@@ -73,9 +73,9 @@ class Timing:
     path_ns
         Longest path of a step [ns].
     shorter_ns
-        How much less the last op of the line may take than in the step before [ns]; of late reads, see the package.
+        How much less the last op of the line may take than in the step before [ns]; of dynamic reads, see the package.
     outlasting
-        Tensors of which copies may outlast a step, because late reads may choose them, if the graph does not say so.
+        Tensors of which copies may outlast a step, because dynamic reads may choose them, if the graph does not say so.
     """
 
     precedence: Precedence

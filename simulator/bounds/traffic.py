@@ -19,8 +19,8 @@ nowhere else between the steps: so a copy of ``b`` out, issued in this step, has
 
 It holds of any ``Q``. Of all tensors of at least some size, each size is tried.
 
-*Premises.* All ops are on one stream and no ranks meet, as the window is simple then. Ops run once. What late reads may
-choose, and no op writes, is left out: copies of it may outlast a step.
+*Premises.* All ops are on one stream and no ranks meet, as the window is simple then. Ops run once. What dynamic reads
+may choose, and no op writes, is left out: copies of it may outlast a step.
 """
 
 from __future__ import annotations

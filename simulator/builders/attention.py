@@ -34,7 +34,7 @@ All views attend to the same keys and values; the paper gives each its own, whic
 is absorbed in both phases, because the heads of one group share what they select.
 
 In decode, where the cache is cut into blocks, each sequence has an op ``attn.selected.s0`` of its own, whose selected
-blocks are late reads that ``attn.select`` reveals; each group of heads chooses for itself. The first and the last
+blocks are dynamic reads that ``attn.select`` reveals; each group of heads chooses for itself. The first and the last
 blocks, which are always selected, are read for certain. Blocks that the window sees as well are in place then, and no
 candidates: all choices fall on others, so that a little more is fetched than could be (7 of 1,022 blocks lie in the
 window at 65,536 tokens). A block has the keys of all groups, and is fetched and read as a whole for any.

@@ -5,10 +5,10 @@ them in place, and reads from the compute tier as many as are expected to be cho
 tokens that each choose k different ones, all equally likely, leave out each one with probability (1 - k / E)^T, so that
 E * (1 - (1 - k / E)^T) are read, rounded up to whole experts. Each token takes 2 FLOP for each parameter of its k.
 
-As tensors of their own (``experts: each``), experts are read late: ``ffn.route`` reveals which ones a step needs, and
-one grouped op, ``ffn.experts``, takes each row through the gate, the up and the down matrix of its expert, behind the
-shared expert, so that what is chosen can come in beside that. Gate, up and their product are written and read once;
-they are its workspace. What is chosen adds its size to the traffic.
+As tensors of their own (``experts: each``), experts are read dynamically: ``ffn.route`` reveals which ones a step
+needs, and one grouped op, ``ffn.experts``, takes each row through the gate, the up and the down matrix of its expert,
+behind the shared expert, so that what is chosen can come in beside that. Gate, up and their product are written and
+read once; they are its workspace. What is chosen adds its size to the traffic.
 
 Where the experts are spread over R ranks, one rank has E / R of them, which the tokens of all choose: it takes in as
 many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
@@ -141,7 +141,7 @@ def _together(t: Tape, part: Experts, x: str) -> str:
 
 
 def _each(t: Tape, part: Experts, x: str) -> str:
-    """Take each row through all of its expert in one op, which reads late those experts that are chosen."""
+    """Take each row through all of its expert in one op, which reads dynamically those experts that are chosen."""
     stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
     size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
     names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]

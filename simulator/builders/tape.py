@@ -218,7 +218,7 @@ class Tape:
         return out
 
     def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
-        """Late reads of the op of the current block that is added next."""
+        """Dynamic reads of the op of the current block that is added next."""
         return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
 
     def group(self, name: str, members: Iterable[Iterable[int]]) -> str:

@@ -101,5 +101,5 @@ def _plan(path: Path, scenario: str) -> str:
 
 
 def _check_plan(case: Case, task: Task, plan: Plan) -> None:
-    """Hold a plan against the graph, with what late reads of its first rank choose."""
+    """Hold a plan against the graph, with what dynamic reads of its first rank choose."""
     referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]))

@@ -78,7 +78,7 @@ def duration_ns(op: Op, hardware: Hardware) -> int:
 
 
 def chosen_op(op: Op, chosen_bytes: int) -> Op:
-    """Return an op with late reads as one that reads so much of its candidates [B], and all it reads for certain."""
+    """Return an op with dynamic reads as one that reads so much of its candidates [B], and all it reads for certain."""
     return op if op.duration_ns is not None else replace(op, read_bytes=op.read_bytes + chosen_bytes)
 
 
@@ -88,7 +88,7 @@ def expected_op(op: Op, sizes: Sequence[int]) -> Op:
     Parameters
     ----------
     op
-        The op; one without late reads stays as it is.
+        The op; one without dynamic reads stays as it is.
     sizes
         Size of each tensor of its graph [B].
     """
@@ -105,7 +105,7 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
     Parameters
     ----------
     graph
-        Its ops. A collective takes what it takes once all members have come; an op with late reads, what it takes to
+        Its ops. A collective takes what it takes once all members have come; an op with dynamic reads, what it takes to
         read as much as is expected (see `expected_op`).
     hardware
         The machine.

@@ -17,8 +17,9 @@ needs to go on, although all fits in issue order.
 What a compute has seen to, those behind it on its stream need not look at again, until the tensor is detached. If a
 compute wrote it, and it was not copied either since, no other copy is valid.
 
-The k-th issue of an op with late reads reads what is drawn for step k. In issue order it names all its candidates, so
-that a detach after it waits for it; but only what it is sure to read, and what is chosen, must be valid when it starts.
+The k-th issue of an op with dynamic reads reads what is drawn for step k. In issue order it names all its candidates,
+so that a detach after it waits for it; but only what it is sure to read, and what is chosen, must be valid when it
+starts.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Detach:
 
 
 class LateReads:
-    """What ops with late reads read, issue by issue.
+    """What ops with dynamic reads read, issue by issue.
 
     Parameters
     ----------
@@ -90,8 +91,8 @@ class LateReads:
     Attributes
     ----------
     certain, possible
-        Per op: tracked tensors that it reads for certain and that no op reads late; other tracked ones of its reads.
-        Of the latter nothing is known from the ops before, which may have named them without reading them.
+        Per op: tracked tensors that it reads for certain and that no op reads dynamically; other tracked ones of its
+        reads. Of the latter nothing is known from the ops before, which may have named them without reading them.
     """
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
@@ -123,7 +124,7 @@ class LateReads:
         return (*[tensor for tensor in chosen if self._tracked[tensor]], *self._others[op])
 
     def timed(self, compute: Compute) -> Compute:
-        """Give an issue that was just counted its own time, if its op has late reads."""
+        """Give an issue that was just counted its own time, if its op has dynamic reads."""
         if issued := self._issued.get(compute.op):
             compute.duration_ns = self._durations[compute.op][issued - 1]
             compute.chosen_bytes = self._chosen_bytes[compute.op][issued - 1]
@@ -165,7 +166,7 @@ class Counter:
     streams, routes
         Its streams and links.
     late
-        What late reads choose, if there are some.
+        What dynamic reads choose, if there are some.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Which ranks stand for others: ranks that run the same, and see the same, do the same at the same times.
 
-Ranks with the same program, which includes what its late reads choose, are a *class*. A run may simulate the first rank
-of each class only if nothing tells the others apart from it: what they share grants nobody a turn before somebody else
-(bandwidth is shared max-min; room of a shared tier is not, so it must suffice for all), each node that has ranks of a
-class has as many of each other class, and they meet the like. A flow of the one then counts on each shared resource for
-as many flows as it stands for, so that all rates and times are exactly those of the whole.
+Ranks with the same program, which includes what its dynamic reads choose, are a *class*. A run may simulate the first
+rank of each class only if nothing tells the others apart from it: what they share grants nobody a turn before somebody
+else (bandwidth is shared max-min; room of a shared tier is not, so it must suffice for all), each node that has ranks
+of a class has as many of each other class, and they meet the like. A flow of the one then counts on each shared
+resource for as many flows as it stands for, so that all rates and times are exactly those of the whole.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
 
 
 def drawn_apart(programs: Sequence[Program]) -> str:
-    """Which ranks would run the same if their late reads did not choose for themselves; empty if there are none."""
+    """Which ranks would run the same if their dynamic reads did not choose for themselves; empty if there are none."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, program in enumerate(programs):
         other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)
         if programs[other].draws is not program.draws:
-            return f"ranks {other} and {rank} run the same, but each draws what its late reads choose"
+            return f"ranks {other} and {rank} run the same, but each draws what its dynamic reads choose"
     return ""
 
 

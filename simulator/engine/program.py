@@ -25,7 +25,7 @@ class Program:
     starts_ns
         When the host begins to issue [ns].
     draws
-        What its late reads choose; None: its ops read all candidates, and take what `durations_ns` says.
+        What its dynamic reads choose; None: its ops read all candidates, and take what `durations_ns` says.
     allocator
         How places of its compute tier get addresses.
     """
@@ -52,7 +52,7 @@ class Columns:
         Per op: tracked tensors that it reads, and writes.
     duration_ns, workspace_bytes, is_collective
         Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
-        late reads the duration is set when it starts.
+        dynamic reads the duration is set when it starts.
     size_bytes, home
         Per tensor.
     written

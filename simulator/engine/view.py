@@ -60,7 +60,7 @@ class Issued(Counter):
         codes
             The plan.
         costs
-            What the host pays. With a static part, only what is decided about late reads has the price of a runtime.
+            What the host pays. With a static part, only what is decided about dynamic reads has the price of a runtime.
         rows
             Takes the codes, for the trace.
         """
@@ -123,7 +123,7 @@ class Issued(Counter):
         Parameters
         ----------
         op
-            An op with late reads; what is revealed first is guessed at after what is last in the step before.
+            An op with dynamic reads; what is revealed first is guessed at after what is last in the step before.
         accuracy
             With this probability each of what is chosen is guessed; for others something else is.
         """
@@ -132,12 +132,12 @@ class Issued(Counter):
         return late.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
     def _revealing(self, op: int, is_known: Callable[[LateReads, int], bool]) -> LateReads:
-        """The late reads, if what the op chooses may be asked for now."""
+        """The dynamic reads, if what the op chooses may be asked for now."""
         late, what = self._late, self._graph.ops[op]
         where = f"step {self._number} (what op {what.name!r} reads)"
         if late is None or op not in late or what.late is None:
             raise PlanError(
-                where, "what is chosen is asked of an op with late reads", repr(what.name), "ask for another"
+                where, "what is chosen is asked of an op with dynamic reads", repr(what.name), "ask for another"
             )
         if not is_known(late, op):
             by = self._graph.ops[what.late.revealed_by].name

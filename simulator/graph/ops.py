@@ -131,10 +131,10 @@ class Op:
     name
         Unique path name, such as ``L03/fwd/attn.qkv``.
     reads, writes
-        Tensor ids; an op that updates a tensor in place both reads and writes it. Candidates of late reads are among
-        `reads`, so that whoever knows nothing of late reads brings all of them.
+        Tensor ids; an op that updates a tensor in place both reads and writes it. Candidates of dynamic reads are among
+        `reads`, so that whoever knows nothing of dynamic reads brings all of them.
     read_bytes, write_bytes
-        Traffic in the compute tier [B]; what is chosen of late reads adds its size.
+        Traffic in the compute tier [B]; what is chosen of dynamic reads adds its size.
     flops
         Arithmetic work [FLOP].
     workspace_bytes
@@ -225,7 +225,7 @@ class Graph:
 
     @property
     def certain(self) -> Self:
-        """The same graph with nothing but what ops read for certain; what late reads choose is left out."""
+        """The same graph with nothing but what ops read for certain; what dynamic reads choose is left out."""
         if not self.has_late:
             return self
         ops = [
@@ -237,13 +237,13 @@ class Graph:
 
     @property
     def cacheable(self) -> frozenset[int]:
-        """Candidates of late reads that persist and that no op writes: copies of them may outlast a step."""
+        """Candidates of dynamic reads that persist and that no op writes: copies of them may outlast a step."""
         found = {t for t in self.candidates if self.tensors[t].persistent}
         return frozenset(found.difference(*(op.writes for op in self.ops)) if found else ())
 
     @property
     def candidates(self) -> frozenset[int]:
-        """All tensors that some op may read late."""
+        """All tensors that some op may read dynamically."""
         return frozenset(t for op in self.ops if op.late for t in op.late.candidates)
 
     def matching(self, pattern: str) -> list[int]:

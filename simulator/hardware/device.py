@@ -59,10 +59,10 @@ class ReactiveHost(Part):
     sync_ns
         Waiting for the device, on top of the wait itself.
     select_ns
-        Finding one candidate that a late read has chosen, such as a block of a KV cache, when it is revealed.
+        Finding one candidate that a dynamic read has chosen, such as a block of a KV cache, when it is revealed.
     update_ns
         Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
-        This and `select_ns` are paid under a compiled plan, too, if it leaves late reads to the run.
+        This and `select_ns` are paid under a compiled plan, too, if it leaves dynamic reads to the run.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")

@@ -86,7 +86,7 @@ class IssuedSteps:
     def _hold(self, tensor: int, tier: int, *, held: bool) -> None:
         """Note whether a place is held, and whether that is unlike at time 0.
 
-        Copies that may outlast a step, because late reads may choose them again, do not count.
+        Copies that may outlast a step, because dynamic reads may choose them again, do not count.
         """
         is_home = self._home[tensor] == tier
         if self._exists[tensor] and (is_home or tensor not in self._may_stay):

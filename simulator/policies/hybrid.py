@@ -34,18 +34,18 @@ from simulator.units import Bytes, human, require
 
 
 class Options(Part):
-    """How late reads are handled; ``best`` tries the values by replay and takes the fastest.
+    """How dynamic reads are handled; ``best`` tries the values by replay and takes the fastest.
 
     Attributes
     ----------
     cache
-        Room for what is read late [B]; default: all that the static part leaves when nothing of it moves, or else what
-        may be chosen at once.
+        Room for what is read dynamically [B]; default: all that the static part leaves when nothing of it moves, or
+        else what may be chosen at once.
     evict
         Who leaves the cache first: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
     prefetch
-        When late reads are revealed, what is fetched for the ops whose late reads are revealed next: nothing
+        When dynamic reads are revealed, what is fetched for the ops whose dynamic reads are revealed next: nothing
         (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
     accuracy
         How likely each of what is chosen is guessed; without a guess there is none.
@@ -63,7 +63,7 @@ class Options(Part):
 
 
 def plan(problem: Problem, options: Options) -> Plan:
-    """Plan what is known, and handle what is read late at run time; without late reads it is the plan of `static`.
+    """Plan what is known, and handle dynamic reads at run time; without any it is the plan of `static`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If the cache has no room for what one op may choose, or the static part none beside it.
     ScopeError
-        If late reads cannot be handled at run time.
+        If dynamic reads cannot be handled at run time.
     """
     if not problem.graph.has_late:
         return static.plan(problem, static.Options())
@@ -143,19 +143,22 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
     _check_links(dynamic)
     cache_bytes = _cache_bytes(dynamic, options.cache)
     planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
-    notes = [f"of all but what is read late: {note}" for note in planned.notes]
+    notes = [f"of all but what is read dynamically: {note}" for note in planned.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
-        notes.append(f"{size} of what is read late stays in {tier}")
+        notes.append(f"{size} of what is read dynamically stays in {tier}")
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
 
 def _check_apart(dynamic: DynamicReads) -> None:
-    """Refuse what is read late by one op and for certain by another: static part and cache would both move it."""
+    """Refuse what one op reads dynamically and another for certain: static part and cache would both move it."""
     graph = dynamic.problem.graph
     both = ((op, t) for op in graph.certain.ops for t in op.reads if t in dynamic.candidates)
     for op, tensor in both:
-        must, found = "what is read late is read by no op for certain", f"{graph.tensors[tensor].name!r} by {op.name!r}"
+        must, found = (
+            "what is read dynamically is read by no op for certain",
+            f"{graph.tensors[tensor].name!r} by {op.name!r}",
+        )
         raise ScopeError("policy 'hybrid'", must, found, "use reactive with late: on_demand")
 
 
@@ -165,7 +168,7 @@ def _check_links(dynamic: DynamicReads) -> None:
     for tensor in dynamic.candidates:
         home = problem.homes[tensor]
         if (home, problem.compute_tier) not in problem.links:
-            must, do = "a link leads from the home of what is read late into the compute tier", "change its home"
+            must, do = "a link leads from the home of what is read dynamically into the compute tier", "change its home"
             found = f"none from {problem.tiers[home]}, the home of {problem.graph.tensors[tensor].name!r}"
             raise ScopeError("policy 'hybrid'", must, found, do)
 

@@ -95,7 +95,8 @@ class Problem:
     turns
         Into how many groups its ranks may be divided that begin one after another; none where that cannot help.
     popularity
-        For each op with late reads, the share of each candidate in what is chosen; what is chosen nobody knows before.
+        For each op with dynamic reads, the share of each candidate in what is chosen; what is chosen nobody knows
+        before.
     allocator
         How places of the compute tier get addresses when a plan is tried.
     """
@@ -132,7 +133,7 @@ class Problem:
         return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
 
     def static_part(self, budget_bytes: int | float) -> Problem:
-        """The same without what late reads choose, in another budget [B]."""
+        """The same without what dynamic reads choose, in another budget [B]."""
         graph = self.graph.certain
         return replace(self, graph=graph, lifetimes=Lifetimes(graph), budget_bytes=budget_bytes, popularity={})
 

@@ -41,15 +41,15 @@ class Options(Part):
     evict
         ``lru``: least recent use first. ``fifo``: oldest producer first, then the larger. ``furthest``: furthest next
         use first, which needs to know the order of all ops. ``lfu``: least often used first. ``hot``: the likeliest
-        candidates of late reads stay once they are there, as far as all ops have room beside; else ``lru``. ``best``
-        tries the first three, and for late reads on demand lru, lfu and hot.
+        candidates of dynamic reads stay once they are there, as far as all ops have room beside; else ``lru``. ``best``
+        tries the first three, and for dynamic reads on demand lru, lfu and hot.
     look_ahead
         How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
     synchronous
         The host waits for each copy as it is issued.
     late
-        What it does about late reads: fetches ``all`` candidates before an op; or syncs what reveals them, and fetches
-        what is chosen, ``on_demand``; copies may then stay from step to step.
+        What it does about dynamic reads: fetches ``all`` candidates before an op; or syncs what reveals them, and
+        fetches what is chosen, ``on_demand``; copies may then stay from step to step.
     """
 
     evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"
@@ -96,7 +96,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
         eviction = Eviction(evict, problem, stay)
         return RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
 
-    how = ", fetches late reads on demand" if sets.dynamic.readers else ""
+    how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     untouched = frozenset(t for t in sets.pinned if problem.graph.tensors[t].persistent)
     runtime, steps = OpByOp(sets, look_ahead, cache), problem.graph.steps

@@ -119,10 +119,10 @@ class DynamicReads:
         if odd is not None:
             name = graph.tensors[odd].name
             must, do = "what is handled at run time persists, and no op writes it", "keep its home in the compute tier"
-            raise ScopeError(f"policy {policy!r}", must, f"{name!r}, which may be read late", do)
+            raise ScopeError(f"policy {policy!r}", must, f"{name!r}, which may be read dynamically", do)
         mute = next((op for op in self.revealed if not graph.ops[op].writes), None)
         if mute is not None:
-            must, do = "an op that reveals late reads writes what can be synced", "let it write what it decides"
+            must, do = "an op that reveals dynamic reads writes what can be synced", "let it write what it decides"
             raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
 
 

@@ -35,7 +35,7 @@ class Findings:
     unread_bytes
         Their size [B].
     unchosen_copies, unchosen_bytes
-        The same of candidates of late reads, which could have been chosen when they were copied.
+        The same of candidates of dynamic reads, which could have been chosen when they were copied.
     """
 
     dead_byte_ns: dict[str, int]
@@ -59,7 +59,7 @@ class Findings:
             what = "copy is" if self.unread_copies == 1 else "copies are"
             said.append(f"{self.unread_copies:,} {what} never used ({human(self.unread_bytes, 'B')}): drop them")
         if self.unchosen_copies:
-            what = "copy of a late read was" if self.unchosen_copies == 1 else "copies of late reads were"
+            what = "copy of a dynamic read was" if self.unchosen_copies == 1 else "copies of dynamic reads were"
             said.append(f"{self.unchosen_copies:,} {what} not chosen ({human(self.unchosen_bytes, 'B')})")
         return tuple(said)
 

@@ -62,8 +62,8 @@ class Program:
     Attributes
     ----------
     uses
-        What ops read and write; where late reads are drawn, what is certain, and behind the last op the candidates of
-        each op with late reads.
+        What ops read and write; where dynamic reads are drawn, what is certain, and behind the last op the candidates
+        of each op with dynamic reads.
     tiers, compute_tier
         How many tiers there are, and which one computes work in.
     sizes, persistent
@@ -110,7 +110,7 @@ class Program:
             self.streams = np.unique(self._lap["b"][self._lap["kind"] == COMPUTE]).tolist()
 
     def with_draws(self, draws: Draws | None) -> Program:
-        """The same where it is known what late reads choose."""
+        """The same where it is known what dynamic reads choose."""
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)
@@ -152,7 +152,7 @@ class Program:
         return alone
 
     def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
-        """Each op whose late reads are drawn, and where it is among `ops`: the k-th one is of step k."""
+        """Each op whose dynamic reads are drawn, and where it is among `ops`: the k-th one is of step k."""
         if self._draws is not None:
             yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)
 

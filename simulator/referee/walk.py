@@ -4,7 +4,7 @@ The state is one of absent, valid and stale for each place (a tensor in a tier).
 in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
 step is over where every op has run and all places are as they must be between steps: persistent tensors valid at home
 and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began. Copies of
-what late reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
+what dynamic reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
 An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
 program order gives it (`values`): run again after something was overwritten, it would make something else. Each rank
@@ -49,8 +49,8 @@ def check_plan(
     pinned
         Tensors (ids) that the scenario keeps in the compute tier because it names that as their home.
     draws
-        What late reads choose, for a plan that was made when that was known, such as a record; one that repeats cannot
-        know it, and then brings all candidates, as without draws.
+        What dynamic reads choose, for a plan that was made when that was known, such as a record; one that repeats
+        cannot know it, and then brings all candidates, as without draws.
 
     Raises
     ------

@@ -41,7 +41,7 @@ from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Table, Tra
 
 
 class Drawn(NamedTuple):
-    """A plan with what late reads choose on the rank that ran it, how places get addresses there, and what stays."""
+    """A plan with what dynamic reads choose on the rank that ran it, how places get addresses there, and what stays."""
 
     plan: Plan
     draws: Draws | None
@@ -64,7 +64,7 @@ def check_trace(
     job, hardware
         What ran, where; a graph that all ranks run is a job, too.
     plans
-        What was decided, for each rank; with draws, what its late reads choose. Without, all candidates are read.
+        What was decided, for each rank; with draws, what its dynamic reads choose. Without, all candidates are read.
     trace
         What happened.
     budget_bytes
@@ -245,7 +245,7 @@ class Watch:
     Parameters
     ----------
     job, hardware, ran
-        What runs, where; as decided, with what late reads choose, for each rank.
+        What runs, where; as decided, with what dynamic reads choose, for each rank.
     budget_bytes, switches
         As for `check_trace`.
     stands_in

@@ -107,7 +107,7 @@ UNBOUNDED = "none"
 """Kind of bound of a row whose plan leaves the program's order or its streams."""
 
 OF_FIXED = ", fixed plans"
-"""Ends the kind of a bound of fixed plans where ops read late: of a step on average, so that the gap is of the run."""
+"""Ends the kind of a bound of fixed plans with dynamic reads: of a step on average, so that the gap is of the run."""
 
 
 def percent(fraction: object) -> str:

@@ -291,7 +291,7 @@ def _times(loaded: Loaded, job: Job) -> list[list[int]]:
 
 
 def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], draws: RunDraws) -> bounds.Team:
-    """All ranks with the times of their ops, and the streams on which they run, without what late reads choose."""
+    """All ranks with the times of their ops, and the streams on which they run, without what dynamic reads choose."""
     streams = tuple(streams_of(graph, loaded.scenario.switches) for graph in job.graphs)
     every = enumerate(zip(job.graphs, times, strict=True))
     measured = tuple(draws.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)

@@ -1,7 +1,7 @@
 """One graph of a job: what a policy has to solve for it, how plans for it are tried, and what no plan can beat.
 
-Late reads are drawn once for each rank, or read for all, and drawn apart for trying plans. Plans are tried on one rank,
-or on one that stands for several, beside what is not known yet.
+Dynamic reads are drawn once for each rank, or read for all, and drawn apart for trying plans. Plans are tried on one
+rank, or on one that stands for several, beside what is not known yet.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class RunDraws:
         scenario = loaded.scenario
         choosing = {op.name for graph in job.graphs for op in graph.ops if op.late}
         if "draws" in scenario.model_fields_set and not choosing:
-            must, do = "draws are for ops with late reads", "remove them, or say experts: each in the workload"
+            must, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
             raise ConfigError(loaded.place("draws"), must, "none in what runs", do)
         if scenario.draws.file is None:
             return cls(scenario.draws, scenario.seed, loaded.hardware)
         origin = formats.read_routing(loaded.paths["draws"])
         strange = {name for _, name in origin.by_step} - choosing if isinstance(origin, Routing) else ()
         if strange:
-            must, do = "each op in the file is one with late reads of what runs", "take the file of this model"
+            must, do = "each op in the file is one with dynamic reads of what runs", "take the file of this model"
             raise ConfigError(origin.source, must, repr(min(strange)), do)
         return cls(origin, scenario.seed, loaded.hardware)
 
@@ -70,7 +70,7 @@ class RunDraws:
         return isinstance(self.origin, Routing)
 
     def draws(self, graph: Graph, rank: int = 0, *, rehearsal: bool = False) -> Draws | None:
-        """What late reads of a rank choose; None if its graph has none.
+        """What dynamic reads of a rank choose; None if its graph has none.
 
         A rehearsal has draws with the same shares that are not those of the run: what a runtime is tried with.
         """
@@ -117,7 +117,7 @@ class Trials:
     Parameters
     ----------
     drawn
-        What late reads choose.
+        What dynamic reads choose.
     """
 
     def __init__(self, drawn: RunDraws) -> None:
@@ -143,7 +143,7 @@ class Trials:
     def __call__(self, problem: Problem, plan: Plan) -> Replay:
         """What a policy learns by trying a plan: on one rank that stands for all that do the same, if it can.
 
-        A fixed plan is tried as if ops with late reads read all candidates, and took what is expected; a runtime is
+        A fixed plan is tried as if ops with dynamic reads read all candidates, and took what is expected; a runtime is
         tried with draws that are not those of the run.
         """
         self._begun += 1
@@ -186,9 +186,9 @@ class Task:
     problem
         What every policy has to solve for it.
     number, team
-        Which graph of the job it is; all ranks of the job, without what late reads choose.
+        Which graph of the job it is; all ranks of the job, without what dynamic reads choose.
     drawn
-        What late reads choose.
+        What dynamic reads choose.
     """
 
     problem: Problem
@@ -202,7 +202,7 @@ class Task:
         return self.team.times_ns[self.number]
 
     def draws(self, rank: int) -> Draws | None:
-        """What late reads of a rank choose; None if there are none."""
+        """What dynamic reads of a rank choose; None if there are none."""
         return self.drawn.draws(self.graph, rank)
 
     @cached_property
@@ -235,7 +235,7 @@ class Task:
 
     @cached_property
     def lap_bound(self) -> bounds.Bound:
-        """What each lap of a plan takes at least on average that repeats, and is right whatever late reads choose."""
+        """What each lap of a repeating plan takes at least on average, right whatever dynamic reads choose."""
         return bounds.mean_step(self.graph, self.problem.hardware, self.problem.known_homes)
 
     @cached_property

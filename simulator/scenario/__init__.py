@@ -100,7 +100,7 @@ class PolicyChoice(Part):
 
 
 class DrawsOrigin(Part):
-    """Where it comes from which candidates of late reads are chosen: a distribution, or a file.
+    """Where it comes from which candidates of dynamic reads are chosen: a distribution, or a file.
 
     Attributes
     ----------
@@ -219,8 +219,8 @@ class Scenario(Document):
     largest
         Up to which value of a field of the workload each row still fits is searched: column ``largest_<field>``.
     draws
-        What is chosen of late reads, step by step: a distribution, or a file. Policies may know how likely a candidate
-        is, and not what is chosen before it is revealed.
+        What is chosen of dynamic reads, step by step: a distribution, or a file. Policies may know how likely a
+        candidate is, and not what is chosen before it is revealed.
     seed
         What all that is drawn begins with.
     kv_tiers

@@ -52,7 +52,7 @@ def test_experts_leave_hbm_but_for_the_cache(results):
 
 
 OTHERS = ["deepseek_v3_nsa_decode", "deepseek_v3_nsa_kv_offload"]
-"""The other shipped scenarios whose ops have late reads."""
+"""The other shipped scenarios whose ops have dynamic reads."""
 
 
 def test_there_are_no_others():

@@ -102,7 +102,7 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
         for row in ("hybrid", "demand"):
             assert results[row].summary["moved_h2d_bytes"] < static.summary["moved_h2d_bytes"]
         said = " ".join(static.remarks)
-        assert "copies of late reads were not chosen" in said
+        assert "copies of dynamic reads were not chosen" in said
         assert "drop them" not in said
 
 

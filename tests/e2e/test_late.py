@@ -1,4 +1,4 @@
-"""Experts that are read late, through the whole of a run: from the documents to the files."""
+"""Experts that are read dynamically, through the whole of a run: from the documents to the files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     rows = {label: row.summary for label, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
     assert (rows["hybrid"]["moved_h2d_bytes"] > 0) == moves
     assert rows["hybrid"]["step_ns"] <= rows["on demand"]["step_ns"]
-    assert ("of what is read late stays in hbm" in rows["hybrid"]["notes"]) == moves
+    assert ("of what is read dynamically stays in hbm" in rows["hybrid"]["notes"]) == moves
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu", "hot"])
@@ -172,7 +172,7 @@ def test_a_cache_that_is_too_small_is_told_with_what_is_right(tmp_path: Path) ->
 
 
 def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) -> None:
-    """No op has room in nothing; of late reads it needs what is chosen, and `static` all that may be."""
+    """No op has room in nothing; of dynamic reads it needs what is chosen, and `static` all that may be."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     story.write_text(story.read_text().replace("2 MB", "0 B"))
     short = hosim.run(story, policies=["static"])["static"].shortfall
@@ -186,7 +186,7 @@ def test_a_uniform_distribution_has_no_skew(tmp_path: Path) -> None:
 
 
 def test_conditions_are_tried_with_the_draws(tmp_path: Path) -> None:
-    """A plan for nominal times, and a runtime that handles late reads, under other conditions."""
+    """A plan for nominal times, and a runtime that handles dynamic reads, under other conditions."""
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     found = robustness(story, policy="hybrid", against="on demand", draws=2)
     assert {row["status"] for row in found.tables["points"]} == {"ok"}
@@ -211,7 +211,7 @@ BAD = {
         "draws: {file: r.csv}\n",
         "step,op,chosen\n"
         + "".join(f"{step},{op},0 1\n" for step in range(4) for op in (*OPS, "L09/experts", "L09/x")),
-        "each op in the file is one with late reads of what runs, found 'L09/experts'; take the file of",
+        "each op in the file is one with dynamic reads of what runs, found 'L09/experts'; take the file of",
     ),
     "two origins": ("draws: {file: r.csv, skew: 2.0}\n", "", "draws come from a file or from a distribution"),
     "an unknown distribution": ("draws: {distribution: zip}\n", "", "draws.distribution"),
@@ -243,7 +243,7 @@ def test_draws_for_what_draws_nothing_are_refused(tmp_path: Path, draws: str) ->
     story = folder(tmp_path, f"draws: {draws}\n", r_csv="layer,expert,share\n0,0,1\n")
     (tmp_path / "job.yaml").write_text(JOB.replace("experts: each\n", ""))
     with pytest.raises(
-        ConfigError, match=r"story.yaml:8, draws: draws are for ops with late reads, found none in what"
+        ConfigError, match=r"story.yaml:8, draws: draws are for ops with dynamic reads, found none in what"
     ):
         hosim.run(story)
 
@@ -306,7 +306,7 @@ def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_pat
 
 
 def test_ranks_that_draw_for_themselves_are_not_folded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ranks 0 and 1 run the same, but each draws what its late reads choose"):
+    with pytest.raises(ConfigError, match="ranks 0 and 1 run the same, but each draws what its dynamic reads choose"):
         hosim.run(of_three(tmp_path, "fold: always\n"))
     results = hosim.run(of_three(tmp_path, "fold: auto\n"), policies=["hybrid"])
     assert results["hybrid"].trace.stands_in == (0, 1, 2)

@@ -1,4 +1,4 @@
-"""Laws of late reads: nobody acts on a draw before its reveal, and what happens obeys the same laws as ever."""
+"""Laws of dynamic reads: nobody acts on a draw before its reveal, and what happens obeys the same laws as ever."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_two_runs_that_differ_in_a_draw_issue_the_same_steps_until_its_reveal(
 def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware
 ) -> None:
-    """Its lap is counted once, but for what it reads late, and runs as if each lap were counted anew."""
+    """Its lap is counted once, but for what it reads dynamically, and runs as if each lap were counted anew."""
     everything = [list(range(len(op.late.candidates))) for op in graph.ops if op.late]
     one_step = replace(graph, steps=1)
     names = [op.name for op in graph.ops if op.late]

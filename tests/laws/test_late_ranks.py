@@ -1,4 +1,4 @@
-"""Laws of late reads over several ranks: each has its own draws, and ranks that choose the same may be folded."""
+"""Laws of dynamic reads over several ranks: each has its own draws, and ranks that choose the same may be folded."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_ranks_that_draw_apart_are_not_folded() -> None:
     for origin in origins:
         draws = [drawn(graph, hardware, origin, rank=rank) for rank in range(RANKS)]
         programs = programs_of(graph, hardware, draws, 0)
-        with pytest.raises(ConfigError, match="ranks 0 and 1 run the same, but each draws what its late reads choose"):
+        with pytest.raises(
+            ConfigError, match="ranks 0 and 1 run the same, but each draws what its dynamic reads choose"
+        ):
             engine.run(programs, hardware, fold="always")
         assert engine.run(programs, hardware, fold="auto").stands_in == (0, 1, 2)
 

@@ -1,4 +1,4 @@
-"""Laws of policies that handle late reads at run time: what they issue obeys every rule, in any room they accept."""
+"""Laws of policies that handle dynamic reads at run time: what they issue obeys every rule, in any room they accept."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def problem(
 
 
 def least(graph: Graph) -> int:
-    """Room in which any of these graphs can run with late reads on demand: what is known to be chosen, and more."""
+    """Room in which any of these graphs can run with dynamic reads on demand: what is known to be chosen, and more."""
     known = []
     for at in range(len(graph.ops)):
         late = [one for op in graph.ops[at:] if (one := op.late) and one.revealed_by < at]
@@ -154,7 +154,7 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
 def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
 ) -> None:
-    """However it divides what is read late, and moves nothing if all of it fits."""
+    """However it divides what is read dynamically, and moves nothing if all of it fits."""
     hardware = machine()
     p = problem(graph, hardware, origin, least(graph) + spare, home=FREE)
     trace = run(p, POLICIES[name].plan(p, options), drawn(graph, hardware, origin, seed))

@@ -346,7 +346,7 @@ BAD = {
     ),
     "a choice of many": (
         lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"kind":"collective","duration_ns":1')),
-        ":4: op 'm': an op with late reads is of kind compute, found kind collective",
+        ":4: op 'm': an op with dynamic reads is of kind compute, found kind collective",
     ),
     "an input of two steps": (
         lines('{"tensor":"x","size_bytes":1,"kind":"input"}', '{"op":"f","reads":["x"]}', header='"steps":2'),

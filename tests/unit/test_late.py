@@ -1,4 +1,4 @@
-"""Late reads by hand: an exact timeline, what is refused, shares and files of draws."""
+"""Dynamic reads by hand: an exact timeline, what is refused, shares and files of draws."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ REFUSED = {
     "a look before the router": ([lambda view: view.chosen(EXPERTS)], "found a look before that"),
     "a look at another op": (
         [lambda view: view.chosen(SHARED)],
-        "reads): what is chosen is asked of an op with late reads, found 'L0/shared'; ask for another",
+        "reads): what is chosen is asked of an op with dynamic reads, found 'L0/shared'; ask for another",
     ),
     "a guess before the layer before": ([lambda view: view.predicted(EXPERTS, 1.0)], "found a look before that"),
     "an issue before the reveal": (

@@ -150,7 +150,7 @@ class _WriteOut:
         self._runs = [0] * len(graph.ops)
 
     def run(self, op: int) -> None:
-        """Write one run of an op; one with late reads as one that reads all candidates."""
+        """Write one run of an op; one with dynamic reads as one that reads all candidates."""
         what = self._graph.ops[op]
         what = replace(what, late=None) if what.late else what
         reads = tuple([self.now[t] for t in what.reads])
