@@ -110,7 +110,7 @@ def test_a_runtime_that_looks_longer_is_slower_and_a_fixed_plan_does_not_look():
     ],
 )
 def test_levels_have_a_range(kind, level):
-    with pytest.raises(ConfigError, match="a level is above 0 and below"):
+    with pytest.raises(ConfigError, match="a level is above 0 and at most"):
         robustness("tiny_train_910c", **{kind: [level]})
 
 
