@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from simulator import builders, catalog, formats, referee
@@ -61,7 +62,8 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 def _workload(workload: Workload, path: Path) -> str:
     if workload.graph is not None:
-        return formats.check(path.parent / workload.graph)
+        job = builders.build_job(workload, path.parent, partial(formats.read_graph, views=workload.views))
+        return formats.graph_jsonl.summary(job.graphs[0])
     if workload.requests is not None and workload.requests.file is not None:
         come = formats.read_requests(path.parent / workload.requests.file, workload.requests.count)
         return counted(len(come.requests), "request")

@@ -71,7 +71,7 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"
     held = sum(verdict.holds for verdict in results.expectations)
-    if held:
+    if results.expectations:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
 
 

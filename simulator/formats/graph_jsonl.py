@@ -194,7 +194,11 @@ def write(graph: Graph, path: Path) -> None:
 
 def describe(path: Path) -> str:
     """Read a graph and say in one line what is in it."""
-    graph = read(path)
+    return summary(read(path))
+
+
+def summary(graph: Graph) -> str:
+    """Say in one line what is in a graph."""
     sizes = sum(t.size_bytes for t in graph.tensors if t.persistent)
     return (
         f"graph {graph.name!r}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')} "

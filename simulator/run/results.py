@@ -174,7 +174,7 @@ class Result(Row):
         raise ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")
 
 
-_ALWAYS = ("step_ns", "makespan_ns", "compute_ns", "stall_ns")
+_ALWAYS = ("step_ns", "makespan_ns", "compute_ns", "stall_ns", "gap_fraction")
 """Columns of the summary that are there even if no row ran."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -132,7 +132,8 @@ class Workload(Document):
     def _check_model(self, model: Model) -> None:
         """Refuse a model of a family that the phase is not built for, and what does not suit its attention."""
         families = _FAMILIES[self.phase]
-        must = f"phase {self.phase} is built for models of this family"
+        names = " or ".join(get_args(family.model_fields["family"].annotation)[0] for family in families)
+        must = f"phase {self.phase} is built for models of family {names}"
         require(isinstance(model, families), must, model.family, "phase", do="set phase, or change the family")
         if self.requests is not None:
             self.requests.check(model)
