@@ -124,15 +124,24 @@ def replaced(out: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
+_SPARE = 4
+"""Open files for each level of folders within a result, and one more to list the deepest."""
+
+
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder for the time; an OSError if another process does, or it is not there any more."""
-    file = os.open(folder, os.O_RDONLY)
+    """Hold a folder for the time; an OSError if another process does, or it is not there any more.
+
+    It is held by as many open files as removing it takes, so that it can be removed when no more may be opened.
+    """
+    files = [os.open(folder, os.O_RDONLY)]
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files += [os.dup(files[0]) for _ in range(_SPARE)]
         yield
     finally:
-        os.close(file)
+        for file in files:
+            os.close(file)
 
 
 def _clear(out: Path) -> None:
