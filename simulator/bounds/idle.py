@@ -153,6 +153,8 @@ class Demand:
         graph, uses, writes = precedence.graph, found.uses[tensor], found.writes[tensor]
         if uses and tensor in precedence.inputs and found.is_read(tensor, uses[0]):
             uses = (-1, *uses)
+        if not (precedence.in_line or is_there):
+            uses = self._telling(tensor, uses)
         ops = len(graph.ops)
         is_needed_after = graph.tensors[tensor].persistent or tensor in precedence.outputs
         for after, reader in pairwise((*(uses or (-1,)), ops)):
@@ -165,6 +167,18 @@ class Demand:
                 maker = writes[version] if version >= 0 else -1
                 made = precedence.no_sooner(maker) if maker >= 0 else -1
                 yield tensor, size, after, first, last, due, made, maker
+
+    def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
+        """Uses without those beside the line of which the next one says more: the tensor is needed through them."""
+        precedence, graph, kept = self.precedence, self.precedence.graph, list[int]()
+        is_needed = graph.tensors[tensor].persistent or tensor in precedence.outputs
+        for use in reversed(uses):
+            reads, writes = (graph.ops[use].reads, graph.ops[use].writes) if use >= 0 else ((), ())
+            is_beside = use >= 0 and precedence.streams[use] > 0 and use != uses[0]
+            if not (is_beside and is_needed and tensor in reads) or (self.may_repeat and tensor in writes):
+                kept.append(use)
+                is_needed = tensor in reads
+        return tuple(kept[::-1])
 
 
 def tightest(ops: Ints, demand: Ints, count: int) -> Ints:

@@ -145,10 +145,10 @@ def room(graph: Graph, budget: int) -> dict[str, int]:
 
 
 def test_a_value_counts_beside_a_collective_if_it_is_needed_for_certain():
-    """While k runs a, which m reads, is needed beside b and c; the sum may be working on b while h runs."""
+    """While h runs a, which m reads, and b, which the sum may be working on and k reads, are both needed."""
     g = team("a 40, b 40, c 40", *SAVED, groups=ALL)
     assert room(g, 120) == {}
-    assert room(g, 100) == {"room at k": 1 + 1 + 20 + 1 + 20}
+    assert room(g, 100) == {"room at 2 ops": 1 + 20 + 9 + 1 + 20 + 1}
 
 
 def test_a_value_that_only_a_collective_still_needs_does_not_count():
