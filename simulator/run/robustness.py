@@ -235,7 +235,9 @@ class _Nominal:
             try:
                 plans[label] = own.rows([label])[label](own.problem)
             except CapacityError as error:
-                plans[label] = error
+                less_headroom = (f"leave less headroom than {100 * self.headroom:g} %",)
+                is_own = own is self.case or not self.headroom
+                plans[label] = error if is_own else CapacityError(replace(error.report, levers=less_headroom))
         return plans
 
 
