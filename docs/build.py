@@ -159,7 +159,7 @@ def _default(about: Mapping[str, Any]) -> str:
     found = about.get("default")
     if isinstance(found, dict) and found:
         return "see its keys"
-    return "" if found in (None, "", [], {}) else f"`{str(found).lower() if isinstance(found, bool) else found}`"
+    return "none" if found in (None, "", [], {}) else f"`{str(found).lower() if isinstance(found, bool) else found}`"
 
 
 def _type(about: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
@@ -172,7 +172,7 @@ def _type(about: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
     if "enum" in about or "const" in about:
         return ", ".join(f"`{value}`" for value in about.get("enum", [about.get("const")]))
     if about.get("examples"):
-        return f"such as `{about['examples'][0]}`"
+        return f"such as `{about['examples'][0]}`{' or `inf`' if 'inf)$' in about.get('pattern', '') else ''}"
     if about.get("type") == "array":
         return f"list of {_type(about['items'], parts)}" if "items" in about else "list"
     values = next(iter(about.get("patternProperties", {}).values()), about.get("additionalProperties"))

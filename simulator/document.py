@@ -122,9 +122,7 @@ class Part(BaseModel):
         told = {name: text for base in reversed(cls.__mro__) for name, text in _told_of_fields(base).items()}
         for name, field in cls.model_fields.items():
             if name in told:
-                entry = schema["properties"][field.alias or name]
-                written = entry.get("description")
-                entry["description"] = f"{told[name]} ({written})" if written and "pattern" in entry else told[name]
+                schema["properties"][field.alias or name]["description"] = told[name]
         schema["description"] = inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes\n")[0]
         return found
 
@@ -243,8 +241,12 @@ class Document(Part):
 
     Attributes
     ----------
-    name, title
-        Its catalogue name, and one line for people.
+    schema_
+        Kind and version of the document.
+    name
+        Its name in the catalogue.
+    title
+        One line for people.
     sources
         Field path (``links.d2h.bandwidth``, or a prefix of it) -> citations; conflicting figures are all listed.
     assumed

@@ -167,12 +167,15 @@ def schema(kind: str) -> dict[str, Any]:
     """
     if kind not in KINDS:
         raise ConfigError("schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
-    made = KINDS[kind].model_json_schema(by_alias=True)
+    made, written = (
+        KINDS[kind].model_json_schema(by_alias=True, mode=mode) for mode in ("validation", "serialization")
+    )
     made["required"] = ["schema", *made.get("required", [])]
-    for part in (made, *made["$defs"].values()):
-        for field in part.get("properties", {}).values():
-            if field.get("type") == "string" and not isinstance(field.get("default", ""), str):
-                del field["default"]  # a whole number inside, a text with a unit in the document
+    for name, part in (("", made), *made["$defs"].items()):
+        told = written["$defs"][name] if name else written
+        for key, field in part.get("properties", {}).items():
+            if "default" in field:  # a text with a unit in the document, a whole number inside
+                field["default"] = told["properties"][key]["default"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 

@@ -48,21 +48,25 @@ class FixedHost(Part):
 
 
 class ReactiveHost(Part):
-    """What the host pays for each step that a runtime decides while it runs [ns each].
+    """What the host pays for each action that a runtime decides while it runs [ns each].
 
     Attributes
     ----------
     inspect_ns
         Looking at the state before each compute.
-    compute_ns, copy_ns, detach_ns
-        Issuing a step of that kind.
+    compute_ns
+        Issuing a compute.
+    copy_ns
+        Issuing a copy.
+    detach_ns
+        Issuing a detach.
     sync_ns
         Waiting for the device, on top of the wait itself.
     select_ns
         Finding one candidate that a dynamic read has chosen, such as a block of a KV cache, when it is revealed.
     update_ns
         Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
-        This and `select_ns` are paid under a compiled plan, too, if it leaves dynamic reads to the run.
+        This and `select` are paid under a compiled plan, too, if it leaves dynamic reads to the run.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")
@@ -80,14 +84,16 @@ class ReactiveHost(Part):
 
 
 class Host(Part):
-    """The runtime on the host: what it pays for each step, and how far it may run ahead.
+    """The runtime on the host: what it pays for each action, and how far it may run ahead.
 
     Attributes
     ----------
     queue_depth
         Computes that may be issued and not yet started.
-    fixed, reactive
-        The costs under a fixed plan, and under one that is decided while it runs.
+    fixed
+        The costs under a plan that was made before the run.
+    reactive
+        The costs under a plan that is decided while it runs.
     """
 
     queue_depth: Count = 1024
@@ -141,12 +147,14 @@ class Caching(Part):
         A block is a multiple of this [B].
     small_bytes
         A block of at most so much is small [B]; small and large ones come from different segments.
-    small_segment_bytes, large_segment_bytes
-        Size of a segment for small blocks, and of one for blocks below `own_segment_bytes` [B].
+    small_segment_bytes
+        Size of a segment for small blocks [B].
+    large_segment_bytes
+        Size of a segment for blocks that are not small and are below `own_segment` [B].
     own_segment_bytes
-        From here on a block gets a segment of its own size, rounded up to `segment_rounding_bytes` [B].
+        From here on a block gets a segment of its own size, rounded up [B].
     segment_rounding_bytes
-        See there [B].
+        What the size of such a segment is a multiple of [B].
     remaps
         Whether compaction follows where giving cached segments back does not help. PyTorch gives up there; here the
         request then waits for a hole.

@@ -35,8 +35,10 @@ class Topology(Part):
 
     Attributes
     ----------
-    devices_per_node, nodes
-        All nodes together are the supernode.
+    devices_per_node
+        Devices of each node.
+    nodes
+        Nodes; all of them together are the supernode.
     """
 
     devices_per_node: Ranks = 1
@@ -119,10 +121,16 @@ class Hardware(Document):
     ----------
     compute_tier
         Name of the tier that kernels work in.
-    compute, host
-        The device's arithmetic and the costs of the runtime.
-    tiers, links, buses
-        By name; the order of the document is the order of ids in plans and traces.
+    compute
+        The device's arithmetic.
+    host
+        The costs of the runtime.
+    tiers
+        Memories by name; plans and traces number them in the order of the document.
+    links
+        Ways for copies by name; plans and traces number them in the order of the document.
+    buses
+        Wires that several links or ports share, by name.
     copy_queues
         By name, links whose transfers wait in one queue, in issue order, for the channels that these links then share
         (one copy stream for both directions); all of them have the same number of channels. Each other link has a

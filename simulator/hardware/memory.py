@@ -78,7 +78,15 @@ class Tier(Part):
 
 
 class EfficiencyPoint(Part):
-    """The share of a link's bandwidth that a copy of a given size reaches."""
+    """The share of a link's bandwidth that a copy of a given size reaches.
+
+    Attributes
+    ----------
+    size_bytes
+        Size of the copy [B].
+    fraction
+        Its share of the bandwidth.
+    """
 
     size_bytes: Bytes = Field(alias="size")
     fraction: Share
@@ -89,8 +97,10 @@ class Link(Part):
 
     Attributes
     ----------
-    source, target
-        Tier names.
+    source
+        Name of the tier that it copies from.
+    target
+        Name of the tier that it copies to.
     bandwidth_bytes_per_s
         Total rate of the link [B/s]. Of a staged link it may be left out, and is at most what its way carries.
     latency_ns

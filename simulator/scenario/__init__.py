@@ -108,7 +108,7 @@ class DrawsOrigin(Part):
         ``uniform``: all are equally likely. ``zipf``: the r-th most likely of a layer has a share like r to the power
         of minus `skew`; which candidate that is, is drawn for each layer.
     skew
-        See there; ``uniform`` has none.
+        How unequal the shares of ``zipf`` are: see `distribution`; ``uniform`` has none.
     stickiness
         With this probability each choice of a sample is kept from the step before.
     file
@@ -194,8 +194,10 @@ class Scenario(Document):
 
     Attributes
     ----------
-    hardware, workload
-        Names in the catalogue, or paths that end in ``.yaml``, relative to this document.
+    hardware
+        The machine: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
+    workload
+        What runs on it: a name or a path, as of `hardware`.
     set_
         Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
@@ -227,8 +229,12 @@ class Scenario(Document):
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
         with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
         run as well. Default: the compute tier alone.
-    switches, expect, claim
-        See there.
+    switches
+        Readings of the machine that are a choice.
+    expect
+        What must hold of the rows; `hosim run` ends with exit code 1 if something does not.
+    claim
+        The published sentence that this scenario puts to the test.
     """
 
     schema_: Literal["hosim/scenario/1"] = Field("hosim/scenario/1", alias="schema")

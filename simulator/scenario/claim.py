@@ -33,10 +33,12 @@ class Unstated(Part):
     fields
         Where it stands: field paths of the machine (``links.h2d.bandwidth``), or of the workload
         (``workload.sequence``). All have one value.
-    low, high
-        The range in which it may lie, ``from`` and ``to``: quantities, or numbers without a unit; or factors (``0.5x``)
-        by which figures of the machine are multiplied, which reaches also what rows set for themselves. What the
-        scenario takes lies in it.
+    low
+        The least value of the range in which it may lie: a quantity, or a number without a unit; or a factor
+        (``0.5x``) by which figures of the machine are multiplied, which reaches also what rows set for
+        themselves. What the scenario takes lies in the range.
+    high
+        The largest value of that range.
     multiple_of
         Of which whole number the values are multiples; for fields that are whole numbers.
     why
@@ -142,20 +144,26 @@ class Expectation(Part):
     over
         What is meant is the column's value divided by that of this row, or by this printed figure (``5.2 s``). It is
         then a ratio, and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
-    about, within
-        The expected value, as a quantity (``5.36 s``) or a bare share or text, and the accepted relative error.
-    at_most, at_least
-        Bounds, as a quantity or a bare share.
+    about
+        The expected value, as a quantity (``5.36 s``) or a bare share or text.
+    within
+        The accepted relative error of what is `about` or `printed`.
+    at_most
+        The largest value that is accepted, as a quantity or a bare share.
+    at_least
+        The least value that is accepted.
     equals
         The exact text or number (``status: ok``).
     faster_than
         Label of a row that this row must beat in ``step_ns``.
     why
         The sentence or printed figure behind it.
-    printed, source
-        The figure as its source prints it, which reports show beside ours, and that source if it is not the claim's.
-        If nothing else is said of what must hold, ours must be within `within` of it, unless it is only shown. Of a
-        range both ends are stated, ``[8 s, inf]``: ours must lie in it. What is only shown may be any text.
+    printed
+        The figure as its source prints it, which reports show beside ours. If nothing else is said of what must
+        hold, ours must be within `within` of it, unless it is only shown. Of a range both ends are stated, ``[8
+        s, inf]``: ours must lie in it. What is only shown may be any text.
+    source
+        Where it is printed, if that is not the claim's source.
     figure
         Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
     kind
@@ -266,8 +274,14 @@ class Untested(Part):
 
     Attributes
     ----------
-    figure, why, printed, source
-        As of an `Expectation`; what is printed, in words.
+    figure
+        Name of the printed figure.
+    why
+        What it says, in words.
+    printed
+        The figure as its source prints it.
+    source
+        Where it is printed, if that is not the claim's source.
     missed
         Why nothing can be run.
     """
@@ -284,11 +298,15 @@ class Claim(Part):
 
     Attributes
     ----------
-    sentence, source
-        What is claimed, and where it is printed.
-    fitted, predicted
-        Which printed figures the scenario was fitted to, and which it predicts, in words; `figure` and `kind` of its
-        expectations, and its table `fitted`, say the same for `hosim validate`.
+    sentence
+        What is claimed.
+    source
+        Where it is printed.
+    fitted
+        Which printed figures the scenario was fitted to, in words; `figure` and `kind` of its expectations, and
+        its table `fitted`, say the same for `hosim validate`.
+    predicted
+        Which printed figures it predicts, in words.
     untested
         Printed figures for which no row can be run.
     unstated

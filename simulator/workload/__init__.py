@@ -50,8 +50,19 @@ class Workload(Document):
 
     Attributes
     ----------
-    model, phase, batch, sequence, dtypes, parallel
-        The model and how it is run; ``batch`` is per replica and micro-batch.
+    model
+        The model that runs.
+    phase
+        What of it runs: a training step; ``prefill`` of prompts or ``decode`` of new tokens on one rank; ``serve``,
+        both on two pools of ranks; or ``requests`` that arrive and leave.
+    batch
+        Sequences that run together, of each replica and micro-batch.
+    sequence
+        Tokens of each sequence.
+    dtypes
+        Data types of what is kept.
+    parallel
+        How the model is spread over ranks.
     chunk
         With phase ``prefill``: how many tokens of each prompt of ``sequence`` tokens run at a time; default: all.
     new_tokens

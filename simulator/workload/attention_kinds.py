@@ -37,8 +37,10 @@ class Select(Part):
         Tokens of a block.
     top
         Blocks that a token sees, its own block among them.
-    first, last
-        How many of these are always the first ones of the sequence, and the last ones.
+    first
+        How many of these are always the first ones of the sequence.
+    last
+        How many of these are always the last ones that the token may see.
     """
 
     block: Count
@@ -108,8 +110,14 @@ class Gqa(_Attention):
 
     Attributes
     ----------
-    heads, kv_heads, head_size
-        As in the model's ``config.json``; ``head_dim`` there, or else hidden size over heads.
+    kind
+        Names this attention.
+    heads
+        Heads of queries (``num_attention_heads`` of the model's ``config.json``).
+    kv_heads
+        Heads of keys and values (``num_key_value_heads``).
+    head_size
+        Width of a head (``head_dim``, or else hidden size over heads).
     qk_norms
         Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2).
     """
@@ -140,14 +148,18 @@ class Mla(_Attention):
 
     Attributes
     ----------
+    kind
+        Names this attention.
     heads
         Of queries; each has its own key and value, made from the latent.
     q_lora_rank
         Width of the latent of queries; default: queries are made at once.
     kv_lora_rank
         Width of the latent of keys and values, which is cached.
-    qk_nope, qk_rope
-        Widths of the part of a key without and with a rotary embedding; all heads share the latter, which is cached.
+    qk_nope
+        Width of the part of a key without a rotary embedding.
+    qk_rope
+        Width of the part of a key with a rotary embedding; all heads share it, and it is cached.
     v_head
         Width of a value.
     """

@@ -16,6 +16,8 @@ class Dense(Part):
 
     Attributes
     ----------
+    kind
+        Names this feed-forward.
     width
         Inner width.
     """
@@ -29,16 +31,22 @@ class Experts(Part):
 
     Attributes
     ----------
-    routed, top_k
-        How many the router chooses from, and how many it chooses.
+    kind
+        Names this feed-forward.
+    routed
+        How many experts the router chooses from.
+    top_k
+        How many experts it chooses for each token.
     width
         Inner width of an expert.
     shared
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    dense_layers, dense_width
-        How many of the first layers have a dense feed-forward instead, and its inner width.
+    dense_layers
+        How many of the first layers have a dense feed-forward instead.
+    dense_width
+        Inner width of these.
     ranks
         Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
         has its share of the experts, and of the tokens of all; that tokens travel takes no time.
@@ -79,10 +87,18 @@ class DecoderModel(Part):
 
     Attributes
     ----------
-    layers, hidden, vocabulary
-        As in the model's ``config.json``.
-    attention, feed_forward
-        The parts of a layer.
+    family
+        Names this family of models.
+    layers
+        Layers of the decoder (``num_hidden_layers`` of the model's ``config.json``).
+    hidden
+        Width of the residual (``hidden_size``).
+    vocabulary
+        Tokens that it knows (``vocab_size``).
+    attention
+        The attention of a layer.
+    feed_forward
+        The feed-forward of a layer.
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -123,14 +139,26 @@ class LlamaModel(Part):
 
     Attributes
     ----------
-    layers, hidden, heads, kv_heads, ffn, vocabulary
-        As in the model's ``config.json``.
+    family
+        Names this family of models.
+    layers
+        Layers of the decoder (``num_hidden_layers`` of the model's ``config.json``).
+    hidden
+        Width of the residual (``hidden_size``).
+    heads
+        Heads of queries (``num_attention_heads``).
+    kv_heads
+        Heads of keys and values (``num_key_value_heads``).
+    ffn
+        Inner width of the feed-forward (``intermediate_size``).
+    vocabulary
+        Tokens that it knows (``vocab_size``).
     tied_embeddings
         Whether the output projection is the embedding matrix.
     experts
         Feed-forwards of each layer, each of width `ffn`, of which a token goes through `top_k`; default: one for all.
     top_k
-        See `experts`.
+        How many of `experts` a token goes through.
     """
 
     family: Literal["llama"] = "llama"

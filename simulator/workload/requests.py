@@ -77,13 +77,20 @@ class Requests(Part):
         `prompt`, `output` and `prefixes`.
     count
         How many requests there are; of a file, the first ones, default: all, if they are not too many.
-    arrivals, prompt, output, prefixes
-        When they come, how many tokens they read and add, and what their prompts share; default: nothing.
+    arrivals
+        When requests come; default: all at once at the start.
+    prompt
+        How many tokens each of them reads.
+    output
+        How many tokens each of them adds.
+    prefixes
+        What their prompts share; default: nothing.
     block
         Tokens of a block of the KV cache.
-    max_sequences, max_tokens
-        The most sequences that run together, and the most tokens of an iteration: each sequence that decodes has one,
-        and parts of prompts fill the rest.
+    max_sequences
+        The most sequences that run together.
+    max_tokens
+        The most tokens of an iteration: each sequence that decodes has one, and parts of prompts fill the rest.
     queued_blocks
         Blocks that may be on their way into the compute tier when ops are launched. An engine submits these copies from
         the thread that launches its ops, which cannot go on while the queue of copies is full: the rest is waited for
