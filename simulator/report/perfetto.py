@@ -20,8 +20,7 @@ import numpy as np
 import orjson
 
 from simulator.columns import Ints, lasts
-from simulator.metrics import Frames
-from simulator.report.readings import KINDS, Usage, space, usages
+from simulator.report.readings import KINDS, Usage, lines, space, usages
 from simulator.report.rows import Row, chosen, is_job, of_ranks, omitted, quantity
 from simulator.trace import pick
 
@@ -88,31 +87,32 @@ def _meta(what: str, pid: int, tid: int, **args: object) -> Event:
 
 def _slices(view: Row) -> Iterator[Event]:
     """The threads of a rank, and the slices in them: its steps, its spans and its waits."""
-    if view.trace is None:
-        return
-    tables = Frames(view.graph, view.hardware, view.trace)
-    spans, waits = tables.spans(), tables.waits()
-    is_compute, channel = spans["kind"] == "compute", " #" + spans["channel"].astype(str)
-    spans["lane"] = spans["track"].where(is_compute, spans["track"] + channel)
-    spans["cat"] = spans["phase"].where(spans["phase"] != "", spans["kind"])
-    waits["lane"] = "stalls of stream " + waits["stream"].astype(str)
-    waits["name"] = [f"{cause} at {on}" if on else cause for cause, on in zip(waits["cause"], waits["on"], strict=True)]
-    main = spans["track"] == "stream 0" if view.graph.meets else is_compute
-    steps = spans[main].groupby("step", as_index=False)["end_ns"].max()
-    steps["start_ns"] = steps["end_ns"].shift(fill_value=0)
-    streams = sorted({*spans["track"][is_compute], *("stream " + waits["stream"].astype(str))})
+    spans, waits = lines(view, "spans"), lines(view, "waits")
+    ends, tracks, channels = dict[int, int](), set[str](), set[str]()
+    for span in spans:
+        span["cat"] = span["phase"] or span["kind"]
+        is_compute, track = span["kind"] == "compute", span["track"]
+        span["lane"] = track if is_compute else f"{track} #{span['channel']}"
+        (tracks if is_compute else channels).add(span["lane"])
+        if is_compute and (track == "stream 0" or not view.graph.meets):
+            ends[span["step"]] = max(span["end_ns"], ends.get(span["step"], 0))
+    for wait in waits:
+        wait["lane"], wait["cat"] = f"stalls of stream {wait['stream']}", "stall"
+        wait["name"] = f"{wait['cause']} at {wait['on']}" if wait["on"] else wait["cause"]
+    streams = sorted(tracks | {f"stream {wait['stream']}" for wait in waits})
     own = (name for stream in streams for name in (stream, f"stalls of {stream}"))
-    threads = {
-        lane: tid for tid, lane in enumerate(("steps", *own, *sorted(spans["lane"][~is_compute].unique())), _FIRST)
-    }
+    threads = {lane: tid for tid, lane in enumerate(("steps", *own, *sorted(channels)), _FIRST)}
     for lane, tid in threads.items():
         yield _meta("thread_name", view.rank, tid, name=lane)
         yield _meta("thread_sort_index", view.rank, tid, sort_index=tid)
-    named = (steps.assign(lane="steps", name="step " + steps["step"].astype(str), cat="step"), spans, waits)
-    for args in chain.from_iterable(table.to_dict("records") for table in named):
+    steps = [
+        {"lane": "steps", "name": f"step {step}", "cat": "step", "step": step, "start_ns": start, "end_ns": ends[step]}
+        for step, start in zip(sorted(ends), (0, *sorted(ends.values())), strict=False)
+    ]
+    for args in chain(steps, spans, waits):
         about = {"ph": "X", "pid": view.rank, "tid": threads[args.pop("lane")], "name": args.pop("name")}
         start, end = args.pop("start_ns"), args.pop("end_ns")
-        about |= {"cat": args.pop("cat", "stall"), "ts": start / 1000, "dur": (end - start) / 1000}
+        about |= {"cat": args.pop("cat"), "ts": start / 1000, "dur": (end - start) / 1000}
         yield about | {"args": {key: value for key, value in args.items() if value not in ("", None)}}
 
 

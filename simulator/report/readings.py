@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,16 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     return [{"cause": CAUSES[at[0]], "on": place_name(row.hardware, *at), "ns": ns} for at, ns in ordered]
 
 
-def largest(row: Row, most: int = 10) -> list[dict[Any, Any]]:
+def lines(row: Row, table: str) -> list[dict[str, Any]]:
+    """The lines of a table of what one rank did, each by column (`simulator.metrics.Frames`); none without a trace."""
+    if row.trace is None:
+        return []
+    columns = Frames(row.graph, row.hardware, row.trace).columns(table)
+    cells = (values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values())
+    return [dict(zip(columns, line, strict=True)) for line in zip(*cells, strict=True)]
+
+
+def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
     """Name the longest stalls of the measured step; of a rank that meets others, of its stream 0.
 
     Parameters
@@ -63,14 +74,12 @@ def largest(row: Row, most: int = 10) -> list[dict[Any, Any]]:
     list of dict
         Columns of `simulator.metrics.Frames.waits`, and ``lasted_ns`` within the step.
     """
-    if row.trace is None:
-        return []
-    waits = Frames(row.graph, row.hardware, row.trace).waits()
     first, step = row.summary.get("warmup_ns") or 0, row.summary.get("step_ns")
-    last = row.summary["makespan_ns"] if step is None else first + step
-    waits["lasted_ns"] = waits["end_ns"].clip(upper=last) - waits["start_ns"].clip(lower=first)
-    inside = (waits["lasted_ns"] > 0) & ((waits["stream"] == 0) | (not row.graph.meets))
-    return waits[inside].nlargest(most, "lasted_ns").to_dict("records")
+    last = row.summary.get("makespan_ns") if step is None else first + step
+    waits = [wait for wait in lines(row, "waits") if wait["stream"] == 0 or not row.graph.meets]
+    for wait in waits:
+        wait["lasted_ns"] = min(wait["end_ns"], last) - max(wait["start_ns"], first)
+    return nlargest(most, (wait for wait in waits if wait["lasted_ns"] > 0), key=itemgetter("lasted_ns"))
 
 
 @dataclass(frozen=True, slots=True)

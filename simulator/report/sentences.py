@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from simulator.report.readings import by_place
 from simulator.report.rows import (
+    UNBOUNDED,
     Row,
     by_step,
     causes,
@@ -59,12 +60,13 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        One sentence on what does not run, one on the fastest row, one on why nothing moved, one on its ranks, one on
-        each row whose ranks have not settled, one on what ranks crowd, one on slower rows.
+        One sentence on what does not run, one on the fastest row, one on rows without a bound, one on why nothing
+        moved, one on its ranks, one on each row whose ranks have not settled, one on what ranks crowd, one on slower
+        rows.
     """
     running = by_step(rows)
     said = [_not_running(rows)]
-    said += [_fastest(rows, running), _needless(running), _of_ranks(running[0])] if running else []
+    said += [_fastest(rows, running), _unbounded(rows), _needless(running), _of_ranks(running[0])] if running else []
     said += [*map(_unsettled, running), *crowded(rows), _slower(running)]
     return [f"{text}." for text in said if text]
 
@@ -130,6 +132,14 @@ def _lost(row: Row) -> list[str]:
         at = f"{_AT.get(cause, ' at ')}{listed(places)}" if any(places) else ""
         return [f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{at}"]
     return []
+
+
+def _unbounded(rows: Sequence[Row]) -> str:
+    """Rows of which no bound is known, because their plans reorder ops."""
+    found = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
+    whose = "their plans run" if found[1:] else "its plan runs"
+    text = f"no bound is known of {listed(found)}: {whose} ops in another order, or on other streams, than the program"
+    return text if found else ""
 
 
 _NEVER_COPY = {"resident", "recompute"}

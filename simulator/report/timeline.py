@@ -14,7 +14,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import laid_out
 from simulator.plan import COMPUTE
 from simulator.report import drawing
-from simulator.report.drawing import LIMIT, Picture, bars, label, name_lanes, pixels, styled, units
+from simulator.report.drawing import LIMIT, Picture, bars, label, name_lanes, pixels, steps, styled, units
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
 from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity
 from simulator.trace import CAUSES, Block, pick
@@ -203,8 +203,8 @@ class _Memory:
         usage, ax, edges = self._usage, self._ax, pixels(self._ax, size)
         tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / self._scale
         for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
-            ax.stairs(tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
-        ax.stairs(tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
+            steps(ax, tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
+        steps(ax, tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
         if "room" in self.lines:
             ax.axhline(float(usage.limit_bytes) / self._scale, **LIMIT)
         if self._space is None:
@@ -213,7 +213,7 @@ class _Memory:
         for name in self.lines.keys() & kept:
             held, sign = kept[name]
             at = highest(self._space.time_ns, sign * held, edges)
-            ax.stairs(held[at] / self._scale, edges / size, baseline=None, **self.lines[name])
+            steps(ax, held[at] / self._scale, edges / size, baseline=None, **self.lines[name])
         for start, end in self._space.compactions_ns:
             ax.axvspan(start / size, end / size, color=drawing.CAUSE["compaction"], alpha=0.35, linewidth=0)
 
