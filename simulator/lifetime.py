@@ -87,6 +87,8 @@ class Lifetimes:
         First and last op during which it is live, or `NEVER` for what is neither used nor persistent.
     dead_after
         For each op, the tensors (ascending) that are dead after it.
+    inputs, stays
+        Tensors that exist before the first op; those that are needed when the step ends.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -100,11 +102,12 @@ class Lifetimes:
         self.last_use = tuple(ops[-1] if ops else NEVER for ops in uses)
         born, dies = list(self.first_use), list(self.last_use)
         dead_after: list[list[int]] = [[] for _ in graph.ops]
-        for t in graph.inputs:
+        self.inputs = frozenset(graph.inputs)
+        self.stays = frozenset(graph.outputs).union(t for t, tensor in enumerate(graph.tensors) if tensor.persistent)
+        for t in self.inputs:
             born[t] = 0
-        stays = {*graph.outputs, *(t for t, tensor in enumerate(graph.tensors) if tensor.persistent)}
         for t, last in enumerate(self.last_use):
-            if t in stays:
+            if t in self.stays:
                 dies[t] = len(graph.ops) - 1
             elif last != NEVER:
                 dead_after[last].append(t)

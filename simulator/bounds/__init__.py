@@ -83,8 +83,9 @@ it shares. So with a link (or bus) go all staged links over it, and those add no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 from simulator.bounds.capacity import infeasible as infeasible
 from simulator.bounds.capacity import raised as raised
@@ -99,7 +100,6 @@ from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
 
 _HALVINGS = 12
 """The bound on the peak is found to one part in 4,096 of what is live."""
@@ -140,8 +140,6 @@ class Limits:
         Whether the bounds hold for plans that run ops again as well; the timing is then for such plans, too.
     sharers
         For each bus that ranks share, how many do there at the same time what this one does.
-    known
-        Lifetimes of the graph, if they are at hand.
     """
 
     def __init__(
@@ -152,11 +150,10 @@ class Limits:
         *,
         may_repeat: bool = False,
         sharers: Mapping[str, int] | None = None,
-        known: Lifetimes | None = None,
     ) -> None:
         graph, sharers = timing.precedence.graph, sharers or {}
         self._timing, self._tier = timing, hardware.compute_tier
-        self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat, known=known)
+        self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat)
         here, tensors = hardware.tier_names.index(self._tier), zip(graph.tensors, homes, strict=True)
         self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
         timed = zip(graph.ops, timing.durations_ns, strict=True)
@@ -179,14 +176,12 @@ class Limits:
         timing = Timing.alone(Precedence.of(graph), durations_ns, may_repeat=may_repeat)
         return cls(timing, hardware, homes, may_repeat=may_repeat)
 
-    def step(self, budget_bytes: int | float) -> Bound:
-        """Find what no step takes less than: the largest of all bounds, see the module's proof and premises.
+    @cached_property
+    def step(self) -> Callable[[int | float], Bound]:
+        """What no step takes less than within a budget [B]: the largest of all bounds, see the module's proof."""
+        return cache(self._step)
 
-        Parameters
-        ----------
-        budget_bytes
-            What may be used of the compute tier [B].
-        """
+    def _step(self, budget_bytes: int | float) -> Bound:
         timing = self._timing
         between_starts = self._traffic.terms(budget_bytes)
         if exchange_ns := self._traffic.exchange_ns(budget_bytes):

@@ -292,14 +292,18 @@ class Team:
         return self._roles[self.job.graph_of[rank]]
 
     @cached_property
+    def precedences(self) -> list[Precedence]:
+        """For each graph what happens before what."""
+        return [Precedence(*one) for one in zip(self.job.graphs, self.streams, strict=True)]
+
+    @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:
         """For each graph, what holds of all ranks that run it, also if ops `may_repeat`; the path is the longest."""
         return cache(self._timed)
 
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
         graph_of, leads, found = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
-        precedences = [Precedence(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
-        kinds = [(precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
+        kinds = [(self.precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
         network = Network(kinds, self._meetings(leads), may_repeat=may_repeat)
         for kind, lead in enumerate(leads):
             timing = network.timing(kind)

@@ -22,7 +22,7 @@ from simulator.bounds.cuts import cuts_of
 from simulator.bounds.precedence import Precedence
 from simulator.columns import Bools, Ints
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes, working_set_bytes
+from simulator.lifetime import working_set_bytes
 from simulator.plan import FREE, NOWHERE
 
 
@@ -83,8 +83,6 @@ class Demand:
         What happens before what; where; and the tier id of each tensor at time 0, or `FREE`.
     may_repeat
         Whether ops may run again; then only values count that no op can make again, or that stay.
-    known
-        Lifetimes of the graph, if they are at hand.
 
     Attributes
     ----------
@@ -111,18 +109,12 @@ class Demand:
     """
 
     def __init__(
-        self,
-        precedence: Precedence,
-        hardware: Hardware,
-        homes: Sequence[int],
-        *,
-        may_repeat: bool = False,
-        known: Lifetimes | None = None,
+        self, precedence: Precedence, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False
     ) -> None:
         graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
         self.precedence, self.may_repeat, ops = precedence, may_repeat, len(graph.ops)
-        self.lifetimes, self.work = known or Lifetimes(graph), working_set_bytes(graph)
-        sizes, inputs = [tensor.size_bytes for tensor in graph.tensors], precedence.inputs
+        self.lifetimes, self.work = precedence.lifetimes, working_set_bytes(graph)
+        sizes, inputs = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs
         self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
         is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == here)
@@ -150,18 +142,16 @@ class Demand:
     def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
         """The stretches of a tensor in order; of one that is there all the time, over all ops between its uses."""
         precedence, found = self.precedence, self.lifetimes
-        graph, uses, writes = precedence.graph, found.uses[tensor], found.writes[tensor]
-        if uses and tensor in precedence.inputs and found.is_read(tensor, uses[0]):
+        uses, writes, ops = found.uses[tensor], found.writes[tensor], len(precedence.graph.ops)
+        if uses and tensor in found.inputs and found.is_read(tensor, uses[0]):
             uses = (-1, *uses)
         if not (precedence.in_line or is_there):
             uses = self._telling(tensor, uses)
-        ops = len(graph.ops)
-        is_needed_after = graph.tensors[tensor].persistent or tensor in precedence.outputs
         for after, reader in pairwise((*(uses or (-1,)), ops)):
             first, last = after + 1, reader - 1
-            if not (precedence.in_line or is_there):
-                first, last = precedence.first_behind(after), precedence.ended[reader] if reader < ops else ops - 1
-            if first <= last and (found.is_read(tensor, reader) if reader < ops else is_needed_after):
+            if not is_there:
+                first, last = precedence.first_behind(after), precedence.ended[reader]
+            if first <= last and (found.is_read(tensor, reader) if reader < ops else tensor in found.stays):
                 due = precedence.awaited_by(reader) if reader < ops else ops
                 version = bisect_right(writes, after) - 1
                 maker = writes[version] if version >= 0 else -1
@@ -171,7 +161,7 @@ class Demand:
     def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
         """Uses without those beside the line of which the next one says more: the tensor is needed through them."""
         precedence, graph, kept = self.precedence, self.precedence.graph, list[int]()
-        is_needed = graph.tensors[tensor].persistent or tensor in precedence.outputs
+        is_needed = tensor in self.lifetimes.stays
         for use in reversed(uses):
             reads, writes = (graph.ops[use].reads, graph.ops[use].writes) if use >= 0 else ((), ())
             is_beside = use >= 0 and precedence.streams[use] > 0 and use != uses[0]

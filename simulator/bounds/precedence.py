@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simulator.graph import Graph
+from simulator.lifetime import Lifetimes
 
 
 def own_streams(graph: Graph) -> tuple[int, ...]:
@@ -30,15 +31,23 @@ class Precedence:
     ----------
     graph, streams
         What runs; by op, on which stream.
+    known
+        Lifetimes of the graph, if they are at hand.
     """
 
     graph: Graph
     streams: tuple[int, ...]
+    known: Lifetimes | None = None
 
     @classmethod
-    def of(cls, graph: Graph, streams: Sequence[int] | None = None) -> Precedence:
-        """Take the given streams, or else those of `own_streams`."""
-        return cls(graph, own_streams(graph) if streams is None else tuple(streams))
+    def of(cls, graph: Graph) -> Precedence:
+        """Take the streams of `own_streams`."""
+        return cls(graph, own_streams(graph))
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        """When each tensor is used and live."""
+        return self.known or Lifetimes(self.graph)
 
     @cached_property
     def in_line(self) -> bool:
@@ -49,16 +58,6 @@ class Precedence:
     def last(self) -> int:
         """The last op of the line; -1 if there is none."""
         return max((op for op, stream in enumerate(self.streams) if not stream), default=-1)
-
-    @cached_property
-    def inputs(self) -> frozenset[int]:
-        """What exists before the first op."""
-        return frozenset(self.graph.inputs)
-
-    @cached_property
-    def outputs(self) -> frozenset[int]:
-        """What is needed until a step ends, beside what is persistent."""
-        return frozenset(self.graph.outputs)
 
     @property
     def within(self) -> Sequence[Sequence[int]]:
@@ -90,7 +89,7 @@ class Precedence:
     @cached_property
     def opened(self) -> dict[int, int]:
         """Op of two steps, if beside the line -> the compute of the line that starts no later."""
-        ops, tensors, exists = len(self.streams), self.graph.tensors, set(self.inputs)
+        ops, tensors, exists = len(self.streams), self.graph.tensors, set(self.lifetimes.inputs)
         takes, found, latest = list[bool](), dict[int, int](), -1
         for what in self.graph.ops:
             takes.append(any(tensors[t].size_bytes for t in what.writes if t not in exists) or what.workspace_bytes > 0)
@@ -104,13 +103,17 @@ class Precedence:
 
     @cached_property
     def ended(self) -> list[int]:
-        """By op, the last of the line that has surely ended when it starts, in the same step; -1 if none has."""
+        """By op, the last of the line that has surely ended when it starts, in the same step; -1 if none has.
+
+        One more, for when the step ends: the last op.
+        """
+        ops = len(self.streams)
         if self.in_line:
-            return list(range(-1, len(self.streams) - 1))
+            return list(range(-1, ops))
         found: list[int] = []
         for earlier in self.within:
             found.append(max((found[p] if self.streams[p] else p for p in earlier), default=-1))
-        return found
+        return [*found, ops - 1]
 
     @cached_property
     def follows(self) -> list[int]:
@@ -136,10 +139,6 @@ class Precedence:
     def awaited_by(self, op: int) -> int:
         """The first op of the line that surely starts no sooner than it; else how many ops there are."""
         return self.follows[op] if self.streams[op] else op
-
-    def leads_on(self, op: int) -> bool:
-        """Whether the last op of the line surely starts no sooner than this op."""
-        return not self.streams[op] or self.follows[op] < len(self.streams)
 
     @cached_property
     def _shared(self) -> frozenset[int]:

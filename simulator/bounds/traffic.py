@@ -143,12 +143,12 @@ def _moves(timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Dem
     precedence, found = timing.precedence, demand.lifetimes
     graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
     moves: dict[tuple[int, int], list[int]] = {}
-    for t in sorted(precedence.inputs - timing.staying):
+    for t in sorted(found.inputs - timing.staying):
         size, home = graph.tensors[t].size_bytes, homes[t]
         if home in {NOWHERE, FREE, here} or not found.uses[t]:
             continue
         first = found.first_use[t]
-        if found.is_read(t, first) and (graph.steps == 1 or precedence.leads_on(first)):
+        if found.is_read(t, first) and (graph.steps == 1 or precedence.awaited_by(first) < len(graph.ops)):
             moves.setdefault((home, here), []).append(size)
         if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
             moves.setdefault((here, home), []).append(size)

@@ -108,16 +108,16 @@ def _from_start(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
     """By cut and op, what has come in since the step began when the op starts [B]."""
     precedence, graph, found = timing.precedence, timing.precedence.graph, demand.lifetimes
     is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
-    first = {t: found.uses[t][0] for t in precedence.inputs - timing.staying if found.uses[t]}
+    first = {t: found.uses[t][0] for t in found.inputs - timing.staying if found.uses[t]}
     due = {t: precedence.awaited_by(op) for t, op in first.items() if is_known and found.is_read(t, op)}
     return np.cumsum(_from_outside(demand, homes, due), axis=1)
 
 
 def _to_end(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
     """By cut and op, what goes home after the end of the op, if the run has but one step [B]."""
-    precedence, graph, writes = timing.precedence, timing.precedence.graph, demand.lifetimes.writes
-    made = [t for t in precedence.inputs if graph.steps == 1 and writes[t] and graph.tensors[t].persistent]
-    since = {t: precedence.no_sooner(writes[t][-1]) for t in made}
+    graph, found = timing.precedence.graph, demand.lifetimes
+    made = [t for t in found.inputs if graph.steps == 1 and found.writes[t] and graph.tensors[t].persistent]
+    since = {t: timing.precedence.no_sooner(found.writes[t][-1]) for t in made}
     return np.cumsum(_from_outside(demand, homes, since)[:, ::-1], axis=1)[:, ::-1]
 
 

@@ -16,7 +16,7 @@ from math import isfinite
 import simpy
 
 from simulator.engine.link import LinkQueue
-from simulator.engine.places import Addresses, TierInstance
+from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Program
 from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Recurring, Wanted
@@ -75,7 +75,7 @@ class Compactor:
 
     Parameters
     ----------
-    tier, addresses
+    tier
         Whose holes are made one.
     allocator
         What that costs.
@@ -94,20 +94,19 @@ class Compactor:
 
     def __init__(
         self,
-        tier: TierInstance,
-        addresses: Addresses,
+        tier: AddressedTier,
         allocator: Allocator,
         streams: Sequence[Stream],
         links: Sequence[LinkQueue],
         recorder: Recorder,
     ) -> None:
-        self._tier, self._addresses, self._figures, self._rows = tier, addresses, allocator, recorder.compactions
+        self._tier, self._figures, self._rows = tier, allocator, recorder.compactions
         self._streams, self._links, self._rounds = streams, links, streams[0].places.rounds
         self.considered = self.is_open = self._is_remap = False
         self._wanted: Wanted = []
         self._asked_ns, self._start_ns, self._pages = 0, -1, 0
         self._done = Recurring(self._rounds.clock, self._finish)
-        addresses.ask = self.ask
+        tier.ask = self.ask
         self._heads: tuple[Stream | LinkQueue, ...] = (*streams, *links)
         for head in self._heads:
             head.gate = self
@@ -135,7 +134,7 @@ class Compactor:
         if any(link.running for link in self._links):
             return
         now = self._start_ns = self._rounds.clock.now
-        compaction, space = self._figures.compaction, self._addresses.space
+        compaction, space = self._figures.compaction, self._tier.space
         self._is_remap = not space.gives_back(self._wanted) and compaction is not None
         self._pages = cost = 0
         if self._is_remap and compaction is not None:
@@ -146,11 +145,10 @@ class Compactor:
     def _finish(self, event: simpy.Event) -> None:
         """Move the places, and let everything go on that was stopped."""
         times = (self._asked_ns, self._start_ns, self._rounds.clock.now)
-        self._addresses.compact(moves=self._is_remap)
         rank, tier = self._streams[0].rank, self._tier.number
         self._rows += _row(rank, tier, *times, self._pages, int(self._is_remap))
         self.is_open = False
-        self._tier.go_on()
+        self._tier.compact(moves=self._is_remap)
         for head in self._heads:
             head.look_again()
         self._rounds.restless += [stream.waiting for stream in self._streams]

@@ -16,80 +16,13 @@ from simulator.engine.rounds import Rounds, Taker, Wanted
 from simulator.engine.spaces import Space
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
-from simulator.trace import ADDRESSES, NO_HOLES, RESERVED, RESIDENCIES, packer
+from simulator.trace import ADDRESSES, RESERVED, RESIDENCIES, packer
 from simulator.units import human
 
 _address_row, _reserved_row = packer(ADDRESSES), packer(RESERVED)
 
 Line = list[tuple[int, Taker]]
 """Heads that wait for room, by the keys of their first actions: a heap."""
-
-
-class Addresses:
-    """Where the places of a tier lie, as rows of the trace.
-
-    Parameters
-    ----------
-    space
-        Gives places their addresses.
-    tier, rank, recorder
-        Whose places these are, and what takes the rows.
-
-    Attributes
-    ----------
-    ask
-        Begins a compaction for places that fit and find no hole; None if the framework cannot.
-    """
-
-    def __init__(self, space: Space, tier: TierInstance, rank: int, recorder: Recorder) -> None:
-        self.space = space
-        self._tier, self._rank, self._clock = tier.number, rank, tier.rounds.clock
-        self._ranges, self._reserved = recorder.addresses, recorder.reserved
-        self.ask: Callable[[Wanted], None] | None = None
-
-    def settle(self, item: int, size: int) -> bool:
-        """Give a place its address at time 0; whether there was a hole."""
-        is_settled = self.space.settle(item, size)
-        if is_settled:
-            self.note(item, *self.space.places[item])
-            self.note_reserved()
-        return is_settled
-
-    def take(self, wanted: Wanted) -> bool:
-        """Give addresses to these places, or to none; if compaction would help, ask for it."""
-        if not self.space.take(wanted):
-            if self.ask is not None and self.space.is_fragmented(wanted):
-                self.ask(wanted)
-            return False
-        for item, _ in wanted:
-            self.note(item, *self.space.places[item])
-        if self.space.largest_hole_bytes != NO_HOLES:
-            self.note_reserved()
-        return True
-
-    def give(self, item: int) -> None:
-        """Free an address."""
-        offset, taken = self.space.give(item)
-        self.note(item, offset, -taken)
-        self.note_reserved()
-
-    def compact(self, *, moves: bool) -> None:
-        """Note what is reserved after a compaction; where it made one hole of all, all places move at once."""
-        moved = list(self.space.compact()) if moves else []
-        for item, (offset, size), _ in moved:
-            self.note(item, offset, -size)
-        for item, _, place in moved:
-            self.note(item, *place)
-        self.note_reserved()
-
-    def note(self, item: int, offset: int, delta_bytes: int) -> None:
-        """Write that a range is taken or freed."""
-        self._ranges += _address_row(self._clock.now, self._rank, self._tier, without_stream(item), offset, delta_bytes)
-
-    def note_reserved(self) -> None:
-        """Write what is reserved now."""
-        reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
-        self._reserved += _reserved_row(self._clock.now, self._rank, self._tier, reserved, hole)
 
 
 class TierInstance:
@@ -108,16 +41,17 @@ class TierInstance:
     ----------
     used
         How much is taken [B].
-    addresses
-        Where places lie; None if only bytes are counted.
     has_lines
         Whether a place waits for those that were issued before; if not, it waits for its own range alone.
+    in_pieces
+        What else stands in the way of whoever waits for room, for people.
     """
+
+    has_lines = True
+    in_pieces = ""
 
     def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
         self.name, self.number, self.capacity, self.used = name, number, capacity, 0
-        self.addresses: Addresses | None = None
-        self.has_lines = True
         self._computes: Line = []
         self._copies: Line = []
         self.rounds = rounds
@@ -141,8 +75,8 @@ class TierInstance:
         return True
 
     def _take(self, head: Taker, size: int) -> bool:
-        """Take room, if there is as much, in one piece where places have addresses."""
-        fits = self.used + size <= self.capacity and (self.addresses is None or self.addresses.take(head.wanted()))
+        """Take room, if there is as much."""
+        fits = self.used + size <= self.capacity
         self.used += size if fits else 0
         return fits
 
@@ -157,20 +91,14 @@ class TierInstance:
         Raises
         ------
         CapacityError
-            If the homes are too large, or find no hole.
+            If the homes are too large.
         """
         self.used += size
         if self.used > self.capacity:
             raise CapacityError(Shortfall(self.name, self.used, int(self.capacity), f"home of {what!r}"))
-        if self.addresses is not None and size and not self.addresses.settle(item, size):
-            room, at = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
-            demand = max(self.addresses.space.reserved_bytes + size, room + 1)
-            raise CapacityError(Shortfall(self.name, demand, room, at, levers=("let the row name another allocator",)))
 
     def release(self, size: int, item: int) -> None:
         """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
-        if self.addresses is not None:
-            self.addresses.give(item)
         self.used -= size
         self.go_on()
 
@@ -186,15 +114,104 @@ class TierInstance:
                 self.rounds.consider(head, key)
             line.clear()
 
+
+class AddressedTier(TierInstance):
+    """Room in which each place has an address, as rows of the trace tell.
+
+    Parameters
+    ----------
+    name, number, capacity, rounds
+        As for `TierInstance`.
+    rank, recorder
+        Whose tier this is, and what takes the rows.
+
+    Attributes
+    ----------
+    space
+        Gives places their addresses.
+    ask
+        Begins a compaction for places that fit and find no hole; None if the framework cannot.
+    """
+
+    space: Space
+    ask: Callable[[Wanted], None] | None = None
+
+    def __init__(
+        self, name: str, number: int, capacity: int | float, rounds: Rounds, rank: int, recorder: Recorder
+    ) -> None:
+        super().__init__(name, number, capacity, rounds)
+        self._rank, self._clock, self._recorder = rank, rounds.clock, recorder
+
+    def _take(self, head: Taker, size: int) -> bool:
+        """Take room, if there is as much in one piece; if compaction would help, ask for it."""
+        if self.used + size > self.capacity:
+            return False
+        wanted, space = head.wanted(), self.space
+        if not space.take(wanted):
+            if self.ask is not None and space.is_fragmented(wanted):
+                self.ask(wanted)
+            return False
+        self.used += size
+        for item, _ in wanted:
+            self._note(item, *space.places[item])
+        if self.has_lines:
+            self._note_reserved()
+        return True
+
+    def settle(self, item: int, size: int, what: str) -> None:
+        """Take room at time 0.
+
+        Raises
+        ------
+        CapacityError
+            If the homes are too large, or find no hole.
+        """
+        super().settle(item, size, what)
+        if not size:
+            return
+        if not self.space.settle(item, size):
+            room, at = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
+            demand = max(self.space.reserved_bytes + size, room + 1)
+            raise CapacityError(Shortfall(self.name, demand, room, at, levers=("let the row name another allocator",)))
+        self._note(item, *self.space.places[item])
+        self._note_reserved()
+
+    def release(self, size: int, item: int) -> None:
+        """Free the room and the address of a tensor, or a workspace (`simulator.offsets`)."""
+        offset, taken = self.space.give(item)
+        self._note(item, offset, -taken)
+        self._note_reserved()
+        super().release(size, item)
+
+    def compact(self, *, moves: bool) -> None:
+        """Go on after a compaction; where it made one hole of all, all places move at once."""
+        before = self.space.in_order() if moves else []
+        if moves:
+            self.space.compact()
+        moved = [(item, *old) for item, old in before if old != self.space.places[item]]
+        for item, offset, size in moved:
+            self._note(item, offset, -size)
+        for item, *_ in moved:
+            self._note(item, *self.space.places[item])
+        self._note_reserved()
+        self.go_on()
+
+    def _note(self, item: int, offset: int, delta_bytes: int) -> None:
+        """Write that a range is taken or freed."""
+        row = (without_stream(item), offset, delta_bytes)
+        self._recorder.addresses += _address_row(self._clock.now, self._rank, self.number, *row)
+
+    def _note_reserved(self) -> None:
+        """Write what is reserved now."""
+        reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
+        self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.number, reserved, hole)
+
     @property
-    def in_pieces(self) -> str:
+    def in_pieces(self) -> str:  # type: ignore[override]
         """What else stands in the way of whoever waits for room, for people."""
-        if self.addresses is None:
-            return ""
         if not self.has_lines:
             return " (each place waits for the range that was chosen for it)"
-        space = self.addresses.space
-        kept, hole = human(space.reserved_bytes, "B"), human(space.largest_hole_bytes, "B")
+        kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
         return f" (by address {kept} are reserved, and no hole is larger than {hole})"
 
 

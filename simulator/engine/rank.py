@@ -13,7 +13,7 @@ from simulator.engine.host import Host
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.ledger import Waiting
 from simulator.engine.link import LinkQueue, Shared
-from simulator.engine.places import Places
+from simulator.engine.places import AddressedTier, Places
 from simulator.engine.program import Program
 from simulator.engine.recorder import code_row
 from simulator.engine.sharing import Resource
@@ -92,9 +92,9 @@ class Rank:
         here, figures = self._columns.compute_tier, self._machine.hardware.allocator
         tier, allocator = self._places.tiers[here], self._program.allocator
         can = allocator == "caching" or (allocator == "best_fit" and figures.compaction is not None)
-        if tier.addresses is not None and can:
+        if isinstance(tier, AddressedTier) and can:
             links = [link for link in self._links if here in (link.source, link.target)]
-            Compactor(tier, tier.addresses, figures, self._streams, links, self._machine.recorder)
+            Compactor(tier, figures, self._streams, links, self._machine.recorder)
 
     def _actions(self) -> Iterator[Counted]:
         """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import itemgetter
 
 from simulator.engine.rounds import Wanted
 from simulator.hardware.device import Allocator
@@ -13,9 +15,6 @@ from simulator.trace import NO_HOLES
 
 Range = tuple[int, int]
 """Offset and size [B]."""
-
-Move = tuple[int, Range, Range]
-"""A place (a tensor, or ``-1 - op``), where it was, and where it is."""
 
 
 class Holes:
@@ -136,14 +135,18 @@ class Space:
         """Give back what is kept unused; whether there is a hole for all of them then."""
         return False
 
-    def compact(self) -> Iterator[Move]:
-        """Make one hole of all, and tell what moves, from the lowest address up."""
+    def in_order(self) -> list[tuple[int, Range]]:
+        """All places, from the lowest address up."""
+        return sorted(self.places.items(), key=itemgetter(1))
+
+    def compact(self) -> None:
+        """Make one hole of all: move places, from the lowest address up."""
         raise NotImplementedError
 
     @property
     def movable_bytes(self) -> int:
         """What compaction would move [B]."""
-        return 0
+        raise NotImplementedError
 
     @property
     def reserved_bytes(self) -> int:
@@ -184,25 +187,18 @@ class BestFit(Space):
         """Whether compaction would make holes for all of them: they fit in bytes."""
         return sum(size for _, size in (*self.places.values(), *wanted)) <= self._holes.size
 
-    def compact(self) -> Iterator[Move]:
-        """Make one hole of all, and tell what moves, from the lowest address up."""
+    def compact(self) -> None:
+        """Make one hole of all: move places down, from the lowest address up."""
         self._holes = Holes(self._holes.size)
-        for item, (offset, size) in sorted(self.places.items(), key=lambda place: place[1]):
-            lower = self._holes.take(size)
-            if lower is not None and lower[0] < offset:
-                self.places[item] = lower
-                yield item, (offset, size), lower
+        for item, (_, size) in self.in_order():
+            self.places[item] = self._holes.take(size) or self.places[item]
 
     @property
     def movable_bytes(self) -> int:
         """What lies above the lowest hole [B]."""
-        end = 0
         ranges = sorted(self.places.values())
-        for number, (offset, size) in enumerate(ranges):
-            if offset > end:
-                return sum(size for _, size in ranges[number:])
-            end = offset + size
-        return 0
+        lower = accumulate((size for _, size in ranges), initial=0)
+        return sum(size for (offset, size), low in zip(ranges, lower, strict=False) if offset > low)
 
     @property
     def reserved_bytes(self) -> int:
@@ -365,18 +361,15 @@ class Pools(Space):
             del self._segments[pool][offset]
             self._reserved -= size
 
-    def compact(self) -> Iterator[Move]:
+    def compact(self) -> None:
         """Put the blocks of each pool into one new segment, in the order of their addresses."""
         self._holes, self._segments, self._reserved = (Holes(0), Holes(0)), ({}, {}), 0
         for pool, size in enumerate(self._packed_bytes()):
             if size:
                 self._add_segment(pool, size)
-        for item, old in sorted(self.places.items(), key=lambda place: place[1]):
+        for item, old in self.in_order():
             block = self._blocks[item]
-            place = self._holes[self._pool(block)].take(block)
-            if place is not None:
-                self.places[item] = place
-                yield item, old, place
+            self.places[item] = self._holes[self._pool(block)].take(block) or old
 
     @property
     def movable_bytes(self) -> int:

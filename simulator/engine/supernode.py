@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.engine.compaction import space_for
 from simulator.engine.kernels import Communicator
-from simulator.engine.places import Addresses, TierInstance
+from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
@@ -124,15 +124,14 @@ class Machine:
 
     def tier(self, number: int, rank: int, program: Program) -> TierInstance:
         """The rank's instance of a tier; a compute tier whose places have addresses is its own."""
-        name, recorder = self.hardware.tier_names[number], self.recorder
+        name = self.hardware.tier_names[number]
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
         plain = (name, number, self._budget if is_compute else tier.usable_bytes, self.rounds)
         if not is_compute or program.allocator == "ideal":
             shared: TierInstance = self.instance("tier", name, tier.scope, rank, lambda: TierInstance(*plain))
             return shared
-        own = TierInstance(*plain)
-        space = space_for(program, own, self.hardware.allocator)
-        own.addresses, own.has_lines = Addresses(space, own, rank, recorder), program.allocator != "fixed"
+        own = AddressedTier(*plain, rank, self.recorder)
+        own.space, own.has_lines = space_for(program, own, self.hardware.allocator), program.allocator != "fixed"
         return own
 
     def resources(self, link: str, rank: int) -> Uses:

@@ -174,10 +174,15 @@ class Problem:
         if not any(self.streams):
             return tuple(accumulate(self.durations_ns, initial=0))
         starts, ends = list[int](), list[int]()
-        for took, earlier in zip(self.durations_ns, Precedence.of(self.graph, self.streams).within, strict=True):
+        for took, earlier in zip(self.durations_ns, self.precedence.within, strict=True):
             starts.append(max((ends[op] for op in earlier), default=0))
             ends.append(starts[-1] + took)
         return (*accumulate(starts, max), max(ends))
+
+    @cached_property
+    def precedence(self) -> Precedence:
+        """What happens before what."""
+        return Precedence(self.graph, self.streams, self.lifetimes)
 
     @cached_property
     def known_homes(self) -> list[int]:
@@ -187,8 +192,8 @@ class Problem:
     @cached_property
     def bound_ns(self) -> int:
         """What no plan can beat that runs each op once in a step, if other ranks come in time [ns]."""
-        timing = Timing.alone(Precedence.of(self.graph, self.streams), self.durations_ns)
-        limits = Limits(timing, self.hardware, self.known_homes, sharers=self.sharers, known=self.lifetimes)
+        timing = Timing.alone(self.precedence, self.durations_ns)
+        limits = Limits(timing, self.hardware, self.known_homes, sharers=self.sharers)
         return limits.step(self.budget_bytes).ns
 
     @cached_property

@@ -248,7 +248,7 @@ class Task:
         return cache(self._limits)
 
     def _limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
-        precedence = bounds.Precedence.of(self.team.job.graphs[self.number], self.problem.streams)
+        precedence = self.team.precedences[self.number]
         if in_turn:
             timing = bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
         else:

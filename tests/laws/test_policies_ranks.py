@@ -13,7 +13,7 @@ from policy_problems import OPTIONS, needed, recorded, replay
 from strategies import HBM, graphs, homes, machines
 
 from simulator import engine, metrics
-from simulator.bounds import Limits, Precedence, Team, Timing
+from simulator.bounds import Limits, Team, Timing
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
@@ -107,7 +107,7 @@ def test_conformance(name, options, case):
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
     repeats = metrics.repeats(p.graph, trace)
-    order = Timing.alone(Precedence.of(p.graph, p.streams), p.durations_ns, may_repeat=repeats)
+    order = Timing.alone(p.precedence, p.durations_ns, may_repeat=repeats)
     limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)
     for row in metrics.by_rank(job, p.hardware, trace):
         assert row["step_ns"] >= limit.ns

@@ -47,7 +47,8 @@ def test_several_places_are_taken_together_or_not_at_all():
     assert space.places == {1: (10, 10)}
     assert space.is_fragmented([(6, 20)])
     assert not space.is_fragmented([(6, 21)])
-    assert list(space.compact()) == [(1, (10, 10), (0, 10))]
+    space.compact()
+    assert space.places == {1: (0, 10)}
     assert space.take([(6, 20)])
 
 
@@ -118,7 +119,7 @@ def test_compaction_puts_the_blocks_of_a_pool_into_one_segment():
     before = pools.reserved_bytes
     assert not pools.gives_back([(5, 36 * MIB)])
     assert pools.is_fragmented([(5, 36 * MIB)])
-    list(pools.compact())
+    pools.compact()
     assert pools.reserved_bytes == 28 * MIB < before
     assert pools.take([(5, 36 * MIB)])
 
