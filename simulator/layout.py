@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind
@@ -72,20 +73,14 @@ class Mesh:
     def members(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Partition the ranks into those that differ along these axes only, each part in the order of the axes."""
         others = [axis for axis in self.axis_names if axis not in axes]
-        return tuple(tuple(start + offset for offset in self._offsets(axes)) for start in sorted(self._offsets(others)))
+        in_order = [self.axis_names.index(axis) for axis in (*others, *axes)]
+        grid = np.arange(self.ranks).reshape(self.device_matrix).transpose(in_order)
+        return tuple(map(tuple, grid.reshape(-1, self.size(axes)).tolist()))
 
     def shifted(self, axis: str, by: int) -> tuple[tuple[int, int], ...]:
         """Pairs of each rank and the one that is `by` further along an axis, where there is one."""
-        stride, size = self._strides[axis], self._sizes[axis]
-        found = []
-        for rank in range(self.ranks):
-            if 0 <= rank // stride % size + by < size:
-                found.append((rank, rank + by * stride))
-        return tuple(found)
-
-    def _offsets(self, axes: Sequence[str]) -> list[int]:
-        steps = (range(0, self._sizes[axis] * self._strides[axis], self._strides[axis]) for axis in axes)
-        return [sum(parts) for parts in product(*steps)]
+        places = ((rank, self.position(rank, [axis]) + by) for rank in range(self.ranks))
+        return tuple((rank, rank + by * self._strides[axis]) for rank, to in places if 0 <= to < self._sizes[axis])
 
 
 class Change(NamedTuple):

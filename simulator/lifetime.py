@@ -92,14 +92,15 @@ class Lifetimes:
     """
 
     def __init__(self, graph: Graph) -> None:
-        uses, reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(3))
+        reads, writes = ([list[int]() for _ in graph.tensors] for _ in range(2))
         for i, op in enumerate(graph.ops):
-            for lists, tensors in ((uses, (*op.reads, *op.writes)), (reads, op.reads), (writes, op.writes)):
-                for t in dict.fromkeys(tensors):
+            for lists, tensors in ((reads, op.reads), (writes, op.writes)):
+                for t in set(tensors):
                     lists[t].append(i)
-        self.uses, self.reads, self.writes = (tuple(map(tuple, lists)) for lists in (uses, reads, writes))
-        self.first_use, self.first_write = (tuple(o[0] if o else NEVER for o in lists) for lists in (uses, writes))
-        self.last_use = tuple(ops[-1] if ops else NEVER for ops in uses)
+        self.reads, self.writes = tuple(map(tuple, reads)), tuple(map(tuple, writes))
+        self.uses = tuple(tuple(sorted({*r, *w})) for r, w in zip(self.reads, self.writes, strict=True))
+        self.first_use, self.last_use = (tuple(o[end] if o else NEVER for o in self.uses) for end in (0, -1))
+        self.first_write = tuple(ops[0] if ops else NEVER for ops in self.writes)
         born, dies = list(self.first_use), list(self.last_use)
         dead_after: list[list[int]] = [[] for _ in graph.ops]
         self.inputs = frozenset(graph.inputs)

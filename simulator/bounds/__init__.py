@@ -158,9 +158,8 @@ class Limits:
         self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
         timed = zip(graph.ops, timing.durations_ns, strict=True)
         self._compute_ns = sum(0 if op.collective else ns for op, ns in timed)
-        self._traffic = Traffic(timing, hardware, homes, demand, sharers)
-        self._windows = Windows(timing, hardware, homes, demand, sharers)
-        self._again = Rematerialisation(timing, hardware, demand) if may_repeat else None
+        self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
+        self._again = Rematerialisation(timing, demand) if may_repeat else None
 
     @classmethod
     def alone(
@@ -236,7 +235,7 @@ def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
     """
     precedence = Precedence.of(replace(graph, steps=1))
     timing = Timing.alone(precedence, [0] * len(graph.ops))
-    traffic = Traffic(timing, hardware, homes, Demand(precedence, hardware, homes))
+    traffic = Traffic(timing, Demand(precedence, hardware, homes), {})
     return _largest(traffic.terms(math.inf))
 
 

@@ -114,6 +114,8 @@ class Fit:
         By tier: tensors that are there at time 0 because it is their home.
     elsewhere_bytes
         What other tiers can hold of what is needed at most [B].
+    by_op
+        What the compute tier must hold at each op; and all that is needed there, less what other tiers may hold [B].
     short
         The needs that are not met.
     """
@@ -140,17 +142,14 @@ class Fit:
         self.below = sorted(reached(self.here, links) - {self.here})
         rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
         self.elsewhere_bytes = sum(rooms) - rooms[self.here]
+        held = self.demand.work + self.demand.stays
+        is_short = self.elsewhere_bytes != math.inf
+        self.by_op = (held, self.demand.work + self.demand.idle - int(self.elsewhere_bytes) if is_short else held)
         needs = [Need(tier, size, self.usable[tier]) for tier, size in enumerate(home_bytes)]
         for counts_idle in (False, True):
-            needed = self.by_op(counts_idle=counts_idle)
+            needed = self.by_op[counts_idle]
             needs.append(Need(self.here, int(needed.max()), budget_bytes, int(needed.argmax()), counts_idle))
         self.short = [need for need in needs if need.gap_bytes > 0]
-
-    def by_op(self, *, counts_idle: bool) -> Ints:
-        """What the compute tier must hold at each op; or all that is needed there, less what other tiers may hold."""
-        others = counts_idle and self.elsewhere_bytes != math.inf
-        idle = self.demand.idle - int(self.elsewhere_bytes) if others else self.demand.stays
-        return np.asarray(self.demand.work + idle)
 
     def largest(self, need: Need) -> tuple[tuple[str, int], ...]:
         """The largest residents where something is needed: name and size [B], largest first."""
@@ -166,7 +165,7 @@ class Fit:
     def full(self, need: Need, worst: int) -> str:
         """Say from which op on there is no room, and what came last of all that stays until most is needed."""
         found, ops = self.demand.lifetimes, self.graph.ops
-        first = int((self.by_op(counts_idle=need.counts_idle) > need.capacity_bytes).argmax())
+        first = int((self.by_op[need.counts_idle] > need.capacity_bytes).argmax())
         stay = [t for t, dies in enumerate(found.dies) if dies >= worst and 0 < found.born[t] <= first]
         last = max(stay, key=lambda t: (found.born[t], found.dies[t], t), default=None)
         name = "" if last is None else self.graph.tensors[last].name
@@ -212,7 +211,7 @@ class Fit:
         """Smaller ops, or a smaller batch, if only ops need more than the budget."""
         if any(need.at is None for need in self.short):
             return
-        work, demand = self.demand.work, np.maximum(self.by_op(counts_idle=False), self.by_op(counts_idle=True))
+        work, demand = self.demand.work, np.maximum(*self.by_op)
         over = demand > self.budget_bytes
         if self._is_enough(demand, demand - work):
             largest = int(np.where(over, work, 0).argmax())

@@ -41,7 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 
 from simulator.bounds.precedence import Precedence
 from simulator.cost import durations_ns
@@ -54,6 +54,9 @@ UNKNOWN = -(1 << 60)
 
 Part = tuple[int, int]
 """A kind of rank, and one of its ops."""
+
+Edge = tuple[int, int]
+"""Another node, and how long after the start of the earlier of both the later one starts at least [ns]."""
 
 
 @dataclass(frozen=True)
@@ -143,37 +146,33 @@ class Network:
         self._first = list(accumulate(ops, initial=0))
         self._node = node = list(range(self._first[-1]))
         for part, parts in meetings.items():
-            for earlier in (True, False):
-                node[self._at(*part, earlier=earlier)] = min(self._at(*p, earlier=earlier) for p in parts)
-        self._after: list[list[int]] = [[] for _ in node]
-        self._opened_by: dict[int, list[int]] = {}
-        self._took_ns = [0] * len(node)
-        for (precedence, took_ns), base, count, times in zip(kinds, self._first, ops, steps, strict=False):
-            self._took_ns[base : base + count] = [*took_ns] * times
-            for at in range(count):
-                self._after[node[base + at]] += [node[base + p] for p in precedence.after[at]]
-                if at in precedence.opened:
-                    self._opened_by.setdefault(node[base + at], []).append(node[base + precedence.opened[at]])
+            for lap in (0, -1):
+                node[self._at(*part, lap)] = min(self._at(*p, lap) for p in parts)
+        self._took_ns = [ns for (_, took_ns), times in zip(kinds, steps, strict=True) for ns in [*took_ns] * times]
+        self._before, self._behind = ([list[Edge]() for _ in node] for _ in range(2))
+        for (precedence, _), base, count in zip(kinds, self._first, ops, strict=False):
+            for op in range(count):
+                for earlier in precedence.after[op]:
+                    self._add(node[base + earlier], node[base + op], self._took_ns[node[base + earlier]])
+                if op in precedence.opened:
+                    self._add(node[base + precedence.opened[op]], node[base + op], 0)
         is_sorted = all(at == one for at, one in enumerate(node))
         self._sorted: Sequence[int] = range(len(node)) if is_sorted else self._in_order()
 
-    def _at(self, kind: int, op: int, *, earlier: bool = False) -> int:
-        """Number of an op in the measured step, or in the one before if there is one."""
-        precedence, durations_ns = self._kinds[kind]
-        is_second = precedence.graph.steps > 1 and not earlier
-        return self._first[kind] + op + len(durations_ns) * is_second
+    def _add(self, earlier: int, later: int, lag_ns: int) -> None:
+        self._behind[earlier].append((later, lag_ns))
+        self._before[later].append((earlier, lag_ns))
+
+    def _at(self, kind: int, op: int, step: int = -1) -> int:
+        """Number of an op in the measured step (-1), or in the one before if there is one (0)."""
+        return range(self._first[kind] + op, self._first[kind + 1], len(self._kinds[kind][1]))[step]
 
     def _in_order(self) -> list[int]:
         """All nodes, each after those that it comes after; what waits for itself, and all behind it, is left out."""
-        missing = [0] * len(self._after)
-        following: list[list[int]] = [[] for _ in self._after]
-        for node, earlier in chain(enumerate(self._after), self._opened_by.items()):
-            missing[node] += len(earlier)
-            for p in earlier:
-                following[p].append(node)
+        missing = [len(edges) for edges in self._before]
         in_order = [node for node, count in enumerate(missing) if not count]
         for node in in_order:  # it grows meanwhile
-            for later in following[node]:
+            for later, _ in self._behind[node]:
                 missing[later] -= 1
                 if not missing[later]:
                     in_order.append(later)
@@ -182,54 +181,44 @@ class Network:
     def timing(self, kind: int) -> Timing:
         """When the ops of a kind of rank may run."""
         precedence, durations_ns = self._kinds[kind]
-        ends, tails = self._window(kind) if precedence.graph.steps > 1 else self._whole
+        starts, rests = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
-        heads = [ends[at] - self._took_ns[at] for at in nodes]
+        tails = [rests[at] - self._took_ns[at] for at in nodes]
         if precedence.graph.steps == 1:
-            path = max(ends, default=0)
+            path = max(rests, default=0)
         else:
-            path = max(0, ends[nodes[precedence.last]]) if precedence.last >= 0 else 0
-        return Timing(precedence, durations_ns, heads, [tails[at] for at in nodes], path)
+            path = (
+                max(0, starts[nodes[precedence.last]] + self._took_ns[nodes[precedence.last]])
+                if precedence.last >= 0
+                else 0
+            )
+        return Timing(precedence, durations_ns, [starts[at] for at in nodes], tails, path)
 
     @cached_property
     def _whole(self) -> tuple[list[int], list[int]]:
-        """The longest paths from time 0 and to any end."""
-        return self._ends(self._took_ns.copy()), self._tails([0] * len(self._node))
+        """The longest paths from time 0 to each start, and from there to any end."""
+        return self._longest([0] * len(self._node), self._took_ns.copy())
 
     def _window(self, kind: int) -> tuple[list[int], list[int]]:
-        """The longest paths from the start and to the end of the window of a kind of rank."""
+        """The longest paths from the start of the window of a kind of rank to each start, and from there to its end."""
         precedence, durations_ns = self._kinds[kind]
-        ends, tails = ([UNKNOWN] * len(self._node) for _ in range(2))
-        if precedence.last < 0:
-            return ends, tails
-        if self._may_repeat:
-            first = self._at(kind, precedence.streams.index(0))
-            ends[self._node[first]] = durations_ns[precedence.streams.index(0)]
-        else:
-            ends[self._node[self._at(kind, precedence.last, earlier=True)]] = 0
-        tails[self._node[self._at(kind, precedence.last)]] = 0
-        return self._ends(ends), self._tails(tails)
+        starts, rests = ([UNKNOWN] * len(self._node) for _ in range(2))
+        if precedence.last >= 0:
+            last_ns = durations_ns[precedence.last]
+            if self._may_repeat:
+                starts[self._node[self._at(kind, precedence.streams.index(0))]] = 0
+            else:
+                starts[self._node[self._at(kind, precedence.last, 0)]] = -last_ns
+            rests[self._node[self._at(kind, precedence.last)]] = last_ns
+        return self._longest(starts, rests)
 
-    def _ends(self, ends: list[int]) -> list[int]:
-        """By node, the longest path to its end; what is given is where paths start."""
-        took_ns, after, opened_by = self._took_ns, self._after, self._opened_by
-        for at in self._sorted:
-            since = max([ends[p] for p in after[at]], default=UNKNOWN)
-            if at in opened_by:
-                since = max(since, *[ends[p] - took_ns[p] for p in opened_by[at]])
-            ends[at] = max(ends[at], since + took_ns[at])
-        return ends
-
-    def _tails(self, tails: list[int]) -> list[int]:
-        """By node, the longest path from its end; what is given is where paths end."""
-        took_ns, after, opened_by = self._took_ns, self._after, self._opened_by
-        for at in reversed(self._sorted):
-            whole = tails[at] + took_ns[at]
-            for p in after[at]:
-                tails[p] = max(tails[p], whole)
-            for p in opened_by.get(at, ()):
-                tails[p] = max(tails[p], whole - took_ns[p])
-        return tails
+    def _longest(self, starts: list[int], rests: list[int]) -> tuple[list[int], list[int]]:
+        """Lengthen paths to the start of each node, and from there on; what is given is where they begin and end."""
+        for found, order, edges in ((starts, self._sorted, self._behind), (rests, self._sorted[::-1], self._before)):
+            for node in order:
+                for other, lag_ns in edges[node]:
+                    found[other] = max(found[other], found[node] + lag_ns)
+        return starts, rests
 
 
 @dataclass(frozen=True)
@@ -264,24 +253,18 @@ class Team:
     def _told_apart(self, kind: Sequence[int]) -> tuple[int, ...]:
         """For each rank the first that nothing tells from it, if these are the kinds so far."""
         on_node = self.hardware.topology.devices_per_node
-        beside: dict[int, Counter[int]] = {}
-        for rank, one in enumerate(kind):
-            beside.setdefault(rank // on_node, Counter())[one] += 1
-        company = {node: tuple(sorted(count.items())) for node, count in beside.items()}
-        known: dict[int, tuple[object, ...]] = {}
+        beside = [tuple(sorted(kind[node : node + on_node])) for node in range(0, len(kind), on_node)]
 
-        def who(members: tuple[int, ...], paired: bool) -> tuple[object, ...]:
-            if id(members) not in known:
-                kinds = [kind[rank] for rank in members]
-                nodes = sorted(Counter(rank // on_node for rank in members).values())
-                known[id(members)] = (tuple(kinds if paired else sorted(kinds)), tuple(nodes))
-            return known[id(members)]
+        @cache
+        def company(members: tuple[int, ...], paired: bool) -> tuple[object, ...]:
+            kinds = [kind[rank] for rank in members]
+            nodes = sorted(Counter(rank // on_node for rank in members).values())
+            return tuple(kinds if paired else sorted(kinds)), tuple(nodes)
 
-        first: dict[tuple[object, ...], int] = {}
-        found = []
+        first, found = dict[tuple[object, ...], int](), list[int]()
         for rank, one in enumerate(kind):
-            met = tuple(who(there[rank], bool(call.role)) for call, there in self._roles_of(rank).members.items())
-            found.append(first.setdefault((one, company[rank // on_node], met), rank))
+            met = tuple(company(there[rank], bool(call.role)) for call, there in self._roles_of(rank).members.items())
+            found.append(first.setdefault((one, beside[rank // on_node], met), rank))
         return tuple(found)
 
     @cached_property
@@ -304,9 +287,13 @@ class Team:
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
         graph_of, leads, found = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
         kinds = [(self.precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
-        network = Network(kinds, self._meetings(leads), may_repeat=may_repeat)
-        for kind, lead in enumerate(leads):
-            timing = network.timing(kind)
+        network = (
+            Network(kinds, self._meetings(leads), may_repeat=may_repeat)
+            if any(graph.meets for graph in self.job.graphs)
+            else None
+        )
+        for number, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
+            timing = network.timing(number) if network else Timing.alone(*kind, may_repeat=may_repeat)
             found[graph_of[lead]] = _either(found.get(graph_of[lead], timing), timing)
         return tuple(found[graph] for graph in range(len(self.job.graphs)))
 

@@ -144,7 +144,7 @@ class Bottleneck(NamedTuple):
 
     def about(self, rate: int | float) -> float:
         """Time of a byte at one of its bandwidths, in floating point [ns]."""
-        return self.times * NS_PER_S / rate / self.channels if rate else 0.0
+        return self.times * ns_per_byte(rate) / self.channels
 
 
 def bottlenecks(

@@ -104,17 +104,24 @@ class Demand:
         The values themselves, also those that can be made again.
     moving
         Those of them that may leave the compute tier.
-    lifetimes, precedence, may_repeat
-        Of the graph; whether ops may run again.
+    enters
+        Tensors that come from a home, with the op of the line that awaits the first to read them; the number of ops if
+        none is known to.
+    leaves
+        In a run of one step, tensors that go to a home, with the op of the line than which their last write starts no
+        sooner.
+    lifetimes, precedence, hardware, homes, may_repeat
+        Of the graph; the machine, homes, and whether ops may run again.
     """
 
     def __init__(
         self, precedence: Precedence, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False
     ) -> None:
         graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
-        self.precedence, self.may_repeat, ops = precedence, may_repeat, len(graph.ops)
+        self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
         self.lifetimes, self.work = precedence.lifetimes, working_set_bytes(graph)
-        sizes, inputs = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs
+        self.enters, self.leaves = self._crossing()
+        sizes, inputs, ops = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs, len(graph.ops)
         self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
         is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == here)
@@ -138,6 +145,15 @@ class Demand:
             is_fetched = ~inside & (home != NOWHERE) & (home != FREE)
             self.made_in.append(by_op(counts & (is_made | (inside & (graph.steps == 1)))))
             self.read_in.append(by_op(counts & (stays | ((idle.due < ops) & ~is_fetched))))
+
+    def _crossing(self) -> tuple[dict[int, int], dict[int, int]]:
+        """What comes from a home, and what goes to one."""
+        precedence, found, tensors = self.precedence, self.lifetimes, self.precedence.graph.tensors
+        at_home = [t for t in found.inputs if found.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
+        read = [t for t in at_home if found.is_read(t, found.first_use[t])]
+        made = [t for t in at_home if found.writes[t] and tensors[t].persistent and precedence.graph.steps == 1]
+        enters = {t: precedence.awaited_by(found.first_use[t]) for t in read}
+        return enters, {t: precedence.no_sooner(found.writes[t][-1]) for t in made}
 
     def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
         """The stretches of a tensor in order; of one that is there all the time, over all ops between its uses."""

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import ns_per_byte, rate_of
 from simulator.bounds.idle import Demand, tightest
-from simulator.hardware import Hardware
 
 Floats = NDArray[np.float64]
 
@@ -48,11 +47,11 @@ class Rematerialisation:
 
     Parameters
     ----------
-    timing, hardware, demand
+    timing, demand
         As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
-    def __init__(self, timing: Timing, hardware: Hardware, demand: Demand) -> None:
+    def __init__(self, timing: Timing, demand: Demand) -> None:
         graph, cut = timing.precedence.graph, demand.cuts[0]
         self._timing, self._moving = timing, demand.moving
         self._in_line = np.array(timing.precedence.streams, np.int64) == 0
@@ -62,7 +61,9 @@ class Rematerialisation:
         self._held = demand.work + demand.stays
         self._needed = self._held + self._moving.over(len(graph.ops))
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
-        self._in_ns, self._out_ns = (ns_per_byte(rate_of(names, hardware, sizes)) for names in (cut.into, cut.out_of))
+        self._in_ns, self._out_ns = (
+            ns_per_byte(rate_of(names, demand.hardware, sizes)) for names in (cut.into, cut.out_of)
+        )
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
         """What a step takes at least at the op at which a budget [B] costs most [ns], and what to call it."""

@@ -33,8 +33,6 @@ from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Cut, rate_of, reached, time_ns
 from simulator.bounds.idle import Demand
 from simulator.cost import ceil_div, transfer_ns
-from simulator.hardware import Hardware
-from simulator.plan import FREE, NOWHERE
 
 Move = tuple[int, int, list[int]]
 """From which tier (id) to which one; sizes of the tensors that must get there [B]. One is the compute tier."""
@@ -48,24 +46,17 @@ class Traffic:
 
     Parameters
     ----------
-    timing, hardware, homes, demand, sharers
+    timing, demand, sharers
         As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
-    def __init__(
-        self,
-        timing: Timing,
-        hardware: Hardware,
-        homes: Sequence[int],
-        demand: Demand,
-        sharers: Mapping[str, int] | None = None,
-    ) -> None:
-        self.hardware, self.demand, self.sharers = hardware, demand, sharers or {}
+    def __init__(self, timing: Timing, demand: Demand, sharers: Mapping[str, int]) -> None:
+        self.hardware, self.demand, self.sharers = demand.hardware, demand, sharers
         rest_ns = _rest_ns(timing, may_repeat=demand.may_repeat)
         self._rest_ns = rest_ns or 0
-        self._moves = _moves(timing, hardware, homes, demand) if rest_ns is not None else []
-        self._alone_ns = {name: self._moves_ns(name) for name in hardware.links}
-        self._pinned_bytes, self._kept = _kept(timing, hardware, homes, demand)
+        self._moves = _moves(timing, demand) if rest_ns is not None else []
+        self._alone_ns = {name: self._moves_ns(name) for name in self.hardware.links}
+        self._pinned_bytes, self._kept = _kept(timing, demand)
 
     def terms(self, budget_bytes: int | float) -> dict[str, int]:
         """What these copies take on each bus, link and queue within a budget [B], with what comes after them [ns]."""
@@ -121,6 +112,8 @@ class Traffic:
     def _through(self, crossing: Crossing, names: set[str]) -> int:
         """Bytes that must pass these links, of what crosses a cut."""
         cut, in_bytes, out_bytes = crossing
+        if not names:
+            return 0
         whole = sum(sum(sizes) for *ends, sizes in self._moves_over(names) if not cut.tiers.issuperset(ends))
         back = in_bytes if cut.into and names.issuperset(cut.into) else 0
         return whole + back + (out_bytes if cut.out_of and names.issuperset(cut.out_of) else 0)
@@ -128,9 +121,9 @@ class Traffic:
     def _moves_over(self, names: set[str]) -> list[Move]:
         """What has no way that leaves out these links."""
         number = self.hardware.tier_names.index
-        links = self.hardware.links.items() if names else ()
-        rest = [(number(link.source), number(link.target)) for name, link in links if name not in names]
-        return [move for move in self._moves if names and move[1] not in reached(move[0], rest)]
+        rest = [link for name, link in self.hardware.links.items() if name not in names]
+        ways = [(number(link.source), number(link.target)) for link in rest]
+        return [move for move in self._moves if move[1] not in reached(move[0], ways)]
 
     def _moves_ns(self, name: str) -> int:
         """Time of all transfers of whole tensors that must pass a link, one after another [ns]."""
@@ -138,35 +131,31 @@ class Traffic:
         return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
-def _moves(timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand) -> list[Move]:
+def _moves(timing: Timing, demand: Demand) -> list[Move]:
     """Whole tensors that must get home, or from there to the compute tier."""
-    precedence, found = timing.precedence, demand.lifetimes
-    graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
-    moves: dict[tuple[int, int], list[int]] = {}
-    for t in sorted(found.inputs - timing.staying):
-        size, home = graph.tensors[t].size_bytes, homes[t]
-        if home in {NOWHERE, FREE, here} or not found.uses[t]:
-            continue
-        first = found.first_use[t]
-        if found.is_read(t, first) and (graph.steps == 1 or precedence.awaited_by(first) < len(graph.ops)):
-            moves.setdefault((home, here), []).append(size)
-        if found.writes[t] and graph.tensors[t].persistent and graph.steps == 1:
-            moves.setdefault((here, home), []).append(size)
+    graph, homes, hardware = timing.precedence.graph, demand.homes, demand.hardware
+    here, moves = hardware.tier_names.index(hardware.compute_tier), dict[tuple[int, int], list[int]]()
+    come = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
+    ends = [
+        *((homes[t], here, t) for t in come if t not in timing.staying),
+        *((here, homes[t], t) for t in demand.leaves),
+    ]
+    for source, target, t in ends:
+        if source != target:
+            moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]
 
 
-def _kept(
-    timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand
-) -> tuple[int, list[tuple[int, int]]]:
+def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
     """What is pinned [B]; and sizes of tensors that may leave and are kept, each with its number, the largest first."""
-    graph, found = timing.precedence.graph, demand.lifetimes
-    here, staying = hardware.tier_names.index(hardware.compute_tier), timing.staying
+    graph, found, staying = timing.precedence.graph, demand.lifetimes, timing.staying
+    here = demand.hardware.tier_names.index(demand.hardware.compute_tier)
     pinned_bytes, sizes = 0, Counter[int]()
     if not timing.precedence.in_line or graph.meets or demand.may_repeat:
         return 0, []
     for t, tensor in enumerate(graph.tensors):
         readers = (*found.uses[t][:1], *found.writes[t])
-        if tensor.persistent and homes[t] == here:
+        if tensor.persistent and demand.homes[t] == here:
             pinned_bytes += tensor.size_bytes
         elif tensor.persistent and t not in staying and readers and all(t in graph.ops[op].reads for op in readers):
             sizes[tensor.size_bytes] += 1

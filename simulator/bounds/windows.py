@@ -50,7 +50,7 @@ windows out, no more. What to take is decided in floating point, what it takes i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -59,11 +59,12 @@ from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import bottlenecks
 from simulator.bounds.idle import Demand, tightest
 from simulator.columns import Ints
-from simulator.hardware import Hardware
-from simulator.plan import FREE, NOWHERE
 
 MOST_POINTS = 512
 """Between so many ops windows lie at most."""
+
+_ENDLESS = 1 << 62
+"""Room without a limit [B]."""
 
 
 class Windows:
@@ -71,21 +72,23 @@ class Windows:
 
     Parameters
     ----------
-    timing, hardware, homes, demand, sharers
+    timing, demand, sharers
         As for `simulator.bounds.Limits`; what must be held while each op runs.
     """
 
-    def __init__(
-        self, timing: Timing, hardware: Hardware, homes: Sequence[int], demand: Demand, sharers: Mapping[str, int]
-    ) -> None:
+    def __init__(self, timing: Timing, demand: Demand, sharers: Mapping[str, int]) -> None:
         precedence, graph, moving = timing.precedence, timing.precedence.graph, demand.moving
         self.timing, self.demand = timing, demand
         self.stretches = moving.where(moving.kept(precedence)) if demand.may_repeat else moving
         self.held = demand.work + demand.stays
         self.line = np.flatnonzero(np.array(precedence.streams, np.int64) == 0)
-        self.from_start, self.to_end = _from_start(timing, homes, demand), _to_end(timing, homes, demand)
+        # By cut and op: what has come in since the step began when the op starts, and goes home after its end [B].
+        is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
+        enters = {t: op for t, op in demand.enters.items() if is_known and t not in timing.staying}
+        self.from_start = np.cumsum(_from_outside(demand, enters), axis=1)
+        self.to_end = np.cumsum(_from_outside(demand, demand.leaves)[:, ::-1], axis=1)[:, ::-1]
         sizes = {tensor.size_bytes for tensor in graph.tensors} - {0}
-        self.bottlenecks = bottlenecks(demand.cuts, hardware, sorted(sizes), sharers if graph.meets else {})
+        self.bottlenecks = bottlenecks(demand.cuts, demand.hardware, sorted(sizes), sharers if graph.meets else {})
         ops, needed = len(graph.ops), self.stretches
         most = np.maximum(needed.where(needed.due < ops).over(ops), needed.where(needed.made >= 0).over(ops))
         self._most = self.held + most
@@ -104,30 +107,12 @@ class Windows:
         return np.unique(np.concatenate([*parts, self.line[-1:]]))
 
 
-def _from_start(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
-    """By cut and op, what has come in since the step began when the op starts [B]."""
-    precedence, graph, found = timing.precedence, timing.precedence.graph, demand.lifetimes
-    is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
-    first = {t: found.uses[t][0] for t in found.inputs - timing.staying if found.uses[t]}
-    due = {t: precedence.awaited_by(op) for t, op in first.items() if is_known and found.is_read(t, op)}
-    return np.cumsum(_from_outside(demand, homes, due), axis=1)
-
-
-def _to_end(timing: Timing, homes: Sequence[int], demand: Demand) -> Ints:
-    """By cut and op, what goes home after the end of the op, if the run has but one step [B]."""
-    graph, found = timing.precedence.graph, demand.lifetimes
-    made = [t for t in found.inputs if graph.steps == 1 and found.writes[t] and graph.tensors[t].persistent]
-    since = {t: timing.precedence.no_sooner(found.writes[t][-1]) for t in made}
-    return np.cumsum(_from_outside(demand, homes, since)[:, ::-1], axis=1)[:, ::-1]
-
-
-def _from_outside(demand: Demand, homes: Sequence[int], at: Mapping[int, int]) -> Ints:
+def _from_outside(demand: Demand, at: Mapping[int, int]) -> Ints:
     """By cut and op, sizes of tensors of that op whose home is outside the cut [B]."""
     graph = demand.precedence.graph
     size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
     for t, op in at.items():
-        if homes[t] not in {FREE, NOWHERE}:
-            size_bytes[[homes[t] not in cut.tiers for cut in demand.cuts], op] += graph.tensors[t].size_bytes
+        size_bytes[[demand.homes[t] not in cut.tiers for cut in demand.cuts], op] += graph.tensors[t].size_bytes
     return size_bytes[:, :-1]
 
 
@@ -169,10 +154,12 @@ class _Sweep:
         timing, demand, idle, count = windows.timing, windows.demand, windows.stretches, len(points)
         self._timing, self._bottlenecks = timing, windows.bottlenecks
         self._points: list[int] = points.tolist()
-        self._rooms = [budget_bytes + cut.room_bytes for cut in demand.cuts]
-        self._held = held = windows.held[points]
-        self._left = [(demand.work + made)[points] for made in demand.made_in]
-        self._entered, self._back = windows.from_start[:, points], windows.to_end[:, points]
+        self._rooms = rooms = [int(min(budget_bytes + cut.room_bytes, _ENDLESS)) for cut in demand.cuts]
+        held, works = windows.held[points], demand.work[points]
+        left = [np.maximum(works + made[points] - room, 0) for made, room in zip(demand.made_in, rooms, strict=True)]
+        self._left: list[list[int]] = np.array(left).tolist()
+        self._entered: list[list[int]] = windows.from_start[:, points].tolist()
+        self._back: list[list[int]] = windows.to_end[:, points].tolist()
         self._before_ns = timing.last_ns + timing.shorter_ns if timing.precedence.graph.steps > 1 else 0
         in_line = np.where(np.array(timing.precedence.streams) == 0, timing.durations_ns, 0)
         self._clock: list[int] = np.cumsum(in_line)[points].tolist()
@@ -199,7 +186,7 @@ class _Sweep:
             edge = max(self._known(end), self._from_start(end), self._window(end))
             self._edges.append(edge)
             self._ends[end] = edge.ns + timing.durations_ns[op]
-            back_ns, name = max((one.ns(0, int(self._back[one.cut][end])), one.name) for one in self._bottlenecks)
+            back_ns, name = max((one.ns(0, self._back[one.cut][end]), one.name) for one in self._bottlenecks)
             ns = edge.ns + timing.durations_ns[op] + max(timing.tails_ns[op], back_ns)
             if ns > best[0]:
                 best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""
@@ -221,8 +208,8 @@ class _Sweep:
         """What has come from the start of the step, or has left since."""
         best = _Edge(-1)
         for one in self._bottlenecks:
-            entered = int(self._entered[one.cut][end]) if one.into else 0
-            left = self._beyond(one.cut, self._left[one.cut][end]) if one.out_of else 0
+            entered = self._entered[one.cut][end] if one.into else 0
+            left = self._left[one.cut][end] if one.out_of else 0
             if entered or left:
                 ns = one.ns(entered, left) - (self._before_ns if entered else 0)
                 best = max(best, _Edge(ns, -1, self._points[end] if left else -1, one.name if entered else ""))
@@ -233,14 +220,11 @@ class _Sweep:
         best, about_ns = _Edge(-1), self._about_ns[:end, end]
         start = int((self._ends[:end] + about_ns).argmax()) if end else 0
         for one in self._bottlenecks if end and about_ns[start] else ():
-            come = self._beyond(one.cut, self._come[start, end]) if one.into else 0
-            gone = self._beyond(one.cut, self._gone[start, end]) if one.out_of else 0
+            come = max(0, int(self._come[start, end]) - self._rooms[one.cut]) if one.into else 0
+            gone = max(0, int(self._gone[start, end]) - self._rooms[one.cut]) if one.out_of else 0
             short = self._points[start if come else end]
             best = max(best, _Edge(self._end_ns(start) + one.ns(come, gone), start, short))
         return best
-
-    def _beyond(self, cut: int, demand_bytes: np.int64) -> int:
-        return int(max(0, demand_bytes - self._rooms[cut]))
 
     def _told(self, last: int, left: str) -> str:
         """Say what the path to a point is made of, from its end."""

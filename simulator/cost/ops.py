@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 from simulator.cost.collectives import collective_ns, group_ns
 from simulator.cost.service import FULL_RATE, NS_PER_S, ceil_div, work
@@ -15,21 +16,8 @@ from simulator.hardware import Hardware
 from simulator.units import nearest
 
 
-def arithmetic_ns(op: Op, hardware: Hardware) -> int:
-    """Time of an op's arithmetic alone, rounded up [ns].
-
-    Parameters
-    ----------
-    op
-        The op; ``flops`` over the peak of its data type, times the achieved fraction of its class.
-    hardware
-        The machine.
-
-    Raises
-    ------
-    ConfigError
-        If the machine states no peak for the op's data type, or does not know its class.
-    """
+def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
+    """Time of an op's arithmetic: FLOPs over the peak of its data type, times the fraction of its class [ns]."""
     if not op.flops:
         return 0
     compute = hardware.compute
@@ -46,14 +34,41 @@ def arithmetic_ns(op: Op, hardware: Hardware) -> int:
         do = f"{nearest(op.op_class, tuple(known))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", must, found, do)
-    achieved = fractions.get(op.op_class, fractions.get("default", 1.0))
-    return math.ceil(Fraction(op.flops * NS_PER_S) / (Fraction(int(peak)) * Fraction(str(achieved))))
+    achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
+    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peak) * achieved.numerator)
 
 
-def memory_work(op: Op, hardware: Hardware) -> int:
-    """The op's traffic in the compute tier as work at the tier's full rate, in 2^-32 ns."""
+@cache
+def _exact(fraction: float) -> Fraction:
+    """The fraction that a document states in decimals."""
+    return Fraction(str(fraction))
+
+
+def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
+    """Both sides of an op's roofline; a measured duration counts as arithmetic.
+
+    Parameters
+    ----------
+    op
+        With a measured ``duration_ns``, or with FLOPs and bytes.
+    hardware
+        Peaks, achieved fractions, bandwidth of the compute tier, launch.
+
+    Returns
+    -------
+    (int, int)
+        Its launch and arithmetic [ns]; its traffic in the compute tier as work at the tier's full rate, in 2^-32 ns.
+
+    Raises
+    ------
+    ConfigError
+        If the machine states no peak for the op's data type, or does not know its class.
+    """
+    if op.duration_ns is not None:
+        return op.duration_ns, 0
     bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
-    return 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
+    traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
+    return hardware.compute.launch_ns + _arithmetic_ns(op, hardware), traffic
 
 
 def memory_rate_cap(hardware: Hardware) -> int:
@@ -62,19 +77,11 @@ def memory_rate_cap(hardware: Hardware) -> int:
 
 
 def duration_ns(op: Op, hardware: Hardware) -> int:
-    """Time of one op alone [ns]: measured, or launch plus the roofline's larger side.
-
-    Parameters
-    ----------
-    op
-        With a measured ``duration_ns``, or with FLOPs and bytes.
-    hardware
-        Peaks, achieved fractions, bandwidth of the compute tier, launch.
-    """
-    if op.duration_ns is not None:
-        return op.duration_ns
-    memory_ns = ceil_div(memory_work(op, hardware), memory_rate_cap(hardware))
-    return hardware.compute.launch_ns + max(arithmetic_ns(op, hardware), memory_ns)
+    """Time of one op alone [ns]: measured, or launch plus the larger side of its `roofline`."""
+    least_ns, traffic = roofline(op, hardware)
+    if not traffic:
+        return least_ns
+    return max(least_ns, hardware.compute.launch_ns + ceil_div(traffic, memory_rate_cap(hardware)))
 
 
 def chosen_op(op: Op, chosen_bytes: int) -> Op:

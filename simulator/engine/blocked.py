@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
 from simulator.engine.host import Host
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import Places, Transfer
@@ -33,16 +36,12 @@ class Explainer:
 
         Nothing if the host has issued everything and all of it has ended.
         """
-        told: list[str] = []
         peers = [self._meeting(stream) for stream in self._streams if stream.running is not None]
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
-        for stream in sorted(stuck, key=lambda stream: stream.queue[0][0]):
-            told += self._compute(stream)
+        told = [*chain.from_iterable(map(self._compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))]
         if host.awaited >= 0:
             told += [f"the host waits at a sync for {self._name(host.awaited)}", *self._tensor(host.awaited, None)]
-        for link in self._links:
-            if link.queue:
-                told += self._head(link.queue[0])
+        told += chain.from_iterable(self._head(link.queue[0]) for link in self._links if link.queue)
         if not told and not peers:
             unsettled = sorted(self._places.waiters)
             told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
@@ -50,12 +49,12 @@ class Explainer:
             told = ["the host could not issue its next step"]
         return told, peers
 
-    def _once(self, sentence: str) -> bool:
-        """Whether the sentence is new; a chain that comes back to one is a cycle."""
-        if sentence in self._told:
-            return False
-        self._told.add(sentence)
-        return True
+    def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
+        """Tell a sentence and the rest if it is new; a chain that comes back to one is a cycle."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            yield sentence
+            yield from rest
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
@@ -71,44 +70,40 @@ class Explainer:
         who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"
         return f"{self._op(running)} {who}"
 
-    def _compute(self, stream: Stream) -> list[str]:
+    def _compute(self, stream: Stream) -> Iterator[str]:
         """Why the head cannot start; nothing if that is for a compute of another stream, which tells on its own."""
         what, lacked = self._op(stream.queue[0]), stream.lacks()
         if stream.behind():
-            return []
+            return
         if lacked is None:
-            return [self._room(what, stream.columns.compute_tier, stream.room_bytes())]
-        tensor = lacked[0]
-        sentence = f"{what} waits for tensor {self._name(tensor)}"
-        return [sentence, *self._tensor(tensor, stream.queue[0][0])] if self._once(sentence) else []
+            yield self._room(what, stream.columns.compute_tier, stream.room_bytes())
+        else:
+            rest = self._tensor(lacked[0], stream.queue[0][0])
+            yield from self._once(f"{what} waits for tensor {self._name(lacked[0])}", rest)
 
-    def _tensor(self, tensor: int, before: int | None) -> list[str]:
+    def _tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
-        return self._transfer(transfer) if transfer else [f"no step that was issued brings tensor {self._name(tensor)}"]
-
-    def _transfer(self, transfer: Transfer) -> list[str]:
+        if transfer is None:
+            yield f"no step that was issued brings tensor {self._name(tensor)}"
+            return
         head = transfer[1].link.queue[0]
         if head is transfer:
-            return self._head(head)
-        copy = f"the copy of {self._name(transfer[1].tensor)} (step {transfer[0] & ISSUE_MASK})"
-        sentence = f"{copy} is behind step {head[0] & ISSUE_MASK} in its channel"
-        return [sentence, *self._head(head)] if self._once(sentence) else []
+            yield from self._head(head)
+        else:
+            copy = f"the copy of {self._name(tensor)} (step {transfer[0] & ISSUE_MASK})"
+            yield from self._once(f"{copy} is behind step {head[0] & ISSUE_MASK} in its channel", self._head(head))
 
-    def _head(self, head: Transfer) -> list[str]:
-        link, tensor = head[1].link, head[1].tensor
-        tiers = self._places.tiers
-        what = (
-            f"the copy of {self._name(tensor)} from {tiers[link.source].name} to {tiers[link.target].name} "
-            f"(step {head[0] & ISSUE_MASK})"
-        )
+    def _head(self, head: Transfer) -> Iterator[str]:
+        """Why the first copy of a link cannot start."""
+        link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
+        way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
+        what = f"the copy of {self._name(tensor)} {way} (step {head[0] & ISSUE_MASK})"
         if link.is_gated(head[1], head[3]):
-            sentence = f"{what} waits for the compute issued before it"
-            return [sentence] if self._once(sentence) else []
-        if link.lacks_tensor(head[1], head[3]):
-            sentence = f"{what} waits for its source"
-            return [sentence, *self._tensor(tensor, head[0])] if self._once(sentence) else []
-        sentence = self._room(what, link.target, self._places.size_bytes[tensor])
-        return [sentence] if self._once(sentence) else []
+            yield from self._once(f"{what} waits for the compute issued before it")
+        elif link.lacks_tensor(head[1], head[3]):
+            yield from self._once(f"{what} waits for its source", self._tensor(tensor, head[0]))
+        else:
+            yield from self._once(self._room(what, link.target, self._places.size_bytes[tensor]))
 
     def _room(self, what: str, tier: int, size: int) -> str:
         instance = self._places.tiers[tier]

@@ -326,8 +326,8 @@ class Counter:
         if target == self._columns.compute_tier and len(self._streams) > 1:
             self._held.add(tensor)
             line = self._line(self._gate)
-        gate, number = self._streams[self._gate], self._computes[self._gate]
-        return Copy(link, tensor, self._fence[tensor], gate, number, line, writers)
+        gate = ((self._streams[self._gate], self._computes[self._gate]),)
+        return Copy(link, tensor, self._fence[tensor], gate, line, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Detach:
         moves, users = self._moves[tensor], self._latest(self._last_use, tensor)

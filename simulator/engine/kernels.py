@@ -9,21 +9,20 @@ several, side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 import simpy
 
 from simulator.cost import (
     Phase,
-    arithmetic_ns,
     chosen_op,
     expected_op,
     fabric_rate_cap,
     memory_rate_cap,
-    memory_work,
     phase_work,
     phases,
+    roofline,
     stages,
 )
 from simulator.engine.rounds import Recurring, Watchers
@@ -35,96 +34,9 @@ from simulator.trace import CAUSES
 
 PEER = CAUSES.index("peer")
 
-Stage = tuple[Phase, ...]
-"""Phases whose bytes flow at the same time, after the hops of the first."""
-
-
-class Meeting:
-    """One collective, from its first arrival on.
-
-    Parameters
-    ----------
-    communicator
-        Whose meeting it is.
-    collective
-        What is met for.
-
-    Attributes
-    ----------
-    peer
-        The lowest rank that has not arrived; -1 once the collective runs.
-    watchers
-        Waits that depend on it.
-    """
-
-    def __init__(self, communicator: Communicator, collective: Collective) -> None:
-        self._communicator, self._stages = communicator, iter(communicator.stages(collective))
-        self._stage: Stage = ()
-        self._after_hops = Recurring(communicator.rounds.clock, self._flow_late)
-        self._arrived: dict[int, tuple[Stream, int]] = {}
-        self._parts: list[tuple[int, int, int]] = []
-        self._members = iter(communicator.in_order)
-        self._missing = next(self._members)
-        self._flowing = self._since_ns = 0
-        self.peer = -1
-        self.watchers: Watchers = []
-
-    def arrive(self, stream: Stream) -> None:
-        """Take in a member; the last one starts the collective."""
-        now = self._communicator.rounds.clock.now
-        self._arrived[stream.rank] = stream, now
-        stream.meeting = self
-        while self._missing in self._arrived:
-            self._missing = next(self._members, -1)
-        peer = self._missing
-        if peer != self.peer:
-            if self.peer >= 0 and now > self._since_ns:
-                self._parts.append((self._since_ns, now, self.peer))
-            self.peer, self._since_ns = peer, now
-            self._communicator.rounds.wake(self.watchers)
-        if peer < 0:
-            self._start(now)
-
-    def _start(self, now: int) -> None:
-        for stream, arrived_ns in self._arrived.values():
-            stream.start_ns = now
-            for start, end, peer in self._parts:
-                if end > arrived_ns:
-                    stream.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Begin the next stage: its hops, then its bytes; or end the collective for all."""
-        communicator, clock = self._communicator, self._communicator.rounds.clock
-        self._stage = next(self._stages, ())
-        if not self._stage:
-            communicator.meeting = None
-            communicator.rounds.wake(self.watchers)
-            for stream, _ in self._arrived.values():
-                stream.meeting = None
-                stream.end_after(0)
-        elif hops_ns := self._stage[0].hops * communicator.hardware.fabrics[self._stage[0].fabric].latency_ns:
-            clock.at(clock.now + hops_ns, self._after_hops)
-        else:
-            self._flow()
-
-    def _flow(self) -> None:
-        streams = [stream for stream, _ in self._arrived.values()]
-        self._flowing = sum([self._communicator.join(phase, self._end, streams) for phase in self._stage])
-
-    def _flow_late(self, event: simpy.Event) -> None:
-        self._flow()
-        self._communicator.rounds.close()
-
-    def _end(self) -> None:
-        """One member's bytes are across; when all are, the stage is over."""
-        self._flowing -= 1
-        if not self._flowing:
-            self._go_on()
-
 
 class Communicator:
-    """Some ranks that meet again and again, always in the same order.
+    """Some ranks that meet again and again, always in the same order, in one meeting at a time.
 
     Parameters
     ----------
@@ -141,10 +53,10 @@ class Communicator:
 
     Attributes
     ----------
-    in_order
-        The members, the lowest rank first.
-    meeting
-        The present one, if some member has arrived.
+    peer
+        The lowest rank that has not arrived; -1 once the collective runs.
+    watchers
+        Waits that depend on the present meeting.
     """
 
     def __init__(
@@ -155,28 +67,82 @@ class Communicator:
         path: Callable[[str, int], Path | None],
         network: Network,
     ) -> None:
-        self.in_order, self.rounds = sorted(members), network.rounds
-        self.hardware, self._path, self._network = hardware, path, network
-        self.meeting: Meeting | None = None
-        self.stages = cache(lambda collective: stages(phases(collective, ranks, hardware)))
+        self._in_order, self._fabrics, self._path, self._network = sorted(members), hardware.fabrics, path, network
+        self._rounds, self._clock = network.rounds, network.rounds.clock
+        self._stages_of = cache(lambda collective: stages(phases(collective, ranks, hardware)))
+        self._stages: Iterator[tuple[Phase, ...]] = iter(())
+        self._stage: tuple[Phase, ...] = ()
+        self._after_hops = Recurring(self._clock, self._flow_late)
+        self._arrived: dict[int, tuple[Stream, int]] = {}
+        self._parts: list[tuple[int, int, int]] = []
+        self._others: Iterator[int] = iter(())
+        self._flowing = self._since_ns = 0
+        self.peer = -1
+        self.watchers: Watchers = []
 
     def arrive(self, stream: Stream, collective: Collective) -> None:
-        """Let a member come to the present meeting."""
-        if self.meeting is None:
-            self.meeting = Meeting(self, collective)
-        self.meeting.arrive(stream)
+        """Let a member come to the present meeting; the last one starts the collective."""
+        now = self._clock.now
+        if not self._arrived:
+            self._stages, self._others, self._since_ns = iter(self._stages_of(collective)), iter(self._in_order), now
+            self._parts.clear()
+            self.peer = next(self._others)
+        self._arrived[stream.rank] = stream, now
+        stream.meeting = self
+        awaited = self.peer
+        while self.peer in self._arrived:
+            self.peer = next(self._others, -1)
+        if self.peer != awaited:
+            if now > self._since_ns:
+                self._parts.append((self._since_ns, now, awaited))
+            self._since_ns = now
+            self._rounds.wake(self.watchers)
+        if self.peer < 0:
+            self._start(now)
 
-    def join(self, phase: Phase, end: Callable[[], None], streams: list[Stream]) -> int:
-        """Let the bytes of a phase flow, each flow until it calls back; return how many flows they are."""
-        fabric = self.hardware.fabrics[phase.fabric]
-        cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
-        flows = 0
-        for stream in streams:
-            path = self._path(phase.fabric, stream.rank)
-            if path is not None and stream.running is not None:
-                self._network.join(path, cap, work, stream.running[0], end)
-                flows += 1
-        return flows
+    def _start(self, now: int) -> None:
+        for stream, arrived_ns in self._arrived.values():
+            stream.start_ns = now
+            for start, end, peer in self._parts:
+                if end > arrived_ns:
+                    stream.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next stage: its hops, then the bytes of all its phases; or end the collective for all."""
+        self._stage = next(self._stages, ())
+        if not self._stage:
+            self._rounds.wake(self.watchers)
+            for stream, _ in self._arrived.values():
+                stream.meeting = None
+                stream.end_after(0)
+            self._arrived.clear()
+        elif hops_ns := self._stage[0].hops * self._fabrics[self._stage[0].fabric].latency_ns:
+            self._clock.at(self._clock.now + hops_ns, self._after_hops)
+        else:
+            self._flow()
+
+    def _flow(self) -> None:
+        """Let the bytes of each member flow; who sends nothing has no flow."""
+        self._flowing = 0
+        for phase in self._stage:
+            fabric = self._fabrics[phase.fabric]
+            cap, work = fabric_rate_cap(fabric), phase_work(phase, fabric)
+            for stream, _ in self._arrived.values():
+                path = self._path(phase.fabric, stream.rank)
+                if path is not None and stream.running is not None:
+                    self._network.join(path, cap, work, stream.running[0], self._end)
+                    self._flowing += 1
+
+    def _flow_late(self, event: simpy.Event) -> None:
+        self._flow()
+        self._rounds.close()
+
+    def _end(self) -> None:
+        """One member's bytes are across; when all are, the stage is over."""
+        self._flowing -= 1
+        if not self._flowing:
+            self._go_on()
 
 
 Kernel = Callable[[Stream, Compute], None]
@@ -218,38 +184,28 @@ class ContendedKernels:
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, path: Path, network: Network) -> None:
-        self._graph, self._hardware, self._path, self._network = graph, hardware, path, network
-        self._launch_ns, self._cap = hardware.compute.launch_ns, memory_rate_cap(hardware)
+        self._graph, self._hardware = graph, hardware
+        self._join = partial(network.join, path, memory_rate_cap(hardware))
         sizes = [tensor.size_bytes for tensor in graph.tensors]
-        self._least_ns = [
-            self._launch_ns + arithmetic_ns(op, hardware) if op.duration_ns is None else op.duration_ns
-            for op in graph.ops
-        ]
-        self._work = [
-            memory_work(expected_op(op, sizes), hardware) if op.duration_ns is None else 0 for op in graph.ops
-        ]
+        self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops]
 
     def begin(self, stream: Stream, compute: Compute) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
-        work, least_ns, rounds = self._work[compute.op], self._least_ns[compute.op], stream.places.rounds
+        (least_ns, work), clock = self._sides[compute.op], stream.places.rounds.clock
         if work and compute.duration_ns >= 0:
-            work = memory_work(chosen_op(self._graph.ops[compute.op], compute.chosen_bytes), self._hardware)
-        if not work:
+            _, work = roofline(chosen_op(self._graph.ops[compute.op], compute.chosen_bytes), self._hardware)
+        if not work or stream.running is None:
             stream.end_after(least_ns)
             return
-        until_ns = rounds.clock.now + least_ns
-        key = stream.running[0] if stream.running else 0
-
-        def end() -> None:
-            stream.end_after(max(0, until_ns - rounds.clock.now))
-
-        flow = partial(self._network.join, self._path, self._cap, work, key, end)
-        if not self._launch_ns:
+        until_ns = clock.now + least_ns
+        flow = partial(self._join, work, stream.running[0], lambda: stream.end_after(max(0, until_ns - clock.now)))
+        launch_ns = self._hardware.compute.launch_ns
+        if not launch_ns:
             flow()
             return
 
         def launched(event: simpy.Event) -> None:
             flow()
-            rounds.close()
+            stream.places.rounds.close()
 
-        rounds.clock.at(rounds.clock.now + self._launch_ns, Recurring(rounds.clock, launched))
+        clock.at(clock.now + launch_ns, Recurring(clock, launched))

@@ -19,7 +19,7 @@ from simulator.engine.places import Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Computes, Stream, unended, unstarted, wait_for_end, wait_for_start
+from simulator.engine.stream import Computes, unended, unstarted, wait_for_end, wait_for_start
 from simulator.hardware import Link
 from simulator.plan import COPY
 
@@ -34,8 +34,8 @@ class Copy:
         What moves where.
     moves
         Moves of the tensor that must have ended.
-    gate, gate_number
-        The stream of the last compute issued before, and that compute's number there.
+    gate
+        The last compute issued before.
     line
         As for a compute.
     writers
@@ -45,8 +45,7 @@ class Copy:
     link: LinkQueue
     tensor: int
     moves: int
-    gate: Stream
-    gate_number: int
+    gate: Computes
     line: Computes
     writers: Computes
 
@@ -180,25 +179,14 @@ class LinkQueue:
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
-        if not self._waits_at_gate(copy, lap) and not wait_for_start(copy.line, lap, self.look_again):
+        wait_for_gate = wait_for_end if self._wait_for_end else wait_for_start
+        if not wait_for_gate(copy.gate, lap, self.look_again) and not wait_for_start(copy.line, lap, self.look_again):
             self._rounds.consider(copy.link, key)
-
-    def _waits_at_gate(self, copy: Copy, lap: int) -> bool:
-        """Whether the last compute issued before the copy has not come so far yet; if so, look again when it has."""
-        gate, number = copy.gate, copy.gate_number + lap * copy.gate.per_lap
-        if self._wait_for_end:
-            if gate.ended < number:
-                gate.wait_for_end(number, self.look_again)
-                return True
-        elif gate.started < number:
-            gate.wait_for_start(number, self.look_again)
-            return True
-        return False
 
     def is_gated(self, copy: Copy, lap: int) -> bool:
         """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
-        come = copy.gate.ended if self._wait_for_end else copy.gate.started
-        return come < copy.gate_number + lap * copy.gate.per_lap or unstarted(copy.line, lap) is not None
+        not_so_far = unended if self._wait_for_end else unstarted
+        return (not_so_far(copy.gate, lap) or unstarted(copy.line, lap)) is not None
 
     def lacks_tensor(self, copy: Copy, lap: int) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
