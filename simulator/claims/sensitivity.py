@@ -103,7 +103,7 @@ def _turned(rows: Rows, others: Rows) -> bool:
 def _compared(loaded: Loaded) -> list[Expectation]:
     """What is held against a printed figure, or shown beside one number that it may be near to."""
     printed = (one for one in loaded.scenario.expect if one.printed is not None)
-    return [one for one in printed if one.kind != "shown" or len(one.printed_ends) == 1]
+    return [one for one in printed if one.kind != "shown" or len(one.ends("printed")) == 1]
 
 
 def figures(loaded: Loaded, point: Point) -> Rows:

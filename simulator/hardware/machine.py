@@ -12,7 +12,7 @@ from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compute, Host
-from simulator.hardware.memory import Bus, Link, Tier, resolved, room
+from simulator.hardware.memory import Bus, Link, Tier, keep_room, resolved
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
@@ -196,8 +196,8 @@ class Hardware(Document):
 
     def staging(self, tier: str) -> tuple[str, ...]:
         """Links that keep room in a tier for the chunks that pass through it."""
-        passing = ((name, [stage.source for stage in link.stages[1:]]) for name, link in self.links.items())
-        return tuple(name for name, between in passing if tier in between)
+        between = {name: [stage.source for stage in link.stages[1:]] for name, link in self.links.items()}
+        return tuple(name for name, tiers in between.items() if tier in tiers)
 
     def with_links(self, links: dict[str, Link]) -> Self:
         """The machine with other figures for its links; what goes via them follows."""
@@ -220,8 +220,7 @@ class Hardware(Document):
             once = len(set(bus.links)) == len(bus.links)
             require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
         self.links.update(resolved(self.links))
-        for name, size in room(self.links, self.tiers, self.topology.sharing).items():
-            self.tiers[name]._staging_bytes = size
+        keep_room(self.links, self.tiers, self.topology.sharing)
         for name, fabric in self.fabrics.items():
             several = self.topology.sharing[fabric.scope] > 1
             must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
@@ -254,9 +253,8 @@ def _check_name(name: str, known: Iterable[str], must: str, *at: str) -> None:
 
 def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:
     """The tiers that links lead to from a tier, itself included."""
-    reached, last = {start}, 0
-    while len(reached) > last:
-        last = len(reached)
+    reached = {start}
+    for _ in edges:  # as many links as there are lead to the last tier
         reached |= {target for source, target in edges if source in reached}
     return reached
 
@@ -278,26 +276,25 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     list of str
         A sentence for each limit.
     """
-    limits: list[tuple[str, int | float, str, int | float, str]] = []
+    found: list[str] = []
+
+    def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
+        if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys):
+            limits = f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}"
+            found.append(f"{limits}: more changes nothing, unless that is set as well.")
+
     for bus_name, bus in hardware.buses.items():
         field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
         for name in bus.links:
             if name in hardware.links and _fills(hardware.links[name], bus):
-                limits.append(
-                    (f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate, "B/s")
-                )
+                tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
         asked = asked_bytes_per_s(hardware, bus)
         if asked <= rate:
-            limits.append((field, rate, "what its links carry together", asked, "B/s"))
+            tell(field, rate, "what its links carry together", asked)
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:
-        limits.append((f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B"))
-    return [
-        f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}: more changes nothing, "
-        "unless that is set as well."
-        for field, value, other, limit, unit in limits
-        if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys)
-    ]
+        tell(f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B")
+    return found
 
 
 def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
@@ -314,5 +311,4 @@ def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
 def _fills(link: Link, bus: Bus) -> bool:
     """Whether a single copy of any size fills the bus, on one channel."""
     least = min((point.fraction for point in link.efficiency), default=1.0)
-    share = least / link.channels if link.sharing == "servers" else least
-    return link.bandwidth_bytes_per_s * share >= bus.bandwidth_bytes_per_s
+    return link.bandwidth_bytes_per_s * (least / link.servers) >= bus.bandwidth_bytes_per_s

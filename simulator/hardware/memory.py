@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -138,17 +138,9 @@ class Link(Part):
         return self._stages
 
     @property
-    def as_stated(self) -> Link:
-        """The link as the document has it, without what follows from the links that it goes via."""
-        return self._stated or self
-
-    def over(self, stages: tuple[Link, ...], bandwidth_bytes_per_s: int | float, latency_ns: int) -> Link:
-        """The staged link with what follows from the links that it goes via, which is not stated."""
-        stated = self.as_stated
-        found = stated.model_copy(update={"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "latency_ns": latency_ns})
-        found.model_fields_set.intersection_update(stated.model_fields_set)
-        found._stages, found._stated = stages, stated
-        return found
+    def servers(self) -> int:
+        """Into how many equal parts its bandwidth is divided for good, one for each channel; 1 if it is shared."""
+        return self.channels if self.sharing == "servers" else 1
 
     def reached_fraction(self, size_bytes: int) -> float:
         """The share of the bandwidth that a copy of a size reaches: that of the efficiency curve."""
@@ -213,14 +205,16 @@ def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
     found = dict(links)
     for name, link in links.items():
         if link.via:
-            stated = link.as_stated
+            stated = link._stated or link
             _check_way(stated, links, "links", name, "via")
-            stages = tuple(links[stage] for stage in stated.via)
-            several = (min(stated.channels, stage.channels) if _serves(stage) else 1 for stage in stages)
-            carried = (rate * number for rate, number in zip(_rates(stated, stages), several, strict=True))
-            is_stated = "latency_ns" in stated.model_fields_set
-            latency_ns = stated.latency_ns if is_stated else sum(stage.latency_ns for stage in stages)
-            found[name] = stated.over(stages, min([stated.bandwidth_bytes_per_s, *carried]), latency_ns)
+            staged = found[name] = stated.model_copy()
+            staged._stated, staged._stages = stated, tuple(links[stage] for stage in stated.via)
+            rates = zip(stage_rates(staged), staged.stages, strict=True)
+            carried = [rate * min(stated.channels, stage.servers) for rate, stage in rates]
+            follows = {"bandwidth_bytes_per_s": min(stated.bandwidth_bytes_per_s, *carried)}
+            if "latency_ns" not in stated.model_fields_set:
+                follows["latency_ns"] = sum(stage.latency_ns for stage in staged.stages)
+            staged.__dict__.update(follows)  # past pydantic, for which it would be stated then
     return found
 
 
@@ -234,20 +228,12 @@ def stage_rates(link: Link) -> list[int | float]:
     link
         A staged link.
     """
-    return _rates(link, link.stages)
-
-
-def _rates(link: Link, stages: Sequence[Link]) -> list[int | float]:
     found: list[int | float] = []
-    for stage in stages:
-        share = Fraction(stage.reached_fraction(link.chunk_bytes)) / (stage.channels if _serves(stage) else 1)
+    for stage in link.stages:
+        share = Fraction(stage.reached_fraction(link.chunk_bytes)) / stage.servers
         bandwidth = stage.bandwidth_bytes_per_s
         found.append(bandwidth if bandwidth == math.inf else max(1, math.floor(bandwidth * share)))
     return found
-
-
-def _serves(link: Link) -> bool:
-    return link.sharing == "servers"
 
 
 def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
@@ -261,13 +247,13 @@ def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
         place = links[stage].target
     must = "a link goes via two others at least, which end at its target"
     require(len(link.via) > 1 and place == link.target, must, f"{', '.join(link.via)} to {place!r}", *at)
-    differ = link.channels > 1 and not _serves(link) and any(_serves(links[stage]) for stage in link.via)
+    alike = link.servers == link.channels or all(links[stage].sharing != "servers" for stage in link.via)
     must = "several channels over servers are servers, too"
-    require(not differ, must, f"sharing {link.sharing}", *at[:2], "sharing", do="write sharing: servers")
+    require(alike, must, f"sharing {link.sharing}", *at[:2], "sharing", do="write sharing: servers")
 
 
-def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> dict[str, int]:
-    """What staged links keep of each tier between [B].
+def keep_room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> None:
+    """Take from each tier what staged links keep of it for chunks that pass through.
 
     Parameters
     ----------
@@ -281,16 +267,12 @@ def room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[
     FieldError
         If a tier has no room for them.
     """
-    kept: dict[str, dict[str, int]] = {}
-    for name, link in links.items():
-        for stage in link.stages[1:]:
-            of_links = kept.setdefault(stage.source, {})
-            chunks = CHUNKS * link.chunk_bytes * link.channels * devices[tiers[stage.source].scope]
-            of_links[name] = of_links.get(name, 0) + chunks
-    for name, of_links in kept.items():
-        chunks, there = sum(of_links.values()), tiers[name].capacity_bytes - tiers[name].reserved_bytes
+    for name, tier in tiers.items():
+        through = [link_name for link_name, link in links.items() for stage in link.stages[1:] if stage.source == name]
+        chunks = sum(CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
+        there = tier.capacity_bytes - tier.reserved_bytes
         must = f"the tier {name!r} has room for the chunks that pass through it"
-        found = f"{chunks:,} B of chunks of {' and '.join(of_links)} and {there:,} B of room"
-        do = f"make it at least {chunks + tiers[name].reserved_bytes:,} B, or the chunks smaller or fewer"
+        found = f"{chunks:,} B of chunks of {' and '.join(dict.fromkeys(through))} and {there:,} B of room"
+        do = f"make it at least {chunks + tier.reserved_bytes:,} B, or the chunks smaller or fewer"
         require(chunks <= there, must, found, "tiers", name, "capacity", do=do)
-    return {name: sum(of_links.values()) for name, of_links in kept.items()}
+        tier._staging_bytes = chunks

@@ -349,8 +349,7 @@ class Problem:
 
     def servers(self, hop: tuple[int, int]) -> int:
         """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""
-        link = self.links[hop]
-        return link.channels if link.sharing == "servers" else 1
+        return self.links[hop].servers
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Tiers of the fastest way from one tier to another, both ends included.

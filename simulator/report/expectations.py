@@ -129,7 +129,7 @@ def _printed(one: Expectation, value: object, must: str, source: str) -> dict[st
     """What a verdict says of the printed figure; nothing if there is none."""
     if one.printed is None:
         return {}
-    ends, error = [_number(end) for end in one.printed_ends], None
+    ends, error = [_number(end) for end in one.ends("printed")], None
     nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
     if nearest and math.isfinite(nearest) and present(share := _number(value) / nearest - 1):
         error = share
@@ -175,22 +175,22 @@ def asks(one: Expectation) -> str:
 def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
     """What must hold of the value by itself, for people, and whether it does of a value."""
     found: list[tuple[str, Callable[[object], bool]]] = []
-    ends = one.printed_ends if one.is_close_to_printed else ()
+    ends = one.ends("printed") if one.is_close_to_printed else ()
     if one.equals is not None:
-        wanted = one.bound("equals")
+        wanted = one.ends("equals")[0]
         found.append((_said(one, wanted), lambda value: value == wanted))
     if len(ends) == 2:
         low, high = map(_number, ends)
         found.append((_said_range(one), lambda value: low <= _number(value) <= high))
     if one.about is not None or len(ends) == 1:
-        target = _number(ends[0] if ends else one.bound("about"))
+        target = _number(ends[0] if ends else one.ends("about")[0])
         must = f"about {_said(one, target)} (within {percent(one.within)})"
         found.append((must, lambda value: abs(_number(value) - target) <= one.within * abs(target)))
     if one.at_most is not None:
-        most = _number(one.bound("at_most"))
+        most = _number(one.ends("at_most")[0])
         found.append((f"at most {_said(one, most)}", lambda value: _number(value) <= most))
     if one.at_least is not None:
-        least = _number(one.bound("at_least"))
+        least = _number(one.ends("at_least")[0])
         found.append((f"at least {_said(one, least)}", lambda value: _number(value) >= least))
     return found
 

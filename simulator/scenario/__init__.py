@@ -12,22 +12,12 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.units import Bytes, FieldError, nearest
+from simulator.units import Bytes, nearest, require
 
 __all__ = [
-    "LIMITS",
-    "Claim",
-    "DrawsOrigin",
-    "Expectation",
-    "Keep",
-    "Kind",
-    "Largest",
-    "PolicyChoice",
-    "Scenario",
-    "Switches",
-    "Unstated",
-    "label_of",
-]
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "PolicyChoice",
+    "Scenario", "Switches", "Unstated", "label_of",
+]  # fmt: skip
 
 Keep = Literal["kept", "none"]
 """Whether a run keeps its trace."""
@@ -88,10 +78,12 @@ class PolicyChoice(Part):
 
     def _check(self) -> None:
         label_of(self.row)
-        if self.staggered and (self.alone or self.is_file):
-            must = "turns are for a policy that knows what ranks share"
-            found = "alone: true" if self.alone else f"the plan {self.policy!r}"
-            raise FieldError(must, found, "drop staggered, or name a policy without alone", ("staggered",))
+        must, do = (
+            "turns are for a policy that knows what ranks share",
+            "drop staggered, or name a policy without alone",
+        )
+        knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
+        require(knows or not self.staggered, must, found, "staggered", do=do)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -122,13 +114,11 @@ class DrawsOrigin(Part):
     file: str | None = None
 
     def _check(self) -> None:
-        others = self.model_fields_set - {"file"}
-        if self.file is not None and others:
-            must, do = "draws come from a file or from a distribution", "leave one of the two out"
-            raise FieldError(must, f"file and {min(others)}", do, ("file",))
-        if self.distribution == "uniform" and "skew" in others:
-            must, do = "a skew is of the distribution zipf", "write distribution: zipf, or remove skew"
-            raise FieldError(must, "skew with uniform", do, ("skew",))
+        others = sorted(self.model_fields_set - {"file"})
+        must, do = "draws come from a file or from a distribution", "leave one of the two out"
+        require(self.file is None or not others, must, f"file and {''.join(others[:1])}", "file", do=do)
+        must, do = "a skew is of the distribution zipf", "write distribution: zipf, or remove skew"
+        require(self.distribution == "zipf" or "skew" not in others, must, "skew with uniform", "skew", do=do)
 
 
 class Switches(Part):
@@ -184,9 +174,11 @@ class Largest(Part):
         return range(self.multiple_of, self.at_most + 1, self.multiple_of)
 
     def _check(self) -> None:
-        if not self.values:
-            must = f"at_most is at least {self.multiple_of:,}, the least multiple that is tried"
-            raise FieldError(must, f"{self.at_most:,}", "raise at_most, or lower multiple_of", ("at_most",))
+        must, do = (
+            f"at_most is at least {self.multiple_of:,}, the least multiple that is tried",
+            "raise at_most, or lower",
+        )
+        require(self.values, must, f"{self.at_most:,}", "at_most", do=f"{do} multiple_of")
 
 
 class Scenario(Document):
@@ -271,21 +263,21 @@ class Scenario(Document):
     def _check(self) -> None:
         for key, values in self.scaling.items():
             first, points = next((name, len(listed)) for name, listed in self.scaling.items())
-            if len(values) != points:
-                must = "each field of scaling has a value at each point"
-                found = f"{len(values)} here and {points} at {first}"
-                raise FieldError(must, found, "list as many values everywhere", ("scaling", key))
+            must, found = (
+                "each field of scaling has a value at each point",
+                f"{len(values)} here and {points} at {first}",
+            )
+            require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
-            if row in rows[:index]:
-                must, do = "each row of the table has a label of its own", "give one of them another label"
-                raise FieldError(must, f"{row!r} twice", do, ("policies", str(index)))
+            must, do = "each row of the table has a label of its own", "give one of them another label"
+            require(row not in rows[:index], must, f"{row!r} twice", "policies", str(index), do=do)
         for index, expectation in enumerate(self.expect):
+            at = ("expect", str(index))
             for key, named in expectation.rows.items():
-                if named not in rows:
-                    must = "an expectation names a row of policies"
-                    raise FieldError(must, repr(named), nearest(named, tuple(rows)), ("expect", str(index), key))
-            if self.claim and expectation.printed is not None and expectation.figure is None:
-                must = "a printed figure that puts a claim to the test has a name"
-                do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
-                raise FieldError(must, "none", do, ("expect", str(index), "figure"))
+                must = "an expectation names a row of policies"
+                require(named in rows, must, repr(named), *at, key, do=nearest(named, tuple(rows)))
+            is_named = not self.claim or expectation.printed is None or expectation.figure is not None
+            must = "a printed figure that puts a claim to the test has a name"
+            do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
+            require(is_named, must, "none", *at, "figure", do=do)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from simulator.document import Count, Key, Line, Part, flaw
-from simulator.units import FieldError, in_field, parse, unit_of
+from simulator.units import FieldError, in_field, parse, require, unit_of
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
@@ -74,12 +74,12 @@ class Unstated(Part):
         """
         if self.unit not in (None, "x"):
             return parse(value, str(self.unit))
-        if self.is_factor and isinstance(value, str) and _FACTOR.fullmatch(value):
-            return float(value[:-1])
         if self.unit is None and isinstance(value, int | float) and not isinstance(value, bool):
             return value
+        is_factor = self.is_factor and isinstance(value, str) and _FACTOR.fullmatch(value)
         must = "both ends of a range, and what is varied, are numbers, quantities of one unit, or factors such as 0.5x"
-        raise FieldError(must, repr(value), "write them alike")
+        require(is_factor, must, repr(value), do="write them alike")
+        return float(str(value)[:-1])
 
     @property
     def is_factor(self) -> bool:
@@ -98,20 +98,20 @@ class Unstated(Part):
         return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
 
     def _check(self) -> None:
-        if self.is_factor and any(field.startswith(WORKLOAD) for field in self.fields):
-            must, found = "figures of the machine are multiplied", "a field of the workload"
-            raise FieldError(must, found, "state values", ("from",))
-        low, high = self.number(self.low), self.number(self.high)
-        if not low < high < math.inf or not 2 <= len(self.values) <= MOST_VALUES:
-            must = f"a range goes from a value to a higher one, with 2 to {MOST_VALUES:,} values in it"
-            raise FieldError(must, f"{self.low} to {self.high}", "widen or narrow it", ("to",))
+        is_of_machine = not any(field.startswith(WORKLOAD) for field in self.fields)
+        must, found = "figures of the machine are multiplied", "a field of the workload"
+        require(is_of_machine or not self.is_factor, must, found, "from", do="state values")
+        is_range = self.number(self.low) < self.number(self.high) < math.inf
+        must = f"a range goes from a value to a higher one, with 2 to {MOST_VALUES:,} values in it"
+        fits, found = is_range and 2 <= len(self.values) <= MOST_VALUES, f"{self.low} to {self.high}"
+        require(fits, must, found, "to", do="widen or narrow it")
 
 
 def label_of(label: str) -> str:
     """Take a name of a row, or refuse it."""
-    if (found := flaw(label, 80)) or "/" in label or "\\" in label:
-        must = "a label is at most 80 characters on one line, without slashes, and begins with none of = + - @"
-        raise FieldError(must, found or repr(label), "choose a shorter, plainer label")
+    found = flaw(label, 80) or ("" if {"/", "\\"}.isdisjoint(label) else repr(label))
+    must = "a label is at most 80 characters on one line, without slashes, and begins with none of = + - @"
+    require(not found, must, found, do="choose a shorter, plainer label")
     return label
 
 
@@ -219,54 +219,47 @@ class Expectation(Part):
             return None
         return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
 
-    def bound(self, key: Limit) -> int | float | str | None:
-        """What `key` says, as a number of the value's unit; None if it says nothing."""
-        stated: str | float | None = getattr(self, key)
-        return None if stated is None else self._read(stated)
+    def ends(self, key: Limit | Literal["printed"]) -> tuple[int | float | str, ...]:
+        """What a field says, as a number of the value's unit: of a range both ends; none if it says nothing.
+
+        None as well of what is printed and only shown, if it is no number.
+        """
+        stated, may_be_text = getattr(self, key), key == "printed" and self.kind == "shown"
+        try:
+            found = tuple(map(self._read, stated if isinstance(stated, tuple) else () if stated is None else (stated,)))
+        except FieldError:
+            if not may_be_text:
+                raise
+            return ()
+        return () if may_be_text and any(isinstance(end, str) for end in found) else found
 
     def _read(self, stated: str | float) -> int | float | str:
         if self.over is not None:
             return _ratio(stated)
         return parse(stated, self.unit) if self.unit else math.inf if stated == "inf" else stated
 
-    @property
-    def printed_ends(self) -> tuple[int | float | str, ...]:
-        """What is printed, as a number of the value's unit; of a range both ends; empty if it is no number."""
-        stated = self.printed if isinstance(self.printed, tuple) else (self.printed,)
-        try:
-            ends = tuple(self._read(end) for end in stated if end is not None)
-        except FieldError:
-            if self.kind != "shown":
-                raise
-            return ()
-        return () if self.kind == "shown" and any(isinstance(end, str) for end in ends) else ends
-
     def _check(self) -> None:
-        limits = (*LIMITS, "faster_than", "printed")
-        must, do = f"an expectation says {', '.join(limits[:-1])} or printed", "add one"
-        if all(getattr(self, key) is None for key in limits):
-            raise FieldError(must, "none of them", do)
-        for key in (*LIMITS, "printed"):
+        is_said = any(getattr(self, key) is not None for key in (*LIMITS, "faster_than", "printed"))
+        must, do = f"an expectation says {', '.join(LIMITS)}, faster_than or printed", "add one"
+        require(is_said, must, "none of them", do=do)
+        keys: tuple[Limit | Literal["printed"], ...] = (*LIMITS, "printed")
+        for key in keys:
             with in_field(key):
-                ends = self.printed_ends if key == "printed" else (self.bound(key),)  # type: ignore[arg-type]
+                ends = self.ends(key)
             numbers = [end for end in ends if isinstance(end, int | float)]
             is_text = key == "equals" and self.unit is None and self.over is None
-            if (len(numbers) < len(ends) and ends != (None,) and not is_text) or numbers != sorted(set(numbers)):
-                must = f"{key} of the column {self.column!r} is a number, or a range from less to more"
-                raise FieldError(
-                    must, repr(getattr(self, key)), "write a finite number, or a text under equals", (key,)
-                )
+            must = f"{key} of the column {self.column!r} is a number, or a range from less to more"
+            fits = (len(numbers) == len(ends) or is_text) and numbers == sorted(set(numbers))
+            do = "write a finite number, or a text under equals"
+            require(fits, must, repr(getattr(self, key)), key, do=do)
         with in_field("over"):
             divisor = self.divisor
-        if divisor is not None and not divisor > 0:
-            must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
-            raise FieldError(must, repr(self.over), do, ("over",))
-        if (self.missed or self.kind != "predicted") and self.printed is None:
-            must = "what is fitted, shown or missed is a printed figure"
-            raise FieldError(must, "none", "add printed", ("printed",))
-        if self.missed and self.kind != "predicted":
-            must = "what is missed was to be predicted"
-            raise FieldError(must, f"kind: {self.kind}", "drop kind, or missed", ("missed",))
+        must, do = "a value is divided by that of a row, or by a printed figure above 0", "write the printed figure"
+        require(divisor is None or divisor > 0, must, repr(self.over), "over", do=do)
+        is_printed = self.printed is not None or (self.kind == "predicted" and not self.missed)
+        require(is_printed, "what is fitted, shown or missed is a printed figure", "none", "printed", do="add printed")
+        must, found = "what is missed was to be predicted", f"kind: {self.kind}"
+        require(self.kind == "predicted" or not self.missed, must, found, "missed", do="drop kind, or missed")
 
 
 class Untested(Part):
@@ -328,7 +321,7 @@ def _ratio(stated: str | float) -> float:
     if stated.strip() == "inf":
         return math.inf
     found = _RATIO.fullmatch(stated.strip())
+    must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
     if found is None:
-        must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
         raise FieldError(must, repr(stated), "write it so")
     return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100

@@ -93,7 +93,7 @@ def test_expectations_have_the_unit_of_their_column(expectation, message):
 )
 def test_expectations_in_numbers(expectation, key, value):
     read = Scenario.model_validate(scenario(expect=[{"row": "static", **expectation}]))
-    assert read.expect[0].bound(key) == value
+    assert read.expect[0].ends(key) == (() if value is None else (value,))
 
 
 def test_figures_that_it_sets_have_origins():
@@ -135,7 +135,7 @@ def test_ratios_in_numbers(printed, ratio):
     (one,) = Scenario.model_validate(
         scenario(expect=[{"row": "static", "over": "resident", "printed": printed}])
     ).expect
-    assert one.printed_ends == pytest.approx((ratio,), rel=1e-12)
+    assert one.ends("printed") == pytest.approx((ratio,), rel=1e-12)
 
 
 def test_the_printed_figures_of_a_claim_have_names():
