@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from simulator.builders.tape import blocks
 from simulator.builders.weights import specs
 from simulator.workload import DecoderModel, Experts
 
@@ -32,7 +31,7 @@ def count(model: DecoderModel) -> Count:
     """Count the parameters of a model on all ranks, to the last one."""
     total = idle = 0
     part = model.feed_forward
-    for _, found in specs(model, blocks(model.layers)):
+    for _, found in specs(model):
         for spec in found.values():
             size = prod(spec.shape)
             if spec.kind == "expert" and isinstance(part, Experts):

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from math import gcd
 from pathlib import Path
 from typing import Any
 
-from simulator.builders import inference
+from simulator.builders import inference, stage
 from simulator.builders.inference import Iteration as Iteration
-from simulator.builders.stage import Stage
-from simulator.builders.tape import blocks
-from simulator.builders.weights import weights
+from simulator.builders.weights import lay
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, check_run
-from simulator.layout import Mesh, Weight
-from simulator.units import would_divide
+from simulator.layout import Weight
 from simulator.workload import DecoderModel, LlamaModel, Model, Parallel, Workload
 
 ReadGraph = Callable[[Path], Graph]
@@ -95,7 +90,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
         If the model cannot be spread over ranks as the workload says.
     """
     if isinstance(workload.model, LlamaModel) and workload.pools is None:
-        return _spread(workload, workload.model)
+        return lay(workload, workload.model).weights
     return {}
 
 
@@ -114,7 +109,7 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
     if not isinstance(workload.model, DecoderModel):
         where = f"workload {workload.name}"
         raise ConfigError(where, "requests are served by a decoder", "another model", "choose a decoder")
-    return inference.build_iteration(workload, _spread(workload, workload.model), _mesh(workload), work, room)
+    return inference.build_iteration(lay(workload, workload.model), work, room)
 
 
 def _check_size(workload: Workload, model: Model) -> None:
@@ -137,59 +132,15 @@ def _check_size(workload: Workload, model: Model) -> None:
 
 def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     """Build a graph for each pipeline stage, for each pool, or for the one rank of inference."""
-    where, mesh, spread = f"workload {workload.name}", _mesh(workload), _spread(workload, model)
+    laid = lay(workload, model)
     if workload.phase in ("prefill", "decode"):
-        return inference.build(workload, model.decoder, mesh, spread)
+        return inference.build(laid)
     if isinstance(model, DecoderModel) or workload.phase == "requests":
         must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
-        raise ConfigError(where, must, f"phase {workload.phase} of the family {model.family}", do)
-    if workload.pools is not None:
-        return inference.build_pools(workload, model.decoder, workload.pools, mesh, spread)
-    names, ends = blocks(model.layers), accumulate(_stage_layers(workload.parallel, model, where), initial=0)
-    parts = [names[start:end] for start, end in pairwise(ends)]
-    graphs = tuple(Stage(workload, model, mesh, spread, place).graph() for place in enumerate(parts))
-    labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
-    return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
+        found = f"phase {workload.phase} of the family {model.family}"
+        raise ConfigError(f"workload {workload.name}", must, found, do)
+    return stage.build(laid) if workload.pools is None else inference.build_pools(laid, workload.pools)
 
 
 MODELS: dict[str, Callable[[Workload, Any], Job]] = {"llama": _decoder, "decoder": _decoder}
 """Model family -> builder."""
-
-
-def _mesh(workload: Workload) -> Mesh:
-    matrix = workload.parallel.device_matrix
-    return Mesh((1,) * len(matrix) if workload.parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
-
-
-def _spread(workload: Workload, model: LlamaModel | DecoderModel) -> dict[str, Weight]:
-    """Lay the weights of a model over ranks as a workload says; refuse what does not divide, with what would."""
-    where, parallel = f"workload {workload.name}", workload.parallel
-    if isinstance(model, LlamaModel):
-        whole = () if parallel.layouts else ("heads", "kv_heads", "ffn", "vocabulary")
-        divided = {"tensor": {name: getattr(model, name) for name in whole}, "expert": {"experts": model.experts or 1}}
-        if parallel.sequence:
-            divided["tensor"]["tokens of a micro-batch"] = workload.batch * workload.sequence
-        for axis, lengths in divided.items():
-            parts = getattr(parallel, axis)
-            for name, length in lengths.items():
-                if length % parts:
-                    do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
-                    must = f"{axis} divides {', '.join(lengths)}"
-                    raise ConfigError(f"{where}, parallel.{axis}", must, f"{parts}, and {length} {name}", do)
-        if model.tied_embeddings and parallel.pipeline > 1:
-            must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
-            do = "set pipeline to 1, or tied_embeddings to false"
-            raise ConfigError(f"{where}, parallel.pipeline", must, found, do)
-        _stage_layers(parallel, model, where)
-    return weights(model.decoder, blocks(model.layers), _mesh(workload), parallel, where)
-
-
-def _stage_layers(parallel: Parallel, model: LlamaModel, where: str) -> tuple[int, ...]:
-    """Layers of each stage."""
-    few, more = divmod(model.layers, parallel.pipeline)
-    found = parallel.layers or tuple(few + (stage < more) for stage in range(parallel.pipeline))
-    if sum(found) != model.layers or 0 in found:
-        must = f"the stages have the {model.layers} layers of the model, and one at least"
-        do = f"set pipeline to at most {model.layers}, or correct layers"
-        raise ConfigError(f"{where}, parallel.pipeline", must, ", ".join(map(str, found)), do)
-    return found

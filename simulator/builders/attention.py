@@ -47,7 +47,8 @@ from typing import NamedTuple
 
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
 from simulator.builders.layer import projected
-from simulator.builders.tape import ID_BYTES, Tape, numbered
+from simulator.builders.tape import ID_BYTES, Tape
+from simulator.builders.weights import numbered
 from simulator.graph import Late
 from simulator.workload import Mla, Sparse
 
@@ -82,15 +83,12 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
 
     Latent attention takes the form that is the cheaper one in this phase.
     """
-    part = cache.part
+    part = t.model.attention
     if isinstance(part, Mla):
         form = _expanded if t.phase == "prefill" and part.sparse is None else _absorbed
         return form(t, part, cache, x)
-    q, k, v = projected(t, x, is_normed=part.qk_norms)
-    width = part.heads * part.head_size
-    return _attend(
-        t, cache, Query([q], t.made_bytes(q), [k, v], width, 4 * width, (2 * width, cache.token_bytes // 2)), x
-    )
+    (q, *new), width = projected(t, x), part.width
+    return _attend(t, cache, Query([q], t.made_bytes(q), new, width, 4 * width, (2 * width, t.token_bytes // 2)), x)
 
 
 def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
@@ -104,7 +102,7 @@ def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
     )
     flops = 2 * cache.batch * cache.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
     read_bytes = t.made_bytes(q, k, v) + part.qk_rope * latents_bytes
-    return _core(t, cache, [q, latent, k, v], part.heads * part.v_head, flops, read_bytes)
+    return _core(t, cache, [q, latent, k, v], part.width, flops, read_bytes)
 
 
 def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
@@ -114,7 +112,7 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
     wide = part.heads * part.kv_lora_rank
     absorbing = t.multiply("attn.k_b", [q], nope, width=wide)
     score_flops = 2 * part.heads * (part.kv_lora_rank + part.qk_rope)
-    scores = (score_flops, cache.token_bytes)
+    scores = (score_flops, t.token_bytes)
     query_bytes = t.made_bytes(absorbing) + rope
     mixed = _attend(t, cache, Query([absorbing, q], query_bytes, [latent], wide, score_flops + 2 * wide, scores), x)
     return t.multiply("attn.v_b", [mixed], t.made_bytes(mixed))
@@ -138,8 +136,8 @@ def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
 
 def _attend(t: Tape, cache: Cache, query: Query, x: str) -> str:
     """Attend to what is in reach, or to the three views of sparse attention."""
-    if cache.part.sparse is not None:
-        return _Views(t, cache.part.sparse, cache, query).mixed(x)
+    if t.model.attention.sparse is not None:
+        return _Views(t, t.model.attention.sparse, cache, query).mixed(x)
     flops = cache.batch * cache.pairs * query.pair_flops
     read_bytes = query.taken_bytes + t.made_bytes(*query.new) + cache.held_bytes
     return _core(t, cache, [*query.taken, *query.new], query.width, flops, read_bytes)
@@ -149,7 +147,7 @@ def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_
     """Attend, and cache the new tokens."""
     out = t.tensor("attn.core.out", width)
     reads, writes, write_bytes = [*taken, *cache.held], [out, *cache.added], t.made_bytes(out) + cache.added_bytes
-    t.attention("attn.core", reads, writes, flops, read_bytes=read_bytes, write_bytes=write_bytes)
+    t.op("attn.core", reads, writes, op_class="attention", flops=flops, read_bytes=read_bytes, write_bytes=write_bytes)
     return out
 
 
@@ -177,15 +175,15 @@ class _Views:
         t, cache, about = self.tape, self.cache, self.part.compress
         before = compressed(cache.span.cached, about)
         made = cache.batch * (self.complete - before)
-        weights = [t.weight(f"attn.compress.{name}") for name in compression(cache.part.kind)]
+        weights = list(map(t.declared, t.weights_of(f"{t.block}/attn.compress.")))
         if not made:
             return
         start, stop = before * about.stride, (self.complete - 1) * about.stride + about.block
         width = weights[0].shape[-1]
-        flops = made * (cache.part.kv_elements // width) * 2 * width * width * (about.block + 1)
-        read_bytes = cache.batch * (stop - start) * cache.token_bytes + sum(map(t.weight_bytes, weights))
+        flops = made * (t.model.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
+        read_bytes = cache.batch * (stop - start) * t.token_bytes + sum(map(t.weight_bytes, weights))
         reads = [*cache.store.of(start, stop), *(weight.name for weight in weights)]
-        writes, write_bytes = cache.compressed.of(before, self.complete), made * cache.token_bytes
+        writes, write_bytes = cache.compressed.of(before, self.complete), made * t.token_bytes
         t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=write_bytes)
 
     def _select(self) -> list[str]:
@@ -193,16 +191,16 @@ class _Views:
         t, cache, about, (pair_flops, key_bytes) = self.tape, self.cache, self.part.select, self.query.scores
         if cache.span.length <= about.top * about.block:
             return []
-        out = t.tensor("attn.blocks", cache.part.groups * about.top, size=ID_BYTES)
+        out = t.tensor("attn.blocks", t.model.attention.groups * about.top, size=ID_BYTES)
         flops = cache.batch * compressed_pairs(cache.span, self.part.compress) * pair_flops
         read_bytes = self.query.taken_bytes + cache.batch * self.complete * key_bytes
         reads = [*self.query.taken, *cache.compressed.of(0, self.complete)]
-        t.attention("attn.select", reads, [out], flops, read_bytes=read_bytes)
+        t.op("attn.select", reads, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
         return [out]
 
     def _views(self, chosen: list[str]) -> Iterator[str]:
         """Attend to compressed tokens, to near ones, and to selected blocks."""
-        cache, part, span = self.cache, self.part, self.cache.span
+        t, cache, part, span = self.tape, self.cache, self.part, self.cache.span
         if self.complete:
             names, seen = cache.compressed.of(0, self.complete), compressed_pairs(span, part.compress)
             yield self._view("compressed", names, seen, cache.batch * self.complete)
@@ -212,15 +210,15 @@ class _Views:
         about, seen = part.select, selected_pairs(span, part.select)
         first, last = about.first, -(-span.length // about.block) - about.last
         free = min(last, (span.length - part.window) // about.block) - first
-        if not chosen or cache.store.block is None or self.tape.phase == "prefill" or free < about.chosen:
+        if not chosen or cache.store.block is None or t.phase == "prefill" or free < about.chosen:
             yield self._view("selected", [*cache.store.of(0, span.length), *chosen], seen, cache.batch * seen)
             return
         start, stop = first * about.block, (first + free) * about.block
-        samples, each = cache.part.groups, about.chosen
+        samples, each = t.model.attention.groups, about.chosen
         for group, name in enumerate(numbered("selected.s", cache.batch)):
             known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
             candidates = cache.store.of(start, stop, group)
-            late = self.tape.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
+            late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
             yield self._view(name, [*known, *candidates, *chosen], seen, seen - about.chosen * about.block, late)
 
     def _view(self, name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
@@ -228,13 +226,7 @@ class _Views:
         t, query, cache = self.tape, self.query, self.cache
         batch = 1 if late else cache.batch
         out = t.tensor(f"attn.{name}.out", query.width, rows=(batch * cache.span.new,))
-        read_bytes = query.taken_bytes * batch // cache.batch + read * cache.token_bytes
+        read_bytes = query.taken_bytes * batch // cache.batch + read * t.token_bytes
         taken, flops = [*query.taken, *dict.fromkeys(reads)], batch * seen * query.pair_flops
-        t.attention(f"attn.{name}", taken, [out], flops, read_bytes=read_bytes, late=late)
+        t.op(f"attn.{name}", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes, late=late)
         return out
-
-
-def compression(kind: str) -> tuple[str, ...]:
-    """Names of the weights that compress: of latents whole, or of keys and of values."""
-    parts = ("",) if kind == "mla" else ("k.", "v.")
-    return tuple(f"{part}{name}" for part in parts for name in ("in", "out", "position"))

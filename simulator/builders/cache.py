@@ -30,8 +30,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from simulator.builders.tape import Tape, numbered
-from simulator.workload import Compress, Gqa, KvBlocks, Mla, Select
+from simulator.builders.tape import Tape
+from simulator.builders.weights import numbered
+from simulator.workload import Compress, KvBlocks, Select
 
 
 class Span(NamedTuple):
@@ -56,11 +57,6 @@ class Span(NamedTuple):
     def sum(self, until: Callable[[int], int]) -> int:
         """Sum over the new tokens, of which `until` says the sum from the first token of the sequence on."""
         return until(self.length) - until(self.cached)
-
-
-def reach(part: Gqa | Mla) -> int | None:
-    """How many tokens one sees at most; None: all."""
-    return None if part.window is None else part.window + part.sinks
 
 
 def pairs(span: Span, most: int | None = None) -> int:
@@ -135,16 +131,14 @@ class Cache:
 
     Parameters
     ----------
-    part
-        How tokens attend.
+    tape
+        What it is of.
     stores
         Where the tokens of all sequences are, those that run now included; and the compressed ones.
     batch
         How many sequences there are.
     span
         Their tokens.
-    token_bytes
-        What a token takes [B].
 
     Attributes
     ----------
@@ -160,13 +154,13 @@ class Cache:
         How many new tokens all sequences have, and how often one of those of a sequence attends to a token.
     """
 
-    def __init__(self, part: Gqa | Mla, stores: tuple[Store, Store], batch: int, span: Span, token_bytes: int) -> None:
-        self.part, (self.store, self.compressed), self.batch, self.span = part, stores, batch, span
-        self.token_bytes, cached, most = token_bytes, span.cached, reach(part)
-        self.near = (cached, cached)
+    def __init__(self, tape: Tape, stores: tuple[Store, Store], batch: int, span: Span) -> None:
+        (self.store, self.compressed), self.batch, self.span = stores, batch, span
+        part, token_bytes, cached, most = tape.model.attention, tape.token_bytes, span.cached, None
+        self.near, self.seen = (cached, cached), cached
         if part.window is not None:
-            self.near = min(part.sinks, cached), max(0, cached + 1 - part.window)
-        self.seen = cached if most is None else min(cached, most - 1)
+            most = part.window + part.sinks
+            self.near, self.seen = (min(part.sinks, cached), max(0, cached + 1 - part.window)), min(cached, most - 1)
         sinks, near = self.near
         self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, cached)]))
         self.added = self.store.of(cached, span.length)
@@ -185,8 +179,6 @@ class Room:
     ----------
     tape
         What its tensors are declared on.
-    part
-        How tokens attend.
 
     Attributes
     ----------
@@ -194,9 +186,8 @@ class Room:
         Blocks that come as needed, and that the step puts out.
     """
 
-    def __init__(self, tape: Tape, part: Gqa | Mla) -> None:
-        self.tape, self.work, self.part = tape, tape.workload, part
-        self.token_bytes = part.kv_elements * tape.workload.dtypes.kv_bytes
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.work = tape, tape.workload
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
@@ -204,7 +195,7 @@ class Room:
         """What the tokens of a span find of a layer."""
         block = self.work.kv.block if self.work.kv else None
         stores = self.stores.setdefault(layer, (Store(block), Store()))
-        return Cache(self.part, stores, self.work.batch, span, self.token_bytes)
+        return Cache(self.tape, stores, self.work.batch, span)
 
     def read(self, span: Span, layer: str) -> Cache:
         """Add what a chunk of the prompts caches."""
@@ -224,7 +215,7 @@ class Room:
 
     def _add(self, layer: str, spans: list[tuple[str, Span]], there: int) -> None:
         """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
-        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.part.sparse
+        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.tape.model.attention.sparse
         for name, span in spans:
             before, after = ((compressed(n, about.compress) if about else 0) for n in (span.cached, span.length))
             if after > before:
@@ -258,4 +249,4 @@ class Room:
             first.store.add(stop, names)
 
     def _tensor(self, name: str, tokens: int, *, lasts: bool) -> None:
-        self.tape.graph.tensor(name, tokens * self.token_bytes, "kv_cache", persistent=lasts)
+        self.tape.graph.tensor(name, tokens * self.tape.token_bytes, "kv_cache", persistent=lasts)

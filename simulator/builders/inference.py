@@ -37,58 +37,45 @@ from typing import NamedTuple
 
 from simulator.builders.attention import attended
 from simulator.builders.cache import Cache, Room, Span, Store
-from simulator.builders.layer import answer, embed, fed, forward, projected
+from simulator.builders.layer import answer, embed, forward, projected
 from simulator.builders.layer import attended as trained
-from simulator.builders.tape import ID_BYTES, Tape, blocks, numbered
+from simulator.builders.tape import ID_BYTES, Tape, starts
+from simulator.builders.weights import Laid, blocks, numbered
 from simulator.graph import Graph, Job
-from simulator.layout import Mesh, Weight
-from simulator.workload import DecoderModel, Gqa, Pools, Workload
+from simulator.workload import Pools
 
 
-def build(workload: Workload, model: DecoderModel, mesh: Mesh, weights: dict[str, Weight]) -> Job:
-    """Build the graph of prefill or of decode.
-
-    Parameters
-    ----------
-    workload, model
-        What runs.
-    mesh, weights
-        Of one rank, which holds the whole model.
-    """
-    t = Tape(workload, mesh, weights)
-    t.phase, room, layers = workload.phase, Room(t, model.attention), blocks(model.layers)
+def build(laid: Laid) -> Job:
+    """Build the graph of prefill or of decode, on one rank, which holds the whole model."""
+    t, work = Tape(laid), laid.workload
+    t.phase, room, layers = work.phase, Room(t), blocks(t.model.layers)
     if t.phase == "prefill":
-        spans, x = chunks(workload.sequence, workload.chunk), ""
-        for span, name in zip(spans, numbered("c", len(spans)), strict=True):
-            t.micro = f"{name}/" if len(spans) > 1 else ""
-            t.rows = (workload.batch * span.new,)
-            x = _through(t, model, embed(t, t.cut()), partial(room.read, span))
-        token = answer(t, x, is_tied=model.tied_embeddings, last=workload.batch)
+        spans, x = chunks(work.sequence, work.chunk), ""
+        for span, t.micro in zip(spans, starts("c", len(spans)), strict=True):
+            t.rows = (work.batch * span.new,)
+            x = _through(t, embed(t), partial(room.read, span))
+        token = answer(t, x, last=work.batch)
         outputs = [*(name for layer in layers for name in room.kept(layer)), token]
     else:
-        t.rows = (workload.batch,)
+        t.rows = (work.batch,)
         for layer in layers:
             room.decode(layer)
-        names = [f"{name}/" for name in numbered("t", workload.new_tokens)] if workload.new_tokens > 1 else [""]
-        outputs = [*room.come, *_answers(t, model, names, room.cache, [])]
-    return Job.of(t.graph.build(outputs, steps=workload.steps))
+        outputs = [*room.come, *_answers(t, starts("t", work.new_tokens), room.cache, [])]
+    return Job.of(t.graph.build(outputs, steps=work.steps))
 
 
-def _through(t: Tape, model: DecoderModel, x: str, find: Callable[[str], Cache]) -> str:
+def _through(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
     """Go through all layers; `find` says what a layer has cached."""
-    for layer in blocks(model.layers):
-        x = forward(t, layer, x, partial(attended, t, find(layer)), partial(fed, t, model))
+    for layer in blocks(t.model.layers):
+        x = forward(t, layer, x, partial(attended, t, find(layer)))
     return x
 
 
-def _answers(
-    t: Tape, model: DecoderModel, names: list[str], find: Callable[[Span, str], Cache], tokens: list[str]
-) -> list[str]:
+def _answers(t: Tape, starts: list[str], find: Callable[[Span, str], Cache], tokens: list[str]) -> list[str]:
     """Add tokens to sequences one after another, the first behind these; return the last ones."""
-    for number, t.micro in enumerate(names):
+    for number, t.micro in enumerate(starts):
         span = Span(t.workload.sequence + number, 1)
-        x = _through(t, model, embed(t, t.cut(), tokens), partial(find, span))
-        tokens = [answer(t, x, is_tied=model.tied_embeddings)]
+        tokens = [answer(t, _through(t, embed(t, tokens), partial(find, span)))]
     return tokens
 
 
@@ -98,74 +85,59 @@ def chunks(sequence: int, chunk: int | None) -> list[Span]:
     return [Span(start, min(size, sequence - start)) for start in range(0, sequence, size)]
 
 
-def build_pools(workload: Workload, model: DecoderModel, pools: Pools, mesh: Mesh, weights: dict[str, Weight]) -> Job:
-    """Build what the ranks of both pools run.
-
-    Parameters
-    ----------
-    workload, model, pools
-        What is served, and by how many ranks.
-    mesh, weights
-        Of one rank, which holds the whole model.
+def build_pools(laid: Laid, pools: Pools) -> Job:
+    """Build what the ranks of both pools run, each of which holds the whole model.
 
     Returns
     -------
     Job
         One graph for each prefill rank of a decode rank, and one for decode.
     """
-    share = pools.prefill // pools.decode
+    work, share = laid.workload, pools.prefill // pools.decode
     groups = numbered("kv.", share) if share > 1 else ["kv"]
-    labels = [f"prefill for {group}" for group in groups] if share > 1 else ["prefill"]
-
-    def tape(label: str, rows: int, met: list[str]) -> Tape:
-        t = Tape(workload, mesh, weights, f"{workload.name} {label}", rows)
-        for group in met:
-            slot = groups.index(group)
-            t.group(group, ((decode * share + slot, pools.prefill + decode) for decode in range(pools.decode)))
-        return t
-
-    prompts = workload.batch * workload.sequence
-    graphs = [
-        _send_cache(tape(label, prompts, [group]), model, group) for group, label in zip(groups, labels, strict=True)
-    ]
-    graphs.append(_serve(tape("decode", workload.batch * share, groups), model, pools.new_tokens, groups))
+    labels = [*(f"prefill for {group}" for group in groups), "decode"] if share > 1 else ["prefill", "decode"]
+    prompts, graphs = work.batch * work.sequence, list[Graph]()
+    for slot, label in enumerate(labels):
+        met = dict(enumerate(groups)) if slot == share else {slot: groups[slot]}
+        t = Tape(laid, f"{work.name} {label}", work.batch * share if slot == share else prompts)
+        for sender, group in met.items():
+            t.group(group, ((decode * share + sender, pools.prefill + decode) for decode in range(pools.decode)))
+        graphs.append(_serve(t, pools.new_tokens, groups) if slot == share else _send_cache(t, groups[slot]))
     graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
-    return Job(workload.name, tuple(graphs), graph_of, (*labels, "decode"))
+    return Job(work.name, tuple(graphs), graph_of, tuple(labels))
 
 
-def _send_cache(t: Tape, model: DecoderModel, group: str) -> Graph:
+def _send_cache(t: Tape, group: str) -> Graph:
     """One prefill rank."""
     t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
-    x, attend = embed(t, t.cut()), partial(trained, t, model.attention.heads, t.workload.sequence)
-    for layer in blocks(model.layers):
-        x = forward(t, layer, x, attend, partial(fed, t, model))
+    x = embed(t)
+    for layer in blocks(t.model.layers):
+        x = forward(t, layer, x, partial(trained, t))
         t.send([t.name("rope.k.out"), t.name("attn.v.out")], group)
-    token = answer(t, x, is_tied=model.tied_embeddings, last=t.workload.batch)
-    t.send([token], group, t.workload.batch * ID_BYTES)
+    t.send([answer(t, x, last=t.workload.batch)], group, t.workload.batch * ID_BYTES)
     return t.graph.build(steps=t.workload.steps)
 
 
-def _serve(t: Tape, model: DecoderModel, new_tokens: int, groups: list[str]) -> Graph:
+def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     """One decode rank."""
-    t.phase, part, (rows,), prompts = "decode", model.attention, t.rows, t.workload.batch
-    token_bytes, length = part.kv_elements * t.element_bytes, t.workload.sequence
-    stores = {layer: Store() for layer in blocks(model.layers)}
+    t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
+    stores = {layer: Store() for layer in blocks(t.model.layers)}
 
     def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
         t.graph.tensor(t.name(name), size_bytes, kind)
         return t.receive(f"recv.{group}", t.name(name), group, size_bytes)
 
     for t.block, store in stores.items():
-        store.add(length, [receive(group, group, prompts * length * token_bytes, "kv_cache") for group in groups])
-        t.graph.tensor(t.name("kv.tail"), rows * new_tokens * token_bytes, "kv_cache")
+        store.add(length, [receive(group, group, prompts * length * t.token_bytes, "kv_cache") for group in groups])
+        t.graph.tensor(t.name("kv.tail"), rows * new_tokens * t.token_bytes, "kv_cache")
         store.add(length + new_tokens, [t.name("kv.tail")])
     t.block = "head"
     tokens = [receive(group, f"token.{group}", prompts * ID_BYTES, "activation") for group in groups]
 
     def find(span: Span, layer: str) -> Cache:
-        return Cache(part, (stores[layer], Store()), rows, span, token_bytes)
+        return Cache(t, (stores[layer], Store()), rows, span)
 
-    _answers(t, model, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
+    _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
     return t.graph.build(steps=t.workload.steps)
 
 
@@ -206,60 +178,53 @@ def stored(source: str, target: str) -> str:
     return f"{source}.to.{target}"
 
 
-def build_iteration(workload: Workload, weights: dict[str, Weight], mesh: Mesh, work: Iteration, room: int) -> Graph:
-    """Build the graph of an iteration, which runs once.
+def build_iteration(laid: Laid, work: Iteration, room: int) -> Graph:
+    """Build the graph of an iteration, which runs once, on one rank.
 
     Parameters
     ----------
-    workload
-        With a model of the family decoder.
-    weights, mesh
-        The whole model, on one rank.
+    laid
+        The model, with grouped-query attention.
     work
         What runs together.
     room
         How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
     """
-    model, rows = workload.model, work.decoding + work.reading
-    if not isinstance(model, DecoderModel) or not isinstance(model.attention, Gqa):
-        raise TypeError(f"an iteration is of a decoder with grouped-query attention, not of {model!r}")
-    t = Tape(workload, mesh, weights, rows=rows)
+    rows = work.decoding + work.reading
+    t = Tape(laid, rows=rows)
     t.phase = "prefill" if work.reading else "decode"
-    token_bytes = model.attention.kv_elements * workload.dtypes.kv_bytes
     coming = {loaded(tier): tokens for tier, tokens in work.loads}
     here = {"kv": max(0, room - sum(coming.values()))}
     leaving = {stored(*way): tokens for way, tokens in work.stores}
-    for layer in blocks(model.layers):
+    for layer in blocks(t.model.layers):
         for name, tokens in (here | coming | leaving).items():
-            t.graph.tensor(f"{layer}/{name}", tokens * token_bytes, "kv_cache", persistent=True)
+            t.graph.tensor(f"{layer}/{name}", tokens * t.token_bytes, "kv_cache", persistent=True)
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
         return t.graph.build(steps=1)
-    x = embed(t, t.cut())
-    for layer in blocks(model.layers):
-        x = forward(t, layer, x, partial(_apart, t, model.attention, work), partial(fed, t, model))
+    x = embed(t)
+    for layer in blocks(t.model.layers):
+        x = forward(t, layer, x, partial(_apart, t, work))
     if work.answers:
-        x = answer(t, x, is_tied=model.tied_embeddings, last=work.answers if work.answers < rows else 0)
+        x = answer(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 
-def _apart(t: Tape, part: Gqa, work: Iteration, x: str) -> str:
+def _apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    taken = projected(t, x, is_normed=part.qk_norms)
-    width, size, row_bytes = part.heads * part.head_size, t.element_bytes, part.kv_elements * t.workload.dtypes.kv_bytes
+    taken, width = projected(t, x), t.model.attention.width
     out, kv = t.tensor("attn.core.out", width), t.name("kv")
-    parts = []
-    if work.decoding:
-        parts.append(("decode", list[str](), (work.decoding, work.context, work.context + work.decoding)))
-    if work.reading:
-        more = [*(t.name(loaded(tier)) for tier, _ in work.loads), *([out] if work.decoding else [])]
-        parts.append(("prefill", more, (work.reading, work.cached, work.pairs)))
-    for name, more, (new, cached, pairs) in parts:
-        reads, flops = [*taken, *more, kv], 4 * width * pairs
-        read_bytes, write_bytes = (
-            new * (width + part.kv_elements) * size + cached * row_bytes,
-            new * (width * size + row_bytes),
-        )
-        t.attention(f"attn.{name}", reads, [out, kv], flops, read_bytes=read_bytes, write_bytes=write_bytes)
+    coming = [*(t.name(loaded(tier)) for tier, _ in work.loads), *([out] if work.decoding else [])]
+    kinds = {
+        "decode": (list[str](), work.decoding, work.context, work.context + work.decoding),
+        "prefill": (coming, work.reading, work.cached, work.pairs),
+    }
+    for name, (more, new, cached, pairs) in kinds.items():
+        if new:
+            t.op(
+                f"attn.{name}", [*taken, *more, kv], [out, kv], op_class="attention", flops=4 * width * pairs,
+                read_bytes=new * (width + t.model.attention.kv_elements) * t.element_bytes + cached * t.token_bytes,
+                write_bytes=new * (width * t.element_bytes + t.token_bytes),
+            )  # fmt: skip
     return out

@@ -23,23 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, numbered
-from simulator.builders.weights import BATCH, EXPERT, TENSOR
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.weights import BATCH, EXPERT, TENSOR, numbered
 from simulator.errors import ConfigError
-from simulator.graph import chosen_number
-from simulator.graph_builder import OpFields
 from simulator.layout import Layout
-from simulator.workload import DecoderModel, Experts, LlamaModel
+from simulator.workload import Experts
 
 _REDUCED = 3
 """Vectors that ranks with a part of the vocabulary add up for the loss: maximum, sum, logit of the label."""
 
-Part = Callable[[str], str]
-"""A part of a layer, from one tensor to the next."""
 
-
-def forward(t: Tape, block: str, x: str, attend: Part, feed_forward: Part) -> str:
+def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     """What every layer is: attention, then a feed-forward, each behind a norm and added to what it took.
 
     Parameters
@@ -50,44 +46,43 @@ def forward(t: Tape, block: str, x: str, attend: Part, feed_forward: Part) -> st
         Name of the layer, and what it takes.
     attend
         From the normed input to what the output projection takes.
-    feed_forward
-        From the second norm to what is added.
     """
     t.block, residual = block, t.layout(x)
     context = attend(t.norm("norm1", x))
     r = t.vector("add1", [x, t.linear("attn.o", context)], residual, adds=True)
-    return t.vector("add2", [r, feed_forward(t.norm("norm2", r, sums="add1"))], residual, adds=True)
+    return t.vector("add2", [r, fed(t, t.norm("norm2", r, sums="add1"))], residual, adds=True)
 
 
 # attention
 
 
-def projected(t: Tape, x: str, *, is_normed: bool = False) -> list[str]:
-    """Queries, keys and values of heads, with their rotary embeddings; queries and keys normalised if that is said."""
+def projected(t: Tape, x: str) -> list[str]:
+    """Queries, keys and values of heads, with their rotary embeddings; q and k normalised if the model says so."""
     q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
     t.as_one(3)
-    if is_normed:
+    if f"{t.block}/attn.q_norm.weight" in t.weights:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
     t.as_one(2)
     return [q, k, v]
 
 
-def attended(t: Tape, heads: int, sequence: int, x: str) -> str:
-    """Attend to so many tokens in groups of heads that share keys and values, each rank with its heads."""
+def attended(t: Tape, x: str) -> str:
+    """Attend to a whole sequence in groups of heads that share keys and values, each rank with its heads."""
     qkv = projected(t, x)
     here = t.cut(max((t.layout(x).tensor_map[1] for x in qkv), key=len))
     taken = [t.to(x, here) for x in qkv]
     context = t.tensor("attn.core.out", t.spread[qkv[0]].width, here)
+    heads = t.model.attention.heads
     statistics = [t.tensor("attn.core.lse", heads, here, FP32_BYTES)] if t.phase == "forward" else []
-    flops = 2 * sequence * t.elements(context)
-    t.attention("attn.core", taken, [context, *statistics], flops)
+    flops = 2 * t.workload.sequence * t.elements(context)
+    t.op("attn.core", taken, [context, *statistics], op_class="attention", flops=flops)
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, here) for x in (dy, *qkv))
         grads = [t.like(f"{x}.grad", saved[i]) for i, x in enumerate(qkv)]
         reads, size_bytes = [*saved, context, *statistics, dy], t.made_bytes(*statistics)
-        t.attention("attn.core", reads, grads, 5 * flops // 2, workspace_bytes=size_bytes)
+        t.op("attn.core", reads, grads, op_class="attention", flops=5 * flops // 2, workspace_bytes=size_bytes)
         t.give(qkv, [t.to(grad, t.layout(x).whole) for grad, x in zip(grads, qkv, strict=True)])
 
     return t.record(context, back)
@@ -102,42 +97,35 @@ def gated(t: Tape, name: str, x: str) -> str:
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
-def fed(t: Tape, model: DecoderModel, x: str) -> str:
-    """The feed-forward of a layer at inference: experts, if the layer has some."""
-    part = model.feed_forward
+def fed(t: Tape, x: str) -> str:
+    """The feed-forward of a layer: for all tokens, or experts, if the layer has some."""
+    part = t.model.feed_forward
     if not isinstance(part, Experts) or f"{t.block}/ffn.router.weight" not in t.weights:
         return gated(t, "ffn", x)
-    logits, rows = t.linear("ffn.router", x), (t.own_tokens * part.top_k,)
+    return (_balanced if t.phase == "forward" else _routed)(t, part, x)
+
+
+def _routed(t: Tape, part: Experts, x: str) -> str:
+    """Experts at inference, and those that all tokens go through."""
+    logits, rows = t.linear("ffn.router", x), t.own_tokens * part.top_k
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    sent, shares = _route(t, [x, logits, *bias], model.hidden, part.top_k, (t.cut(), rows))
+    sent, shares = _route(t, [x, logits, *bias], part.top_k, Layout(t.mesh, ((), BATCH, ())), (1, rows))
     is_each, shared = t.workload.experts == "each", list[str]()
-    made = "" if is_each else _together(t, part, sent)
+    made = "" if is_each else gated(t, "ffn", sent)
     if part.shared:
         shared = [gated(t, "ffn.shared", x)]
     made = made or _each(t, part, sent)
-    out = t.tensor("ffn.combine.out", model.hidden)
+    out = t.tensor("ffn.combine.out", t.model.hidden)
     t.op("ffn.combine", [made, shares, *shared], [out])
     return out
 
 
-def _route(t: Tape, reads: list[str], hidden: int, top_k: int, to: tuple[Layout, tuple[int, ...]]) -> tuple[str, str]:
-    """Send tokens to their experts, each with its shares; `to` are the layout and the rows of what is sent."""
-    layout, rows = to
-    sent = t.tensor("ffn.route.out", hidden, layout, rows=rows)
+def _route(t: Tape, reads: list[str], top_k: int, layout: Layout, rows: tuple[int, int]) -> tuple[str, str]:
+    """Send tokens to their experts, each with its shares; the layout and the rows are those of what is sent."""
+    sent = t.tensor("ffn.route.out", t.model.hidden, layout, rows=rows)
     shares = t.tensor("ffn.route.shares", top_k, size=FP32_BYTES)
     t.op("ffn.route", reads, [sent, shares])
     return sent, shares
-
-
-def _together(t: Tape, part: Experts, x: str) -> str:
-    """Take each row through its expert, matrix by matrix, each of which holds all experts."""
-    read = -(-chosen_number(part.routed, t.own_tokens * part.ranks, part.top_k) // part.ranks)
-
-    def through(name: str, x: str) -> str:
-        return t.multiply(name, [x], t.made_bytes(x), rows=t.spread[x].rows[0], share=(read, part.held))
-
-    gate, up = through("ffn.gate", x), through("ffn.up", x)
-    return through("ffn.down", t.vector("ffn.mul", [t.vector("ffn.silu", [gate]), up]))
 
 
 def _each(t: Tape, part: Experts, x: str) -> str:
@@ -145,41 +133,43 @@ def _each(t: Tape, part: Experts, x: str) -> str:
     stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
     size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
     names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    out, rows = t.like(t.name("ffn.experts.out"), x), t.spread[x].rows[0]
+    out, rows = t.like(t.name("ffn.experts.out"), x), prod(t.spread[x].rows)
     inside = 3 * rows * part.width * t.element_bytes
-    more: OpFields = {"read_bytes": t.made_bytes(x) + inside, "write_bytes": t.made_bytes(out) + inside}
-    more["workspace_bytes"], more["flops"] = inside, 2 * rows * sum(stack.parameters // part.routed for stack in stacks)
-    more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
-    t.op("ffn.experts", [x, *names], [out], **more)
+    t.op(
+        "ffn.experts", [x, *names], [out],
+        read_bytes=t.made_bytes(x) + inside,
+        write_bytes=t.made_bytes(out) + inside,
+        workspace_bytes=inside,
+        flops=2 * rows * sum(stack.parameters // part.routed for stack in stacks),
+        late=t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k),
+    )  # fmt: skip
     return out
 
 
-def balanced(t: Tape, model: LlamaModel, x: str) -> str:
-    """The feed-forward in training; of experts each gets as many rows.
+def _balanced(t: Tape, part: Experts, x: str) -> str:
+    """Experts in training, each of which gets as many rows.
 
     Raises
     ------
     ConfigError
         If the tokens of a rank do not divide over the experts.
     """
-    if not model.experts:
-        return gated(t, "ffn", x)
-    each, left = divmod(t.own_tokens * model.top_k, model.experts)
+    each, left = divmod(t.own_tokens * part.top_k, part.routed)
     if left:
         must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
-        found, do = f"{t.own_tokens} x {model.top_k} for {model.experts} experts", "make batch * sequence * top_k"
-        raise ConfigError(t.where, must, found, f"{do} a multiple of {model.experts}")
-    rows, here = (model.experts, each * t.mesh.size(BATCH)), Layout(t.mesh, ((), BATCH, ()))
+        found, do = f"{t.own_tokens} x {part.top_k} for {part.routed} experts", "make batch * sequence * top_k"
+        raise ConfigError(t.where, must, found, f"{do} a multiple of {part.routed}")
+    rows, here = (part.routed, each * t.mesh.size(BATCH)), Layout(t.mesh, ((), BATCH, ()))
     taken = t.to(x, t.cut())
     logits = t.linear("ffn.router", taken)
-    sent, shares = _route(t, [taken, logits], model.hidden, model.top_k, (here, rows))
+    sent, shares = _route(t, [taken, logits], part.top_k, here, rows)
 
     def route_back(_: str) -> None:
         d_shares, d_sent = t.to(t.grads.pop(shares), t.cut()), t.grads.pop(sent)
         partial = t.layout(d_sent).partial
         d_sent = t.to(d_sent, replace(here, partial=partial))
-        d_logits = t.tensor("ffn.router.out.grad", model.experts or 1)
-        dx = t.tensor("ffn.route.in.grad", model.hidden, t.cut((), BATCH, partial))
+        d_logits = t.tensor("ffn.router.out.grad", part.routed)
+        dx = t.tensor("ffn.route.in.grad", t.model.hidden, t.cut((), BATCH, partial))
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.give([x, logits], [dx, d_logits])
 
@@ -187,13 +177,13 @@ def balanced(t: Tape, model: LlamaModel, x: str) -> str:
     made = gated(t, "ffn", t.to(sent, Layout(t.mesh, (EXPERT, ("data",), ()))))
     partial = t.layout(made).partial
     back = t.to(made, replace(here, partial=partial))
-    out = t.tensor("ffn.combine.out", model.hidden, t.cut((), BATCH, partial))
+    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut((), BATCH, partial))
     t.op("ffn.combine", [back, shares], [out])
 
     def combine_back(dy: str) -> None:
         dy = t.to(dy, t.cut())
-        d_back = t.tensor("ffn.combine.in.grad", model.hidden, here, rows=rows)
-        d_shares = t.tensor("ffn.route.shares.grad", model.top_k, t.cut((), BATCH, partial), FP32_BYTES)
+        d_back = t.tensor("ffn.combine.in.grad", t.model.hidden, here, rows=rows)
+        d_shares = t.tensor("ffn.route.shares.grad", part.top_k, t.cut((), BATCH, partial), FP32_BYTES)
         t.op("ffn.combine", [dy, back, shares], [d_back, d_shares])
         t.give([made, shares], [d_back, d_shares])
 
@@ -209,7 +199,7 @@ def _ids(t: Tape) -> tuple[str, int]:
     return t.declare(f"{t.micro}embed/ids", size_bytes, "input"), size_bytes
 
 
-def embed(t: Tape, residual: Layout, tokens: list[str] | None = None) -> str:
+def embed(t: Tape, tokens: list[str] | None = None) -> str:
     """Look the tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
 
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
@@ -233,30 +223,31 @@ def embed(t: Tape, residual: Layout, tokens: list[str] | None = None) -> str:
         else:
             t.op("tokens", [*names, dy], new)
 
-    return t.to(t.record(out, back), residual)
+    return t.to(t.record(out, back), t.residual)
 
 
-def _logits(t: Tape, x: str, *, is_tied: bool) -> str:
+def _logits(t: Tape, x: str) -> str:
     """Final norm and logits; the output projection may be the embedding's table."""
-    return t.linear("lm", t.norm("norm", x), t.weights["embed/tokens.weight"] if is_tied else None)
+    x = t.norm("norm", x)
+    return t.linear("lm", x, t.weights["embed/tokens.weight"] if t.model.tied_embeddings else None)
 
 
-def answer(t: Tape, x: str, *, is_tied: bool, last: int = 0) -> str:
+def answer(t: Tape, x: str, last: int = 0) -> str:
     """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many."""
     t.block = "head"
     if last:
         taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))
         t.op("last", [taken], [x], read_bytes=t.made_bytes(x))
-    logits, token = _logits(t, x, is_tied=is_tied), t.name("token")
+    logits, token = _logits(t, x), t.name("token")
     t.graph.tensor(token, t.spread[logits].rows[0] * ID_BYTES)
     t.op("sample", [logits], [token])
     return token
 
 
-def loss(t: Tape, x: str, *, is_tied: bool) -> None:
+def loss(t: Tape, x: str) -> None:
     """Final norm, logits and loss of one micro-batch."""
     t.block = "head"
-    logits = _logits(t, x, is_tied=is_tied)
+    logits = _logits(t, x)
     whole = t.layout(logits).whole
     logits = t.to(logits, whole)
     out, partial = t.name("loss.out"), list[str]()

@@ -47,18 +47,27 @@ block before it, so that two are there at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import accumulate, pairwise
 
-from simulator.builders.layer import attended, balanced, embed, forward, loss
-from simulator.builders.tape import Tape, numbered
-from simulator.builders.weights import BATCH, TENSOR
-from simulator.graph import CollectiveKind, Graph
-from simulator.layout import Axes, Mesh, Weight
-from simulator.workload import LlamaModel, Workload
+from simulator.builders.layer import attended, embed, forward, loss
+from simulator.builders.tape import Tape, starts
+from simulator.builders.weights import BATCH, Laid, blocks, stage_layers
+from simulator.graph import CollectiveKind, Graph, Job
+from simulator.layout import Axes, Weight
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 """Groups of pairs along the stages: activations go to the next one, gradients to the previous one."""
+
+
+def build(laid: Laid) -> Job:
+    """Build a graph for each stage of the pipeline."""
+    workload, mesh, names = laid.workload, laid.mesh, blocks(laid.model.layers)
+    ends = accumulate(stage_layers(workload.parallel, len(names), workload.name), initial=0)
+    graphs = tuple(Stage(laid, number, names[i:j]).graph() for number, (i, j) in enumerate(pairwise(ends)))
+    labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
+    return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
 
 
 def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
@@ -95,9 +104,9 @@ class Replicas:
         The parts of the model that the rank runs, in the order of forward.
     """
 
-    def __init__(self, tape: Tape, blocks: Sequence[str]) -> None:
-        self.tape, self.blocks = tape, list(blocks)
-        self._asked: set[tuple[str, str, str]] = set()
+    def __init__(self, tape: Tape, blocks: list[str]) -> None:
+        self.tape = tape
+        self.blocks = {block: tape.weights_of(f"{block}/") for block in blocks}
         self._shards: dict[str, str] = {}  # weight -> its gradient's shard
 
     def shard(self, weight: Weight) -> int:
@@ -108,30 +117,29 @@ class Replicas:
         shards = parallel.data if parallel.ranks == "one" else self.tape.mesh.size(weight.replicas)
         return -(-weight.parameters // shards)
 
-    def before(self, block: str, start: str | None) -> None:
-        """Gather the weights of a block and of the one after it, if they are sharded.
+    def before(self, block: str, start: list[str]) -> None:
+        """Gather the weights of the block after one that runs now, if they are sharded, and of the first one as well.
 
         Parameters
         ----------
         block
             What runs now.
         start
-            The tensor that the block starts from; the next gathering waits for it.
+            The tensor that the block starts from, if it has one; the next gathering waits for it.
         """
         if self.tape.zero_stage < 3:
             return
-        order = self.blocks if self.tape.phase == "forward" else self.blocks[::-1]
-        at = order.index(block)
-        for needed, waits_for in zip(order[at : at + 2], ([], [start] if start else []), strict=False):
-            self._gather(needed, waits_for)
+        order, suffix = [*self.blocks], "gathered"
+        if self.tape.phase == "backward":
+            order, suffix = [name for name in order[::-1] if name not in ("embed", "head")], "gathered.bwd"
+        here = order.index(block)
+        if here == 0:
+            self._gather(block, suffix, [])
+        for following in order[here + 1 : here + 2]:
+            self._gather(following, suffix, start)
 
-    def _gather(self, block: str, waits_for: list[str]) -> None:
+    def _gather(self, block: str, suffix: str, waits_for: list[str]) -> None:
         t = self.tape
-        key = (t.micro, block, t.phase)
-        if key in self._asked or (t.phase == "backward" and block in {"embed", "head"}):
-            return
-        self._asked.add(key)
-        suffix = "gathered" if t.phase == "forward" else "gathered.bwd"
         t.block = block
         for axes, weights in self._sharing(block):
             for weight in weights:
@@ -139,21 +147,17 @@ class Replicas:
             for weight in weights:
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
-            kept, whole_ones = [w.name for w in weights], [t.held[w.name] for w in weights]
-            self._meet("weights", CollectiveKind.ALL_GATHER, (axes, weights), [*kept, *waits_for], whole_ones)
+            reads = [*(weight.name for weight in weights), *waits_for]
+            self._meet("weights", CollectiveKind.ALL_GATHER, axes, weights, reads, [t.held[w.name] for w in weights])
 
-    def _sharing(self, block: str) -> list[tuple[Axes, list[Weight]]]:
+    def _sharing(self, block: str) -> Iterable[tuple[Axes, list[Weight]]]:
         """The weights of a block by the replicas that share them."""
-        return _grouped((weight.replicas, weight) for weight in self._of(block))
-
-    def _of(self, block: str) -> list[Weight]:
-        return [weight for weight in self.tape.weights.values() if weight.name.startswith(f"{block}/")]
+        return _grouped(self.blocks[block], lambda weight: weight.replicas)
 
     def _meet(
-        self, what: str, kind: CollectiveKind, whose: tuple[Axes, list[Weight]], reads: list[str], writes: list[str]
+        self, what: str, kind: CollectiveKind, axes: Axes, weights: list[Weight], reads: list[str], writes: list[str]
     ) -> None:
         """Add a collective along some axes, of as many bytes as some weights have."""
-        axes, weights = whose
         size_bytes = sum(weight.parameters for weight in weights) * self.tape.element_bytes
         about = self.tape.meeting(kind, axes, size_bytes)
         self.tape.op(f"{what}.{kind}.{'.'.join(axes)}", reads, writes, collective=about)
@@ -172,20 +176,20 @@ class Replicas:
         if t.zero_stage < 2 and not is_last:
             return
         t.block = block
-        graded = [weight for weight in self._of(block) if weight.name in t.graded]
-        cut = ((tuple(a for a in t.summands[weight.name] if a not in BATCH), weight) for weight in graded)
-        for whose in _grouped(cut):  # ranks that saw other tokens of the same samples, with sequence parallelism
-            self._sum(CollectiveKind.ALL_REDUCE, whose)
+        graded = [weight for weight in self.blocks[block] if weight.name in t.graded]
+        # ranks that saw other tokens of the same samples, with sequence parallelism
+        for whose in _grouped(graded, lambda weight: tuple(a for a in t.summands[weight.name] if a not in BATCH)):
+            self._sum(CollectiveKind.ALL_REDUCE, *whose)
         for whose in self._sharing(block):
             if t.zero_stage > 1:
                 self._into_shards(*whose)
             else:
-                self._sum(CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, whose)
+                self._sum(CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, *whose)
 
-    def _sum(self, kind: CollectiveKind, whose: tuple[Axes, list[Weight]]) -> None:
+    def _sum(self, kind: CollectiveKind, axes: Axes, weights: list[Weight]) -> None:
         """Add up gradients in place."""
-        grads = [self.tape.graded[weight.name] for weight in whose[1]]
-        self._meet("grads", kind, whose, grads, grads)
+        grads = [self.tape.graded[weight.name] for weight in weights]
+        self._meet("grads", kind, axes, weights, grads, grads)
 
     def _into_shards(self, axes: Axes, weights: list[Weight]) -> None:
         """Reduce into shards; from the second micro-batch on, add them to what is there."""
@@ -195,38 +199,35 @@ class Replicas:
         for weight in weights:
             parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
             t.graph.tensor(parts[-1], self.shard(weight) * t.element_bytes, "gradient")
-        self._meet("grads", CollectiveKind.REDUCE_SCATTER, (axes, weights), grads, parts)
+        self._meet("grads", CollectiveKind.REDUCE_SCATTER, axes, weights, grads, parts)
         shards = [self._shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
         if not is_first:
             t.op(f"grads.acc.{'.'.join(axes)}", [*shards, *parts], shards)
 
     def update(self) -> None:
         """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
-        t = self.tape
+        t, state_bytes = self.tape, self.tape.workload.dtypes.optimizer_bytes_per_parameter
         t.phase, t.micro = "update", ""
-        for block in self.blocks:
-            for weight in self._of(block):
-                self._update(weight)
-            for axes, weights in self._sharing(block) if t.zero_stage in {1, 2} else ():
-                names = [weight.name for weight in weights]
-                self._meet("weights", CollectiveKind.ALL_GATHER, (axes, weights), names, names)
-
-    def _update(self, weight: Weight) -> None:
-        t = self.tape
-        t.block, module = weight.name.removesuffix(".weight").split("/")
-        shard, state_bytes = self.shard(weight), t.workload.dtypes.optimizer_bytes_per_parameter
-        state = t.declare(f"{weight.name}.state", shard * state_bytes, "optimizer_state")
-        reads = [self._shards.get(weight.name) or t.graded[weight.name], state, weight.name]
-        sizes = [shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1)]
-        t.op(module, reads, reads[1:], read_bytes=sizes[0], write_bytes=sizes[1], dtype="fp32")
+        for t.block, weights in self.blocks.items():
+            for weight in weights:
+                name, shard = weight.name, self.shard(weight)
+                state = t.declare(f"{name}.state", shard * state_bytes, "optimizer_state")
+                reads = [self._shards.get(name) or t.graded[name], state, name]
+                read_bytes, write_bytes = (shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1))
+                module = name.removeprefix(f"{t.block}/").removesuffix(".weight")
+                t.op(module, reads, reads[1:], read_bytes=read_bytes, write_bytes=write_bytes, dtype="fp32")
+            for axes, shared in self._sharing(t.block) if t.zero_stage in {1, 2} else ():
+                names = [weight.name for weight in shared]
+                self._meet("weights", CollectiveKind.ALL_GATHER, axes, shared, names, names)
 
 
-def _grouped(weights: Iterable[tuple[Axes, Weight]]) -> list[tuple[Axes, list[Weight]]]:
+def _grouped(weights: list[Weight], axes_of: Callable[[Weight], Axes]) -> Iterable[tuple[Axes, list[Weight]]]:
     """Weights by axes; those without axes are left out."""
     by_axes: dict[Axes, list[Weight]] = {}
-    for axes, weight in weights:
-        by_axes.setdefault(axes, []).append(weight)
-    return [(axes, weights) for axes, weights in by_axes.items() if axes]
+    for weight in weights:
+        if axes := axes_of(weight):
+            by_axes.setdefault(axes, []).append(weight)
+    return by_axes.items()
 
 
 class Stage:
@@ -237,105 +238,81 @@ class Stage:
 
     Parameters
     ----------
-    workload, model
+    laid
         What runs.
-    mesh, weights
-        The ranks, and how the weights are spread over them.
-    place
+    number, layers
         Which stage it is, and the names of its layers.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        model: LlamaModel,
-        mesh: Mesh,
-        weights: dict[str, Weight],
-        place: tuple[int, list[str]],
-    ) -> None:
-        self.model, self.layers = model, place[1]
-        self.number, self.stages = place[0], mesh.size(["pipeline"])
-        name = workload.name if self.stages == 1 else f"{workload.name} stage {self.number}"
-        self.tape = Tape(workload, mesh, weights, name)
-        self.residual = self.tape.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
-        self.is_first, self.is_last = self.number == 0, self.number == self.stages - 1
-        blocks = [*(["embed"] if self.is_first else []), *self.layers, *(["head"] if self.is_last else [])]
-        self.replicas = Replicas(self.tape, blocks)
-        self.micros = numbered("mb", workload.parallel.micro_batches)
-        self.between: dict[int, list[str]] = {}  # micro-batch -> what its layers took, and what the last one put out
-        self.unsent: tuple[int, str] | None = None
+    def __init__(self, laid: Laid, number: int, layers: list[str]) -> None:
+        self.number, self.layers, self.stages = number, layers, laid.mesh.size(["pipeline"])
+        name = laid.workload.name if self.stages == 1 else f"{laid.workload.name} stage {number}"
+        self.tape, self.parallel = Tape(laid, name), laid.workload.parallel
+        self.is_first, self.is_last = number == 0, number == self.stages - 1
+        self.replicas = Replicas(self.tape, ["embed"] * self.is_first + layers + ["head"] * self.is_last)
+        self.micros = starts("mb", self.parallel.micro_batches)
+        self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
+        self.unsent: tuple[str, str] | None = None
 
     def graph(self) -> Graph:
         """Write down the step."""
-        parallel = self.tape.workload.parallel
-        order = list(turns(parallel.schedule, parallel.micro_batches, self.stages, self.number))
-        for at, (phase, micro) in enumerate(order):
-            self._turn(phase, micro)
-            if phase == "forward":
-                self._forward(micro)
+        t, micro_batches = self.tape, self.parallel.micro_batches
+        order = list(turns(self.parallel.schedule, micro_batches, self.stages, self.number))
+        for place, (t.phase, micro) in enumerate(order, 1):
+            t.micro = self.micros[micro]
+            if t.phase == "forward":
+                self._forward()
             else:
                 self._send_back()
-                self._backward(micro, is_last=at == len(order) - 1)
+                self._backward(is_last=place == len(order))
         self._send_back()
         self.replicas.update()
-        return self.tape.graph.build(steps=self.tape.workload.steps)
+        return t.graph.build(steps=t.workload.steps)
 
-    def _turn(self, phase: str, micro: int) -> None:
-        self.tape.phase = phase
-        self.tape.micro = f"{self.micros[micro]}/" if len(self.micros) > 1 else ""
+    def _forward(self) -> None:
+        t = self.tape
+        if self.is_first:
+            self.replicas.before("embed", [])
+            x = embed(t)
+        else:
+            x = self._receive(self.layers[0], "in", NEXT, 1)
+        self._send_back()
+        made = self.made[t.micro] = {"": x}
+        for block in self.layers:
+            self.replicas.before(block, [x])
+            made[block] = x = forward(t, block, x, partial(attended, t))
+        if self.is_last:
+            self.replicas.before("head", [x])
+            loss(t, x)
+        else:
+            t.send([x], self._pairs(NEXT, 1))
+
+    def _backward(self, *, is_last: bool) -> None:
+        t, made = self.tape, self.made.pop(self.tape.micro)
+        if not self.is_last:
+            t.give([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
+        for block in reversed(self.replicas.blocks):
+            if block in made:
+                self.replicas.before(block, [t.grads[made[block]]])
+            t.go_back(block)
+            self.replicas.after(block, is_last=is_last)
+        if not self.is_first:
+            self.unsent = (t.micro, t.grads.pop(made[""]))
 
     def _send_back(self) -> None:
         """Send the gradient that was made last, if it is still here."""
         if self.unsent is not None:
-            t, (micro, dy) = self.tape, self.unsent
-            now, self.unsent = (t.phase, t.micro), None
-            self._turn("backward", micro)
-            t.block = self.layers[0]
+            t, now = self.tape, (self.tape.phase, self.tape.micro)
+            (t.micro, dy), self.unsent = self.unsent, None
+            t.phase, t.block = "backward", self.layers[0]
             t.send([dy], self._pairs(PREVIOUS, -1))
             t.phase, t.micro = now
-
-    def _pairs(self, group: str, by: int) -> str:
-        return self.tape.group(group, self.tape.mesh.shifted("pipeline", by))
 
     def _receive(self, block: str, name: str, group: str, by: int) -> str:
         t = self.tape
         t.block = block
-        x = t.tensor(name, self.model.hidden, self.residual)
+        x = t.tensor(name, t.model.hidden, t.residual)
         return t.receive("recv", x, self._pairs(group, by), t.made_bytes(x))
 
-    def _forward(self, micro: int) -> None:
-        t = self.tape
-        if self.is_first:
-            self.replicas.before("embed", None)
-            x = embed(t, self.residual)
-        else:
-            x = self._receive(self.layers[0], "in", NEXT, 1)
-        self._send_back()
-        attend = partial(attended, t, self.model.heads, t.workload.sequence)
-        between = self.between[micro] = [x]
-        for block in self.layers:
-            self.replicas.before(block, x)
-            x = forward(t, block, x, attend, partial(balanced, t, self.model))
-            between.append(x)
-        if self.is_last:
-            self.replicas.before("head", x)
-            loss(t, x, is_tied=self.model.tied_embeddings)
-        else:
-            t.send([x], self._pairs(NEXT, 1))
-
-    def _backward(self, micro: int, *, is_last: bool) -> None:
-        t, (*taken, made) = self.tape, self.between.pop(micro)
-        if self.is_last:
-            t.go_back("head")
-            self.replicas.after("head", is_last=is_last)
-        else:
-            t.give([made], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
-        for block, out in zip(self.layers[::-1], [made, *taken[:0:-1]], strict=True):
-            self.replicas.before(block, t.grads[out])
-            t.go_back(block)
-            self.replicas.after(block, is_last=is_last)
-        if self.is_first:
-            t.go_back("embed")
-            self.replicas.after("embed", is_last=is_last)
-        else:
-            self.unsent = (micro, t.grads.pop(taken[0]))
+    def _pairs(self, group: str, by: int) -> str:
+        return self.tape.group(group, self.tape.mesh.shifted("pipeline", by))

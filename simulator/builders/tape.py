@@ -12,11 +12,11 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple, Unpack
 
-from simulator.builders.weights import BATCH, size_bytes
-from simulator.graph import Collective, CollectiveKind, Late
+from simulator.builders.weights import BATCH, TENSOR, Laid, numbered, size_bytes
+from simulator.graph import Collective, CollectiveKind, Late, chosen_number
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.layout import Axes, Change, Layout, Mesh, Weight
-from simulator.workload import Workload
+from simulator.layout import Axes, Change, Layout, Weight
+from simulator.workload import Experts
 
 FP32_BYTES = 4
 ID_BYTES = 4
@@ -30,15 +30,9 @@ _MADE = {
 """What a change of layout calls the tensor that it makes."""
 
 
-def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
-    """Names with numbers of equal width, of so many digits at least, so that they sort."""
-    width = max(digits, len(str(count - 1)))
-    return [f"{prefix}{i:0{width}d}" for i in range(count)]
-
-
-def blocks(layers: int) -> list[str]:
-    """Names of the layers: ``L00``, ``L01`` ..."""
-    return numbered("L", layers, 2)
+def starts(prefix: str, count: int) -> list[str]:
+    """What the names of what runs several times begin with: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
+    return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
 class Spread(NamedTuple):
@@ -49,13 +43,7 @@ class Spread(NamedTuple):
     layout: Layout
     element_bytes: int
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
-        return (*self.rows, self.width)
 
-
-Share = tuple[int, int]
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
 
@@ -68,27 +56,23 @@ class Tape:
 
     Parameters
     ----------
-    workload
-        What runs.
-    mesh
-        The ranks.
-    weights
-        All weights of the model, by name.
+    laid
+        What runs, and the weights of its model on the ranks.
     name
         Of the graph.
     rows
         Tokens that run together, on all replicas; default: those of a micro-batch.
     """
 
-    def __init__(
-        self, workload: Workload, mesh: Mesh, weights: dict[str, Weight], name: str = "", rows: int = 0
-    ) -> None:
-        self.where = f"workload {workload.name}"
-        self.workload, self.graph = workload, GraphBuilder(name or workload.name, self.where)
-        self.mesh, self.weights = mesh, weights
-        self.rows = (rows or workload.batch * workload.sequence * mesh.size(BATCH),)
+    def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
+        workload, self.model, self.mesh, self.weights = laid
+        self.workload, self.where = workload, f"workload {workload.name}"
+        self.graph = GraphBuilder(name or workload.name, self.where)
+        self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.element_bytes = workload.dtypes.element_bytes
-        self.zero_stage = workload.parallel.zero_stage if mesh.size(BATCH) > 1 else 0
+        self.token_bytes = self.model.attention.kv_elements * workload.dtypes.kv_bytes  # of the KV cache, in a layer
+        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
+        self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
         self.spread: dict[str, Spread] = {}
@@ -135,7 +119,8 @@ class Tape:
 
     def elements(self, name: str) -> int:
         """How many elements of a tensor this rank holds."""
-        return self.layout(name).local_elements(self.spread[name].shape, f"{self.where}, {name}")
+        spread = self.spread[name]
+        return spread.layout.local_elements((*spread.rows, spread.width), f"{self.where}, {name}")
 
     def made_bytes(self, *names: str) -> int:
         """Size of what this rank holds of activations [B]."""
@@ -152,9 +137,16 @@ class Tape:
 
     def weight(self, name: str) -> Weight:
         """A weight of the current block; its tensor is declared when it is first named."""
-        weight = self.weights[f"{self.block}/{name}.weight"]
+        return self.declared(self.weights[f"{self.block}/{name}.weight"])
+
+    def declared(self, weight: Weight) -> Weight:
+        """The same weight, whose tensor is there."""
         self.declare(weight.name, self.weight_bytes(weight), weight.kind)
         return weight
+
+    def weights_of(self, start: str) -> list[Weight]:
+        """The weights whose names begin so, such as those of a block."""
+        return [weight for name, weight in self.weights.items() if name.startswith(start)]
 
     def declare(self, name: str, size_bytes: int, kind: str) -> str:
         """Add a persistent tensor [B] unless it is there."""
@@ -183,17 +175,8 @@ class Tape:
         kind = "collective" if more.get("collective") else "compute"
         self.graph.op(self.op_name(name), reads, writes, kind, **more)
 
-    def attention(
-        self, name: str, reads: Iterable[str], writes: Iterable[str], work: int, **more: Unpack[OpFields]
-    ) -> None:
-        """Add an op that scores pairs of tokens, with its work [FLOP]."""
-        more["op_class"], more["flops"] = "attention", work
-        self.op(name, reads, writes, **more)
-
-    def multiply(
-        self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0, share: Share = (1, 1)
-    ) -> str:
-        """Multiply rows (default: all tokens) by a weight that is read, whatever else is; without gradients.
+    def multiply(self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0) -> str:
+        """Multiply each head's part of rows (default: all tokens) by its part of a weight; without gradients.
 
         Parameters
         ----------
@@ -205,16 +188,11 @@ class Tape:
             Elements of a row that comes out; default: as the weight has it.
         rows
             How many.
-        share
-            Of the parts of the weight how many are read, and how many there are; a row goes through one.
         """
-        weight, rows, (read, parts) = self.weight(name), rows or self.own_tokens, share
+        weight, rows = self.weight(name), rows or self.own_tokens
         out = self.tensor(f"{name}.out", width or weight.shape[-1], rows=(rows,))
-        flops, read_bytes = (
-            2 * rows * (weight.parameters // parts),
-            read_bytes + self.weight_bytes(weight) // parts * read,
-        )
-        self.op(name, [*reads, weight.name], [out], flops=flops, read_bytes=read_bytes)
+        read_bytes += self.weight_bytes(weight)
+        self.op(name, [*reads, weight.name], [out], flops=2 * rows * weight.parameters, read_bytes=read_bytes)
         return out
 
     def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
@@ -331,7 +309,8 @@ class Tape:
         inside = self.to(x, taken)
         rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
         out = self.tensor(f"{name}.out", outputs, replace(made, partial=inner), rows=rows)
-        self.op(name, [inside, self.held[weight.name]], [out], flops=flops)
+        read_bytes = self.made_bytes(inside) + self._read_bytes(weight)
+        self.op(name, [inside, self.held[weight.name]], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy = self.to(dy, made)
@@ -343,6 +322,14 @@ class Tape:
             self.give([x], [dx], name)
 
         return self.record(out, back)
+
+    def _read_bytes(self, weight: Weight) -> int:
+        """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
+        part, size = self.model.feed_forward, self.weight_bytes(weight)
+        if self.phase == "forward" or not (weight.kind == "expert" and isinstance(part, Experts)):
+            return size
+        read = -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
+        return size // part.held * read
 
     def record(self, out: str, back: Back) -> str:
         """Keep how the gradients of what the last op took are made, if it is of a forward; return what it made."""

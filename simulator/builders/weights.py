@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from math import gcd
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
-from simulator.units import counted, nearest
-from simulator.workload import DecoderModel, Dtypes, Experts, Gqa, Mla, Parallel
+from simulator.units import counted, nearest, would_divide
+from simulator.workload import DecoderModel, Dtypes, Experts, Gqa, LlamaModel, Mla, Parallel, Workload
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -47,43 +48,50 @@ class Spec(NamedTuple):
 Specs = dict[str, Spec]
 
 
-def specs(model: DecoderModel, names: list[str]) -> Iterator[tuple[str, Specs]]:
+def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
+    """Names with numbers of equal width, of so many digits at least, so that they sort."""
+    width = max(digits, len(str(count - 1)))
+    return [f"{prefix}{i:0{width}d}" for i in range(count)]
+
+
+def blocks(layers: int) -> list[str]:
+    """Names of the layers: ``L00``, ``L01`` ..."""
+    return numbered("L", layers, 2)
+
+
+def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """The weights of the parts of a model, in the order of their use: ``embed``, the layers, ``head``."""
-    h, v = model.hidden, model.vocabulary
+    h, v, part = model.hidden, model.vocabulary, model.attention
     yield "embed", {"tokens": Spec((v, h), _ROW)}
-    norm = Spec((h,), ((),))
-    for number, block in enumerate(names):
-        attention, feed_forward = _attention(model), _feed_forward(model, number)
-        yield block, {"norm1": norm, **attention, "norm2": norm, **feed_forward}
-    yield "head", {"norm": norm} | ({} if model.tied_embeddings else {"lm": Spec((h, v), _COLUMN)})
-
-
-def _attention(model: DecoderModel) -> Specs:
-    part = model.attention
-    found = _gqa(model.hidden, part) if isinstance(part, Gqa) else _mla(model.hidden, part)
+    attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
     if part.sparse is not None:
-        found |= _sparse(model.hidden, part, part.sparse.compress.block)
-    return {f"attn.{name}": spec for name, spec in found.items()}
+        attention |= _sparse(h, part, part.sparse.compress.block)
+    attention = {f"attn.{name}": spec for name, spec in attention.items()}
+    for number, block in enumerate(blocks(model.layers)):
+        yield block, {"norm1": _norm(h), **attention, "norm2": _norm(h), **_feed_forward(model, number)}
+    yield "head", {"norm": _norm(h)} | ({} if model.tied_embeddings else {"lm": Spec((h, v), _COLUMN)})
+
+
+def _norm(width: int) -> Spec:
+    return Spec((width,), ((),))
 
 
 def _gqa(h: int, part: Gqa) -> Specs:
-    q, kv = part.heads * part.head_size, part.kv_heads * part.head_size
-    found = {"q": Spec((h, q), _COLUMN), "k": Spec((h, kv), _COLUMN), "v": Spec((h, kv), _COLUMN)}
-    if part.qk_norms:
-        found |= {name: Spec((part.head_size,), ((),)) for name in ("q_norm", "k_norm")}
-    return found | {"o": Spec((q, h), _ROW)}
+    q, kv, size = part.heads * part.head_size, part.kv_heads * part.head_size, part.head_size
+    norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if part.qk_norms else {}
+    columns = {name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv), ("v", kv))}
+    return columns | norms | {"o": Spec((q, h), _ROW)}
 
 
 def _mla(h: int, part: Mla) -> Specs:
     """Names as in the published weights, but ``kv_b`` as its two halves: of keys, and of values."""
-    latent, q = part.kv_lora_rank, part.heads * (part.qk_nope + part.qk_rope)
-    found = {"q": Spec((h, q), _COLUMN)}
-    if part.q_lora_rank:
-        r = part.q_lora_rank
-        found = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": Spec((r,), ((),)), "q_b": Spec((r, q), _COLUMN)}
-    return found | {
+    latent, r, q = part.kv_lora_rank, part.q_lora_rank, part.heads * (part.qk_nope + part.qk_rope)
+    queries = {"q": Spec((h, q), _COLUMN)}
+    if r:
+        queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
+    return queries | {
         "kv_a": Spec((h, latent + part.qk_rope), _WHOLE),
-        "kv_a_norm": Spec((latent,), ((),)),
+        "kv_a_norm": _norm(latent),
         "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
         "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
         "o": Spec((part.heads * part.v_head, h), _ROW),
@@ -95,9 +103,8 @@ def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
     found = {"gate": Spec((h, 3 * part.heads), _COLUMN)}
     parts, width = (("k.", "v."), part.head_size) if isinstance(part, Gqa) else (("",), part.kv_elements)
     for name in parts:
-        found[f"compress.{name}in"] = Spec((block * width, width), _WHOLE)
-        found[f"compress.{name}out"] = Spec((width, width), _WHOLE)
-        found[f"compress.{name}position"] = Spec((block, width), _WHOLE)
+        for what, inputs in (("in", block * width), ("out", width), ("position", block)):
+            found[f"compress.{name}{what}"] = Spec((inputs, width), _WHOLE)
     return found
 
 
@@ -107,16 +114,16 @@ def _feed_forward(model: DecoderModel, layer: int) -> Specs:
         return _gated("ffn", h, part.width)
     if layer < part.dense_layers:
         return _gated("ffn", h, part.dense_width or 0)
-    found = {"ffn.router": Spec((h, part.routed), _WHOLE)}
-    if part.router_bias:
-        found["ffn.router_bias"] = Spec((part.routed,), ((),))
-    for name, (shape, tensor_map, _) in _gated("ffn", h, part.width).items():
-        found[name] = Spec((part.held, *shape), (EXPERT, *tensor_map), "expert")
-    return found | (_gated("ffn.shared", h, part.shared * part.width) if part.shared else {})
+    router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
+    bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
+    shared = _gated("ffn.shared", h, part.shared * part.width) if part.shared else {}
+    return router | bias | _gated("ffn", h, part.width, part.held) | shared
 
 
-def _gated(name: str, h: int, f: int) -> Specs:
-    wide, narrow = Spec((h, f), _COLUMN), Spec((f, h), _ROW)
+def _gated(name: str, h: int, f: int, experts: int = 0) -> Specs:
+    """A gated feed-forward, or so many of them in one."""
+    many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
+    wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
     return {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
 
 
@@ -128,43 +135,92 @@ def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     return dtypes.matrix_bytes(weight.shape)
 
 
-def weights(model: DecoderModel, names: list[str], mesh: Mesh, parallel: Parallel, where: str) -> dict[str, Weight]:
-    """Lay the weights of a model over the ranks.
+class Laid(NamedTuple):
+    """A model as its workload lays it over ranks.
 
-    Parameters
+    Attributes
     ----------
-    model
-        The dimensions.
-    names
-        Of the layers.
+    workload, model
+        What runs, and the parts of its model.
     mesh
         The ranks.
-    parallel
-        With layouts that replace the usual ones.
-    where
-        What messages call the workload.
+    weights
+        All weights, by name.
+    """
+
+    workload: Workload
+    model: DecoderModel
+    mesh: Mesh
+    weights: dict[str, Weight]
+
+
+def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
+    """Lay the weights of a model over the ranks of a workload.
 
     Raises
     ------
     ConfigError
-        If a layout fits no weight, names what cannot cut one, or does not divide.
+        If the model cannot be spread over ranks so, and what would do; or if a layout fits no weight, names what cannot
+        cut one, or does not divide.
     """
-    found: dict[str, Weight] = {}
-    unused = list(parallel.layouts)
-    for block, part in specs(model, names):
+    where, parallel, matrix = f"workload {workload.name}", workload.parallel, workload.parallel.device_matrix
+    if isinstance(model, LlamaModel):
+        _check_divides(workload, model, where)
+    mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
+    laid = Laid(workload, model.decoder, mesh, {})
+    unused = dict.fromkeys(parallel.layouts)
+    for block, part in specs(laid.model):
         for module, spec in part.items():
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
             for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
                     tensor_map = _tensor_map(cut, spec, f"{where}, parallel.layouts.{pattern}, {name}")
-                    unused = [other for other in unused if other != pattern]
+                    unused.pop(pattern, None)
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
-            found[name] = Weight(name, spec.shape, layout, spec.kind, parameters, replicas)
-    if unused:
-        must, do = "a layout is for weights that the model has", nearest(unused[0], tuple(found)[:12])
-        raise ConfigError(f"{where}, parallel.layouts", must, repr(unused[0]), do)
+            laid.weights[name] = Weight(name, spec.shape, layout, spec.kind, parameters, replicas)
+    for pattern in unused:
+        must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.weights)[:12])
+        raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
+    return laid
+
+
+def _check_divides(workload: Workload, model: LlamaModel, where: str) -> None:
+    """Refuse what does not divide over ranks, with what would."""
+    parallel = workload.parallel
+    whole = () if parallel.layouts else ("heads", "kv_heads", "ffn", "vocabulary")
+    divided = {"tensor": {name: getattr(model, name) for name in whole}, "expert": {"experts": model.experts or 1}}
+    if parallel.sequence:
+        divided["tensor"]["tokens of a micro-batch"] = workload.batch * workload.sequence
+    for axis, lengths in divided.items():
+        parts = getattr(parallel, axis)
+        for name, length in lengths.items():
+            if length % parts:
+                do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
+                must = f"{axis} divides {', '.join(lengths)}"
+                raise ConfigError(f"{where}, parallel.{axis}", must, f"{parts}, and {length} {name}", do)
+    if model.tied_embeddings and parallel.pipeline > 1:
+        must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
+        do = "set pipeline to 1, or tied_embeddings to false"
+        raise ConfigError(f"{where}, parallel.pipeline", must, found, do)
+    stage_layers(parallel, model.layers, where)
+
+
+def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]:
+    """Layers of each stage of the pipeline.
+
+    Raises
+    ------
+    ConfigError
+        If the stages have more or fewer layers than the model, or one has none.
+    """
+    few, more = divmod(layers, parallel.pipeline)
+    found = parallel.layers or tuple(few + (stage < more) for stage in range(parallel.pipeline))
+    if sum(found) != layers or 0 in found:
+        must = f"the stages have the {layers} layers of the model, and one at least"
+        do = f"set pipeline to at most {layers}, or correct layers"
+        raise ConfigError(f"{where}, parallel.pipeline", must, ", ".join(map(str, found)), do)
     return found
 
 

@@ -6,79 +6,66 @@ numbers alone (layers) share a line, so that a large model stays readable; one t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from statistics import fmean
+from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.explanation import Decision, Explanation
-from simulator.report.drawing import FAINT, LIMIT, Picture, label, styled, units
-from simulator.report.rows import grouped, listed, percent
-from simulator.report.tables import Column, aligned
+from simulator.report.files import write_csv
+from simulator.report.rows import grouped, listed
+from simulator.report.tables import Column, Heads, aligned, table
 from simulator.units import counted, human
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+Line = dict[str, Any]
+"""A line of a table, by column."""
+Group = Sequence[Line]
 MOST_LINES = 12
 """Lines of a table; what is left over is counted."""
-_ROLE_COLOUR = {Role.STORE: "#ee7733", Role.PREFETCH: "#0077bb", Role.DETACH: "#bbbbbb"}
-_BUSY, _WANTED = "#bbccdd", "#4477aa"
-_CUT = 200
-"""Per cent of what a link can serve at which what is wanted of it is cut."""
 
 
-def decisions(explanation: Explanation) -> pd.DataFrame:
+def decisions(explanation: Explanation) -> list[Line]:
     """Make a table of the decisions, one line a gap, with every term of its score."""
     problem, ops = explanation.problem, explanation.problem.graph.ops
-    rows = []
+    lines = []
     for choice in explanation.choices:
         gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
-        row: dict[str, Any] = {"tensor": about.name, "kind": str(about.kind), "size_bytes": about.size_bytes}
-        row |= {"after": ops[gap.after].name, "before": ops[gap.before].name if gap.before < len(ops) else ""}
-        row |= {"wraps": int(gap.wraps), "idle_ns": gap.lead_ns + gap.trail_ns, "out_ns": gap.out_ns}
-        row |= {"in_ns": gap.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
-        row |= {"tier": "" if choice.decision is Decision.RECOMPUTE else problem.tiers[gap.away]}
-        row |= {"score": choice.score.total, **dict(zip((f"term_{t}" for t in TERMS), choice.score.terms, strict=True))}
-        rows.append(row | {"reason": choice.reason, "made_by": ops[choice.remade.by].name if choice.remade else ""})
-    return _frame(rows).astype({"remake_ns": "Int64"} if rows else {})
+        line: Line = {"tensor": about.name, "kind": str(about.kind), "size_bytes": about.size_bytes}
+        line |= {"after": ops[gap.after].name, "before": ops[gap.before].name if gap.before < len(ops) else ""}
+        line |= {"wraps": int(gap.wraps), "idle_ns": gap.lead_ns + gap.trail_ns, "out_ns": gap.out_ns}
+        line |= {"in_ns": gap.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
+        line |= {"tier": "" if choice.decision is Decision.RECOMPUTE else problem.tiers[gap.away]}
+        line |= {"score": choice.score.total}
+        line |= {f"term_{term}": value for term, value in zip(TERMS, choice.score.terms, strict=True)}
+        line |= {"reason": choice.reason, "made_by": ops[choice.remade.by].name if choice.remade else ""}
+        lines.append(line)
+    return lines
 
 
-def cache_ops(explanation: Explanation) -> pd.DataFrame:
+def cache_ops(explanation: Explanation) -> list[Line]:
     """Make a table of the cache operators in the order of issue, with their windows and costs."""
-    augmented = explanation.candidate.augmented
-    rows = []
+    augmented, lines = explanation.candidate.augmented, []
     for one in augmented.cache_ops:
-        row: dict[str, Any] = {
-            "role": str(one.role),
-            "trip": one.trip,
-            "tensor": augmented.graph.tensors[one.tensor].name,
-        }
-        row |= {"source": augmented.tiers[one.source]}
-        row |= {"target": "" if one.target == NOWHERE else augmented.tiers[one.target], "size_bytes": one.size_bytes}
-        row |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
-        row |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
-        rows.append(row | {"waited_ns": explanation.waited_ns(one) if one.role is Role.PREFETCH else 0})
-    return _frame(rows)
+        line: Line = {"role": str(one.role), "trip": one.trip, "tensor": augmented.graph.tensors[one.tensor].name}
+        line |= {"source": augmented.tiers[one.source]}
+        line |= {"target": "" if one.target == NOWHERE else augmented.tiers[one.target], "size_bytes": one.size_bytes}
+        line |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
+        line |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
+        line |= {"waited_ns": explanation.waited_ns(one) if one.role is Role.PREFETCH else 0}
+        lines.append(line)
+    return lines
 
 
-def slots(explanation: Explanation) -> pd.DataFrame:
+def slots(explanation: Explanation) -> list[Line]:
     """Make a table of the links by slot of the step, with what is wanted of each and what it does."""
-    return _frame([slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots])
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd  # noqa: PLC0415 - slow to import
-
-    return pd.DataFrame(rows)
+    return [slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots]
 
 
 def write(explanation: Explanation, folder: Path) -> None:
@@ -91,69 +78,85 @@ def write(explanation: Explanation, folder: Path) -> None:
     folder
         An existing folder.
     """
-    for name, table in (("decisions", decisions), ("cache_ops", cache_ops), ("ledger", slots)):
-        table(explanation).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n", float_format="%.6g")
-    (folder / "plan.png").write_bytes(picture(explanation).png())
+    from simulator.report.pictures import planned  # noqa: PLC0415 - drawing takes time to import, and text needs none
+
+    for name, lines in (("decisions", decisions), ("cache_ops", cache_ops), ("ledger", slots)):
+        rows = ({c: f"{v:.6g}" if isinstance(v, float) else v for c, v in line.items()} for line in lines(explanation))
+        write_csv(folder / f"{name}.csv", list(rows))
+    (folder / "plan.png").write_bytes(planned(explanation).png())
+
+
+def _sum(*columns: str) -> Callable[[Group], int]:
+    return lambda own: sum(line[column] or 0 for line in own for column in columns)
+
+
+def _pattern(own: Group) -> str:
+    return re.sub(r"\d+", "*", own[0]["tensor"])
+
+
+_NAMES: Heads[Group] = {
+    "tensors": ("text", _pattern),
+    "count": ("count", len),
+    "size": ("B", _sum("size_bytes")),
+}
+_COSTS = {"alone": "alone_ns", "stall": "stall_ns", "residency": "residency_ns", "waited": "waited_ns"}
+"""Heading of what a cache operator costs -> its column."""
 
 
 def told(explanation: Explanation) -> str:
     """Tell the whole plan: its decisions, its cache operators, and the links, each as a table."""
-    decided, moved, links = decisions(explanation), cache_ops(explanation), slots(explanation)
-    parts = [_decided(part) for name, part in decided.groupby("decision", sort=False)] if len(decided) else []
-    if len(moved):
-        groups = _grouped(moved[moved["role"] != "detach"], ["role"])
-        costs = [_sum(groups, f"{name}_ns", head) for name, head in _COSTS.items()]
+    parts = [_decided(own) for own in grouped(decisions(explanation), itemgetter("decision")).values()]
+    if moved := cache_ops(explanation):
         head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
-        parts.append(_table(head, [_key(groups, 0, "operator"), *_names(groups), *costs]))
-    if len(links):
-        served = (links["end_ns"] - links["start_ns"]) * links["servers"]
-        sums = links.assign(served_ns=served).groupby("link", sort=False).sum(numeric_only=True)
-        shares = {name: (sums[f"{name}_ns"] / sums["served_ns"]).map(percent) for name in ("wanted", "busy")}
-        columns = [Column.texts("link", sums.index)] + [Column.texts(*item, left=False) for item in shares.items()]
-        columns.append(Column.texts("slots oversubscribed", sums["oversubscribed"], left=False))
-        parts.append(_table(f"links, in {counted(len(links) // len(sums), 'slot')} of the step", columns))
+        groups = _alike([line for line in moved if line["role"] != "detach"], "role")
+        costs: Heads[Group] = {cost: ("ns", _sum(column)) for cost, column in _COSTS.items()}
+        parts.append(_cut(head, table(groups, {"operator": ("text", lambda own: own[0]["role"]), **_NAMES, **costs})))
+    if links := list(grouped(slots(explanation), itemgetter("link")).values()):
+        columns = table(
+            links,
+            {
+                "link": ("text", lambda own: own[0]["link"]),
+                "wanted": ("share", lambda own: _sum("wanted_ns")(own) / _served_ns(own)),
+                "busy": ("share", lambda own: _sum("busy_ns")(own) / _served_ns(own)),
+                "slots oversubscribed": ("count", _sum("oversubscribed")),
+            },
+        )
+        parts.append(_cut(f"links, in {counted(len(links[0]), 'slot')} of the step", columns))
     return "\n\n".join(parts)
 
 
-_COSTS = {"alone": "alone", "stall": "stall", "residency": "residency", "waited": "waited"}
+def _served_ns(own: Group) -> int:
+    """How long a link can serve in all its slots [ns]."""
+    return sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in own)
 
 
-def _grouped(table: pd.DataFrame, keys: list[str]) -> list[tuple[Any, pd.DataFrame]]:
-    """Put rows together whose tensors differ in their numbers alone, and that agree in some columns; largest first."""
-    pattern = table["tensor"].str.replace(r"\d+", "*", regex=True)
-    groups = table.assign(pattern=pattern).groupby([*keys, "pattern"], sort=False)
-    return sorted(groups, key=lambda group: -int(group[1]["size_bytes"].sum()))
+def _alike(lines: Sequence[Line], *columns: str) -> list[Group]:
+    """Put lines together whose tensors differ in their numbers alone, and that agree in some columns; largest first."""
+    groups = grouped(lines, lambda line: (*(line[column] for column in columns), _pattern([line])))
+    return sorted(groups.values(), key=_sum("size_bytes"), reverse=True)
 
 
-def _key(groups: list[tuple[Any, pd.DataFrame]], number: int, head: str) -> Column:
-    return Column.texts(head, (key[number] for key, _ in groups))
-
-
-def _names(groups: list[tuple[Any, pd.DataFrame]]) -> list[Column]:
-    sizes = (human(int(own["size_bytes"].sum()), "B") for _, own in groups)
-    counts = Column.texts("count", (len(own) for _, own in groups), left=False)
-    return [_key(groups, -1, "tensors"), counts, Column.texts("size", sizes, left=False)]
-
-
-def _sum(groups: list[tuple[Any, pd.DataFrame]], column: str, head: str) -> Column:
-    return Column.texts(head, (human(int(own[column].sum()), "ns") for _, own in groups), left=False)
-
-
-def _decided(table: pd.DataFrame) -> str:
+def _decided(lines: Sequence[Line]) -> str:
     """The gaps of one decision."""
-    groups = _grouped(table, ["kind", "reason"])
-    copies = [(key, own.assign(copies_ns=own["out_ns"] + own["in_ns"])) for key, own in groups]
-    scores = (f"{own['score'].mean():.1f}" for _, own in groups)
-    columns = [_key(groups, 0, "kind"), *_names(groups)]
-    columns += [Column.texts("to", (listed(sorted(set(own["tier"]))) for _, own in groups))]
-    columns += [_sum(groups, "idle_ns", "idle"), _sum(copies, "copies_ns", "copies")]
-    columns += [_sum(groups, "remake_ns", "made again in")] if table["remake_ns"].any() else []
-    columns += [Column.texts("score", scores, left=False), _key(groups, 1, "why")]
-    size = human(int(table["size_bytes"].sum()), "B")
-    return _table(f"{table['decision'].iloc[0]}: {counted(len(table), 'idle gap')}, {size}", columns)
+    again: Heads[Group] = {"made again in": ("ns", _sum("remake_ns"))} if _sum("remake_ns")(lines) else {}
+    columns = table(
+        _alike(lines, "kind", "reason"),
+        {
+            "kind": ("text", lambda own: own[0]["kind"]),
+            **_NAMES,
+            "to": ("text", lambda own: listed(sorted({line["tier"] for line in own}))),
+            "idle": ("ns", _sum("idle_ns")),
+            "copies": ("ns", _sum("out_ns", "in_ns")),
+            **again,
+            "score": ("count", lambda own: f"{fmean(line['score'] for line in own):.1f}"),
+            "why": ("text", lambda own: own[0]["reason"]),
+        },
+    )
+    size = human(_sum("size_bytes")(lines), "B")
+    return _cut(f"{lines[0]['decision']}: {counted(len(lines), 'idle gap')}, {size}", columns)
 
 
-def _table(head: str, columns: list[Column]) -> str:
+def _cut(head: str, columns: Sequence[Column]) -> str:
     more = len(columns[0].cells) - MOST_LINES
     cut = [Column(column.head, column.cells[:MOST_LINES], column.left) for column in columns]
     return f"{head}\n{aligned(cut, 2)}" + (f"\n  and {more} more patterns" if more > 0 else "")
@@ -179,102 +182,19 @@ def tensor_told(explanation: Explanation, name: str) -> str:
         near = get_close_matches(name, tensors, 1)
         do = f"did you mean {near[0]!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
-    lines = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
-    for gap in _records(decisions(explanation), name):
+    said = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
+    for gap in (line for line in decisions(explanation) if line["tensor"] == name):
         until, idle = gap["before"] or "the end of the step", human(gap["idle_ns"], "ns")
         terms = (f"{term} {gap[f'term_{term}']:+.2f}" for term in TERMS if gap[f"term_{term}"])
-        lines.append(f"  gap from {gap['after']} to {until}: idle for {idle}; {gap['decision']}: {gap['reason']}")
-        lines.append(f"    score {gap['score']:.2f} = {', '.join(terms)}")
+        said.append(f"  gap from {gap['after']} to {until}: idle for {idle}; {gap['decision']}: {gap['reason']}")
+        said.append(f"    score {gap['score']:.2f} = {', '.join(terms)}")
         if gap["remake_ns"] is not None:
             by, copies = f" by {gap['made_by']}" * bool(gap["made_by"]), human(gap["out_ns"] + gap["in_ns"], "ns")
-            lines.append(f"    making it again{by} takes {human(gap['remake_ns'], 'ns')}, its copies {copies}")
+            said.append(f"    making it again{by} takes {human(gap['remake_ns'], 'ns')}, its copies {copies}")
     point = explanation.candidate.augmented.point
-    for one in _records(cache_ops(explanation), name):
-        lines.append(
-            f"  {one['role']} {one['issued']}; window {point(one['first_point'])} ... {point(one['last_point'])}"
-        )
-        costs = ", ".join(f"{head} {human(one[f'{cost}_ns'], 'ns')}" for cost, head in _COSTS.items())
-        lines += [f"    {one['source']} to {one['target']}: {costs}"] if one["target"] else []
-    return "\n".join(lines)
-
-
-def _records(table: pd.DataFrame, name: str) -> list[dict[Any, Any]]:
-    """The lines of a table that are about a tensor."""
-    own = table[table["tensor"] == name].astype(object)
-    return own.where(own.notna(), None).to_dict("records")
-
-
-@styled()
-def picture(explanation: Explanation) -> Picture:
-    """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
-
-    Parameters
-    ----------
-    explanation
-        The plan.
-    """
-    links, graph = grouped(explanation.slots, lambda slot: slot.link), explanation.problem.graph
-    heights = [1.8, 2.4, *[1.1] * len(links)]
-    drawn = Picture(sum(heights))
-    live, trips, *below = drawn.subplots(len(heights), height_ratios=heights)
-    trips.sharex(live)
-    marks = _draw_live(live, explanation) | _draw_trips(trips, explanation)
-    for ax, (link, own) in zip(below, links.items(), strict=True):
-        unit, ns = units(own[-1].end_ns)
-        edges = np.array([own[0].start_ns, *(slot.end_ns for slot in own)]) / ns
-        served = np.array([(slot.end_ns - slot.start_ns) * slot.servers for slot in own])
-        busy, wanted = (
-            100 * np.array([getattr(slot, name) for slot in own]) / served for name in ("busy_ns", "wanted_ns")
-        )
-        ax.stairs(busy, edges, fill=True, color=_BUSY)
-        ax.stairs(wanted.clip(max=_CUT), edges, baseline=None, color=_WANTED)
-        ax.axhline(100, color=FAINT, linewidth=0.8)
-        label(ax, y=f"{link} [%]", x=f"time of a step, with its stalls [{unit}]" if ax is below[-1] else "")
-    of_links: dict[str, Any] = {"link is busy": _BUSY, f"wanted (cut at {_CUT} %)": {"color": _WANTED}}
-    title = f"what the plan of {explanation.plan.policy!r} decides ({graph.name})"
-    drawn.head(title, marks | (of_links if links else {}))
-    return drawn
-
-
-def _clock(explanation: Explanation) -> tuple[str, NDArray[np.float64]]:
-    """When each op begins if nothing stalls, and the end, in a unit of time."""
-    unit, ns = units(int(explanation.problem.clock[-1]))
-    return unit, np.array(explanation.problem.clock) / ns
-
-
-def _draw_live(ax: Axes, explanation: Explanation) -> dict[str, Any]:
-    problem, (_, clock) = explanation.problem, _clock(explanation)
-    resident, chosen = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
-    unit, size = units(int(resident.max(initial=1)), "B")
-    looks: dict[str, dict[str, Any]] = {
-        "live, if nothing moves": {"color": "#bbbbbb"},
-        "live, as selected": {"color": "#009988"},
-    }
-    for look, amount in zip(list(looks.values()), (resident, chosen), strict=True):
-        ax.step(clock[:-1], amount / size, where="post", **look)
-    if np.isfinite(problem.budget_bytes):
-        ax.axhline(problem.budget_bytes / size, **LIMIT)
-        looks["room"] = LIMIT
-    ax.set_ylim(bottom=0)
-    label(ax, y=f"live [{unit}]")
-    return looks
-
-
-def _draw_trips(ax: Axes, explanation: Explanation) -> dict[str, Any]:
-    """One line a trip: from the store to the detach, away, and from the prefetch to the use."""
-    augmented, (unit, clock) = explanation.candidate.augmented, _clock(explanation)
-    away = [(trip, gap.after + 1, gap.before) for trip, gap in enumerate(augmented.gaps) if not gap.wraps]
-    comes = [(one.trip, one.position, one.before) for one in augmented.cache_ops if one.role is Role.PREFETCH]
-    stores = [(one.trip, one.position) for one in augmented.cache_ops if one.role is Role.STORE]
-    looks: dict[str, dict[str, Any]] = {
-        "away": {"color": "#cccccc", "linewidth": 0.7},
-        "prefetch issued ... use": {"color": _ROLE_COLOUR[Role.PREFETCH], "linewidth": 1.5},
-        "store issued": {"color": _ROLE_COLOUR[Role.STORE], "linestyle": "", "marker": ">", "markersize": 3},
-    }
-    for trips, look in zip((away, comes), looks.values(), strict=False):
-        number, start, end = np.array(trips, int).reshape(-1, 3).T
-        ax.hlines(number, clock[start], clock[end], **look)
-    number, at = np.array(stores, int).reshape(-1, 2).T
-    ax.plot(clock[at], number, **looks["store issued"])
-    label(ax, x=f"compute time, without stalls [{unit}]", y="trips")
-    return {name: look for (name, look), shown in zip(looks.items(), (away, comes, stores), strict=True) if shown}
+    for one in (line for line in cache_ops(explanation) if line["tensor"] == name):
+        window = f"{point(one['first_point'])} ... {point(one['last_point'])}"
+        costs = ", ".join(f"{cost} {human(one[column], 'ns')}" for cost, column in _COSTS.items())
+        said.append(f"  {one['role']} {one['issued']}; window {window}")
+        said += [f"    {one['source']} to {one['target']}: {costs}"] if one["target"] else []
+    return "\n".join(said)

@@ -199,6 +199,14 @@ def dumped(said: Mapping[str, Any]) -> bytes:
     return orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n"
 
 
+def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write lines that all have the same columns as a table; None is an empty cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, lines[0] if lines else (), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:
     """Write ``summary.csv`` and, last of all files, ``summary.json`` with the list of what the folder holds.
 
@@ -212,10 +220,7 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
         Further entries of ``summary.json``: provenance, sentences, expectations.
     """
     said = content(rows, more)
-    with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, said["rows"][0] if rows else (), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(said["rows"])
+    write_csv(folder / "summary.csv", said["rows"])
     said["files"] = sorted({*_contents(folder), "summary.json"})
     (folder / "summary.json").write_bytes(dumped(said))
 

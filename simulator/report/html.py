@@ -14,7 +14,7 @@ from simulator.report import drawing, perfetto
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import by_place, largest, usages
-from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity, recomputed_ns, spent
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
 from simulator.report.views import rendered
@@ -71,7 +71,7 @@ def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callabl
         statuses=[str(row.summary["status"]) for row in rows],
         comparison=comparison,
         spoken=[(row.label, _spoken(row)) for row in rows],
-        recomputes=any(map(recomputed_ns, rows)),
+        recomputes=any(row.recompute_ns for row in rows),
         sections=[_section(row) for row in rows],
         pictures=pictures,
         colours=drawing,
@@ -80,20 +80,20 @@ def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callabl
 
 def _spoken(row: Row) -> str:
     """What one who cannot see the picture of the table is told of a row."""
-    parts = (f"{what} {quantity(ns, 'ns')}" for what, ns in spent(row)) if is_ok(row) else [str(row.summary["status"])]
-    return ", ".join(parts)
+    parts = row.spent.items() if row.is_ok else ()
+    return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
 
 
 def _section(row: Row) -> dict[str, Any]:
     """What the page shows of one row; of several ranks the stalls and peaks of the slowest."""
     told, ranks = row, chosen(row, _MOST_RANKS)
-    if row.trace is not None and is_job(row):
+    if row.trace is not None and row.is_job:
         told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
     return {
         "row": row,
-        "ok": is_ok(row),
-        "whose": f" (rank {told.rank}{', the slowest' if is_ok(row) else ''})" if is_job(row) else "",
-        "ranks": rank_columns(of_ranks(row, ranks)) if is_job(row) else [],
+        "ok": row.is_ok,
+        "whose": f" (rank {told.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
+        "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
         "omitted": omitted(row, ranks),
         "causes": by_place(row),
         "step_ns": row.summary.get("step_ns") or 1,
@@ -161,5 +161,5 @@ def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
     more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
     (folder / _TIMELINE).write_bytes(timeline(row).png())
-    if is_job(row) and is_ok(row):
+    if row.is_job and row.is_ok:
         (folder / _RANKS).write_bytes(by_rank(row).png())

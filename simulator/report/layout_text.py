@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
-from simulator.report.tables import Column, aligned
-from simulator.units import counted, human
+from simulator.report.tables import Column, Heads, aligned, table
+from simulator.units import counted
 from simulator.workload import Workload
 
 _MOST_MEMBERS = 3
@@ -66,15 +67,19 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
         How weights are cut; may be empty.
     """
     holdings, met = [holding(job, number) for number in range(len(job.graphs))], list(exchanges(job))
-    programs = _column("program", [one.program for one in holdings])
-    ranks, ops = _column("ranks", [numbers(one.ranks) for one in holdings]), _column("ops", [h.ops for h in holdings])
-    kept = [programs, ranks, ops, *_kinds([one.kept_bytes for one in holdings])]
-    peak = [programs, *_kinds([one.peak_bytes for one in holdings]), _column("at op", [h.peak_op for h in holdings])]
+    program: Heads[Holding] = {"program": ("text", lambda one: one.program)}
+    whose: Heads[Holding] = {
+        "ranks": ("text", lambda one: numbers(one.ranks)),
+        "ops": ("count", lambda one: one.ops),
+    }
     parts = {
-        "held all step, by each rank": kept,
-        "live at most, if nothing moves": peak,
+        "held all step, by each rank": table(holdings, program | whose | _kinds(holdings, attrgetter("kept_bytes"))),
+        "live at most, if nothing moves": table(
+            holdings,
+            program | _kinds(holdings, attrgetter("peak_bytes")) | {"at op": ("text", lambda one: one.peak_op)},
+        ),
         "how weights are cut, before ZeRO": _cuts(weights, workload) if weights else [],
-        "communicated in a step, by each rank": _exchanges(met) if met else [],
+        "communicated in a step, by each rank": table(met, _EXCHANGED) if met else [],
     }
     tables = [f"{head}\n{aligned(columns, 2)}" for head, columns in parts.items() if columns]
     head = f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}"
@@ -152,23 +157,14 @@ def _parts(workload: Workload) -> str:
     return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
 
 
-def _column(head: str, cells: Any) -> Column:
-    """A column of texts, or of whole numbers, aligned to the right."""
-    cells = list(cells)
-    are_numbers = all(isinstance(cell, int) for cell in cells)
-    return Column.texts(head, (f"{cell:,}" if are_numbers else cell for cell in cells), left=not are_numbers)
+def _kinds(holdings: Sequence[Holding], read: Callable[[Holding], Counter[str]]) -> Heads[Holding]:
+    """A column for each kind of tensor that there is, and one for all."""
+    kinds = [str(kind) for kind in TensorKind if any(read(one)[str(kind)] for one in holdings)]
 
+    def of(kind: str) -> Callable[[Holding], int]:
+        return lambda one: read(one)[kind]
 
-def _bytes(head: str, sizes: Any) -> Column:
-    return Column.texts(head, (human(size, "B") for size in sizes), left=False)
-
-
-def _kinds(found: Sequence[Counter[str]]) -> list[Column]:
-    kinds = [str(kind) for kind in TensorKind if any(one[str(kind)] for one in found)]
-    return [
-        *(_bytes(kind, [one[kind] for one in found]) for kind in kinds),
-        _bytes("in all", [c.total() for c in found]),
-    ]
+    return {kind: ("B", of(kind)) for kind in kinds} | {"in all": ("B", lambda one: read(one).total())}
 
 
 def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[Column]:
@@ -178,17 +174,15 @@ def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[Column]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
         return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
 
-    groups = grouped(weights.values(), alike)
-    names, shapes, cuts = zip(*groups, strict=True)
-    firsts = [group[0] for group in groups.values()]
-    return [
-        _column("weights", names),
-        _column("how many", map(len, groups.values())),
-        _column("shape", shapes),
-        _column("cut along", cuts),
-        _bytes("each rank", (w.parameters * workload.dtypes.element_bytes for w in firsts)),
-        _column("ranks that hold it", map(_holders, firsts)),
-    ]
+    heads: Heads[list[Weight]] = {
+        "weights": ("text", lambda own: alike(own[0])[0]),
+        "how many": ("count", len),
+        "shape": ("text", lambda own: alike(own[0])[1]),
+        "cut along": ("text", lambda own: alike(own[0])[2]),
+        "each rank": ("B", lambda own: own[0].parameters * workload.dtypes.element_bytes),
+        "ranks that hold it": ("count", lambda own: _holders(own[0])),
+    }
+    return table(grouped(weights.values(), alike).values(), heads)
 
 
 def _holders(weight: Weight) -> int:
@@ -196,24 +190,22 @@ def _holders(weight: Weight) -> int:
     return weight.layout.mesh.size([axis for axis in weight.layout.copies if axis != "pipeline"])
 
 
-def _exchanges(found: Sequence[Exchange]) -> list[Column]:
-    heads: dict[str, Callable[[Exchange], object]] = {
-        "program": lambda one: one.label,
-        "phase": lambda one: one.phase,
-        "collective": lambda one: one.kind,
-        "group": lambda one: one.group.name,
-        "times": lambda one: one.times,
-    }
-    columns = [_column(head, map(value, found)) for head, value in heads.items()]
-    columns.append(_bytes("size", (one.size_bytes for one in found)))
-    columns.append(_bytes("in all", (one.times * one.size_bytes for one in found)))
-    return [*columns, _column("who meets", map(_members, found))]
-
-
 def _members(one: Exchange) -> str:
     members, arrow = one.group.members, one.kind in PAIRED
     shown = [f"{a} > {b}" if arrow else numbers((a, *rest, b)) for a, *rest, b in members[:_MOST_MEMBERS]]
     return " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
+
+
+_EXCHANGED: Heads[Exchange] = {
+    "program": ("text", lambda one: one.label),
+    "phase": ("text", lambda one: one.phase),
+    "collective": ("text", lambda one: one.kind),
+    "group": ("text", lambda one: one.group.name),
+    "times": ("count", lambda one: one.times),
+    "size": ("B", lambda one: one.size_bytes),
+    "in all": ("B", lambda one: one.times * one.size_bytes),
+    "who meets": ("text", _members),
+}
 
 
 def numbers(ranks: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ import orjson
 
 from simulator.columns import Ints, lasts
 from simulator.report.readings import KINDS, Usage, lines, space, usages
-from simulator.report.rows import Row, chosen, is_job, of_ranks, omitted, quantity
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.trace import pick
 
 Event = dict[str, Any]
@@ -70,14 +70,14 @@ def events(row: Row) -> Iterator[Event]:
         )
         yield from _slices(view)
         for usage in usages(view):
-            if usage.scope == "device" or not is_job(row):
+            if usage.scope == "device" or not row.is_job:
                 yield from _memory(usage, view.rank)
         if (kept := space(view)) is not None:
             tier = row.hardware.compute_tier
             yield from _counter(f"{tier}: reserved", view.rank, kept.time_ns, kept.reserved_bytes)
             if kept.has_holes:
                 yield from _counter(f"{tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
-    if is_job(row):
+    if row.is_job:
         yield from _shared(row)
 
 

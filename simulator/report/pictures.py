@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -12,22 +12,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
+from simulator.lifetime import live_bytes
+from simulator.policies.static.augmented import Role
+from simulator.policies.static.explanation import Explanation
 from simulator.report import drawing
-from simulator.report.drawing import LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
-from simulator.report.rows import (
-    DRAINED,
-    Row,
-    held_to,
-    is_job,
-    is_ok,
-    of_ranks,
-    percent,
-    present,
-    quantity,
-    simulated,
-    spent,
-)
+from simulator.report.drawing import FAINT, LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
+from simulator.report.rows import Row, grouped, held_to, of_ranks, percent, present, quantity
 from simulator.report.views import Panel, by
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
@@ -38,7 +30,7 @@ _NEAR = 2
 """A limit so many times as high as the longest bar, or the highest point, is drawn."""
 _HALF = 0.36
 """Half of the height of a bar, in rows."""
-_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": drawing.FAINT, "linestyle": "--"}
+_HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Lines of bounds of different plans."""
 _BESIDE, _PANEL_IN = 3, 2.7
@@ -48,6 +40,9 @@ _DECADES = 100
 _LABELS = 8
 """Values on an axis that all have a label; more would lie on each other."""
 _MARKERS = "osD^vP"
+_BUSY, _WANTED = "#bbccdd", "#4477aa"
+_CUT = 200
+"""Per cent of what a link can serve at which what is wanted of it is cut."""
 
 
 @styled()
@@ -90,7 +85,7 @@ def _tick(ax: Axes, y: int, at: float, look: Mapping[str, Any]) -> None:
 
 def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
     """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
-    running = [row for row in rows if is_ok(row)]
+    running = [row for row in rows if row.is_ok]
     unit, size = units(max((row.summary["step_ns"] for row in running), default=0))
     label(ax, x=f"one step [{unit}]" if running else "one step")
     if not running:
@@ -101,21 +96,29 @@ def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
     for kind, line in zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False):
         bounds[kind] = {"color": drawing.INK, "linestyle": line}
     marks: dict[str, Any] = {}
+    for what, left, right in _stacked(rows):
+        has = np.flatnonzero(right > left)
+        ax.barh(has, (right - left)[has] / size, left=left[has] / size, height=2 * _HALF, color=SPENT[what])
+        marks[what] = SPENT[what]
     for y, row in enumerate(rows):
-        if not is_ok(row):
+        if not row.is_ok:
             continue
-        step, left, parts = row.summary["step_ns"], 0.0, dict(spent(row))
-        for what in (what for what in SPENT if what in parts):
-            ax.barh(y, parts[what] / size, left=left, height=2 * _HALF, color=SPENT[what])
-            left += parts[what] / size
-            marks[what] = SPENT[what]
         if present(row.summary.get("bound_ns")):
             _tick(ax, y, row.summary["bound_ns"] / size, bounds[held_to(rows, row)])
-        stall = row.summary.get("stall_ns") or 0
+        step, stall = row.summary["step_ns"], row.summary.get("stall_ns") or 0
         texts[y] = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
     ax.set_xlim(left=0)
     _write(ax, texts)
-    return {what: SPENT[what] for what in SPENT if what in marks} | bounds
+    return marks | bounds
+
+
+def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    """What any row spends its step on, and from where to where it lies in each, one behind the other [ns]."""
+    parts, end = [row.spent if row.is_ok else {} for row in rows], np.zeros(len(rows))
+    for what in SPENT:
+        start, end = end, end + [part.get(what, 0) for part in parts]
+        if (end > start).any():
+            yield what, start, end
 
 
 def _lack(row: Row) -> str:
@@ -128,7 +131,7 @@ def _held(row: Row, tier: str) -> int:
     """What a row holds in a memory at most [B], or would have to if it cannot fit."""
     if row.shortfall is not None:
         return row.shortfall.demand_bytes if row.shortfall.tier == tier else 0
-    return int(row.summary.get(f"peak_{tier}_bytes") or 0) if is_ok(row) else 0
+    return int(row.summary.get(f"peak_{tier}_bytes") or 0) if row.is_ok else 0
 
 
 def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
@@ -139,8 +142,8 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
     unit, size = units(max(held), "B")
     for y, (row, most, limit) in enumerate(zip(rows, held, limits, strict=True)):
         if most:
-            ax.barh(y, most / size, height=2 * _HALF, **({"color": drawing.PEAK} if is_ok(row) else _HOLLOW))
-            marks |= {} if is_ok(row) else {"would need": {"color": drawing.FAINT, "linestyle": "--"}}
+            ax.barh(y, most / size, height=2 * _HALF, **({"color": drawing.PEAK} if row.is_ok else _HOLLOW))
+            marks |= {} if row.is_ok else {"would need": {"color": FAINT, "linestyle": "--"}}
         if limit <= _NEAR * max(held):
             _tick(ax, y, limit / size, LIMIT)
             marks["room"] = LIMIT
@@ -148,7 +151,7 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
     label(ax, f"{'budget' if is_budgeted else 'capacity'} {room}" if room else "", f"peak of {tier} [{unit}]")
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(3))
-    _write(ax, [quantity(most, "B") if most or is_ok(row) else "" for row, most in zip(rows, held, strict=True)])
+    _write(ax, [quantity(most, "B") if most or row.is_ok else "" for row, most in zip(rows, held, strict=True)])
     return marks
 
 
@@ -161,17 +164,15 @@ def by_rank(row: Row) -> Picture:
     row
         A row of several ranks that ran to its end.
     """
-    views = {view.rank: view for view in of_ranks(row, simulated(row))}
-    shown = [views[by] for by in (row.trace.stands_in if row.trace is not None and is_job(row) else (0,))]
+    views = {view.rank: view for view in of_ranks(row, row.simulated)}
+    shown = [views[by] for by in (row.trace.stands_in if row.trace is not None and row.is_job else (0,))]
     unit, size = units(max(view.summary["step_ns"] for view in shown))
     picture = Picture(3.0)
     ax, edges = picture.subplots(), np.arange(len(shown) + 1) - 0.5
-    below, parts, marks = np.zeros(len(shown)), [dict(spent(view)) for view in shown], dict[str, Any]()
-    for what in (what for what in SPENT if what != DRAINED):
-        values = np.array([part.get(what, 0) for part in parts]) / size
-        if values.any():
-            ax.stairs(below + values, edges, baseline=below, fill=True, color=SPENT[what])
-            marks[what], below = SPENT[what], below + values
+    marks: dict[str, Any] = {}
+    for what, below, above in _stacked(shown):
+        ax.stairs(above / size, edges, baseline=below / size, fill=True, color=SPENT[what])
+        marks[what] = SPENT[what]
     met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
     ax.stairs(met, edges, baseline=None, **LIMIT)
     ax.set_xlim(edges[0], edges[-1])
@@ -228,7 +229,7 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     if limit:
         ax.axhline(limit / size, **LIMIT)
     if unit == "%":
-        ax.axhline(0, color=drawing.FAINT, linewidth=0.8, linestyle=":")
+        ax.axhline(0, color=FAINT, linewidth=0.8, linestyle=":")
     elif heights and most > _DECADES * min(heights) > 0:
         ax.set_yscale("log")
     else:
@@ -247,3 +248,73 @@ def _places(ax: Axes, values: Sequence[Any]) -> dict[Any, float]:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else f"{value}" for value in places])
     return places
+
+
+@styled()
+def planned(explanation: Explanation) -> Picture:
+    """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
+
+    Parameters
+    ----------
+    explanation
+        The plan.
+    """
+    links, problem = grouped(explanation.slots, lambda slot: slot.link), explanation.problem
+    heights = [1.8, 2.4, *[1.1] * len(links)]
+    picture = Picture(sum(heights))
+    live, trips, *below = picture.subplots(len(heights), height_ratios=heights)
+    trips.sharex(live)
+    unit, ns = units(int(problem.clock[-1]))
+    clock = np.array(problem.clock) / ns
+    marks = _draw_live(live, explanation, clock) | _draw_trips(trips, explanation, clock)
+    label(trips, x=f"compute time, without stalls [{unit}]", y="trips")
+    for ax, (link, own) in zip(below, links.items(), strict=True):
+        unit, ns = units(own[-1].end_ns)
+        edges = np.array([own[0].start_ns, *(slot.end_ns for slot in own)])
+        served = np.diff(edges) * [slot.servers for slot in own] / 100
+        wanted = (np.array([slot.wanted_ns for slot in own]) / served).clip(max=_CUT)
+        ax.stairs(np.array([slot.busy_ns for slot in own]) / served, edges / ns, fill=True, color=_BUSY)
+        ax.stairs(wanted, edges / ns, baseline=None, color=_WANTED)
+        ax.axhline(100, color=FAINT, linewidth=0.8)
+        label(ax, y=f"{link} [%]", x=f"time of a step, with its stalls [{unit}]" if ax is below[-1] else "")
+    of_links: dict[str, Any] = {"link is busy": _BUSY, f"wanted (cut at {_CUT} %)": {"color": _WANTED}}
+    title = f"what the plan of {explanation.plan.policy!r} decides ({problem.graph.name})"
+    picture.head(title, marks | (of_links if links else {}))
+    return picture
+
+
+def _draw_live(ax: Axes, explanation: Explanation, clock: NDArray[np.float64]) -> dict[str, Any]:
+    """What is live at each op, and the room for it."""
+    problem = explanation.problem
+    resident, selected = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
+    unit, size = units(int(resident.max(initial=1)), "B")
+    looks: dict[str, Any] = {"live, if nothing moves": {"color": "#bbbbbb"}, "live, as selected": {"color": "#009988"}}
+    for look, amount in zip(looks.values(), (resident, selected), strict=True):
+        ax.step(clock[:-1], amount / size, where="post", **look)
+    if np.isfinite(problem.budget_bytes):
+        ax.axhline(problem.budget_bytes / size, **LIMIT)
+        looks["room"] = LIMIT
+    ax.set_ylim(bottom=0)
+    label(ax, y=f"live [{unit}]")
+    return looks
+
+
+def _draw_trips(ax: Axes, explanation: Explanation, clock: NDArray[np.float64]) -> dict[str, Any]:
+    """One line a trip: from the store to the detach, away, and from the prefetch to the use."""
+    augmented = explanation.candidate.augmented
+    away = [(trip, gap.after + 1, gap.before) for trip, gap in enumerate(augmented.gaps) if not gap.wraps]
+    comes = [(one.trip, one.position, one.before) for one in augmented.cache_ops if one.role is Role.PREFETCH]
+    stores = [(one.trip, one.position, 0) for one in augmented.cache_ops if one.role is Role.STORE]
+    issued = {"color": "#ee7733", "linestyle": "", "marker": ">", "markersize": 3}
+    looks: dict[str, tuple[list[tuple[int, int, int]], dict[str, Any]]] = {
+        "away": (away, {"color": "#cccccc", "linewidth": 0.7}),
+        "prefetch issued ... use": (comes, {"color": "#0077bb", "linewidth": 1.5}),
+        "store issued": (stores, issued),
+    }
+    for trips, look in looks.values():
+        number, start, end = np.array(trips, int).reshape(-1, 3).T
+        if look is issued:
+            ax.plot(clock[start], number, **look)
+        else:
+            ax.hlines(number, clock[start], clock[end], **look)
+    return {name: look for name, (trips, look) in looks.items() if trips}

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.columns import Ints
 from simulator.graph import Graph, TensorKind
 from simulator.metrics import Frames, Instances, Ran, place_name, waits_by_place
-from simulator.report.rows import Row, is_job, is_ok, quantity
+from simulator.report.rows import Row, quantity
 from simulator.trace import CAUSES, NO_HOLES, pick
 
 KINDS = tuple(kind.value for kind in TensorKind)
@@ -36,12 +36,12 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
         ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
         row's ``wait_<cause>_ns``, what is left being without a place. Nothing if the row did not run to its end.
     """
-    if not is_ok(row):
+    if not row.is_ok:
         return []
     rank, ran = row.summary.get("slowest_rank", row.rank), row.ran
     graph = row.job.graph(rank)
     if ran is None and row.trace is not None:
-        ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank if is_job(row) else 0])
+        ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank if row.is_job else 0])
     sums = Counter(waits_by_place(graph, ran) if ran is not None else {})
     for cause, name in enumerate(CAUSES):
         placed = sum(ns for (other, _), ns in sums.items() if other == cause)
@@ -139,11 +139,11 @@ def usages(row: Row) -> Iterator[Usage]:
     kind = np.zeros(len(delta), np.int64)
     for rank in np.unique(changes["rank"]).tolist():
         mine = changes["rank"] == rank
-        kind[mine] = tensor_kinds(row.job.graph(rank) if is_job(row) else row.graph, changes["tensor"][mine])
+        kind[mine] = tensor_kinds(row.job.graph(rank) if row.is_job else row.graph, changes["tensor"][mine])
     for key in np.unique(instance).tolist():
         name = row.hardware.tier_names[key // instances.ranks]
         tier, mine = row.hardware.tiers[name], instance == key
-        if is_job(row) and tier.scope == "device":
+        if row.is_job and tier.scope == "device":
             continue
         by_kind = np.cumsum(np.where(kind[mine] == np.arange(len(KINDS))[:, None], delta[mine], 0), axis=1)
         is_budgeted = name == row.hardware.compute_tier

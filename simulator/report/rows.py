@@ -12,10 +12,13 @@ from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics import Ran, by_rank, figure_of
+from simulator.metrics.figures import Unit
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
 from simulator.units import counted, human
 
+DRAINED = "copies after the last op"
+"""Ends what a step is spent on."""
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 ABSENT = "-"
@@ -62,6 +65,40 @@ class Row:
     stands_for: int = 1
 
     @property
+    def is_ok(self) -> bool:
+        """Whether it ran to its end."""
+        return bool(self.summary["status"] == "ok")
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is about several ranks."""
+        return self.trace is not None and len(self.trace.stands_in) > 1
+
+    @property
+    def simulated(self) -> list[int]:
+        """The ranks that have a trace of their own."""
+        return sorted(set(self.trace.stands_in)) if self.trace else []
+
+    @property
+    def recompute_ns(self) -> int:
+        """Time in which ops run again [ns]."""
+        return int(self.summary.get("recompute_ns") or 0)
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """Causes of the stall and their time [ns], the largest first, without those that are 0."""
+        found = {cause: int(self.summary.get(f"wait_{cause}_ns") or 0) for cause in CAUSES}
+        return {cause: found[cause] for cause in sorted(found, key=lambda cause: -found[cause]) if found[cause]}
+
+    @property
+    def spent(self) -> dict[str, int]:
+        """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
+        parts = {"compute": int(self.summary["compute_ns"]), "recompute": self.recompute_ns}
+        parts |= {f"stall: {cause}": ns for cause, ns in self.causes.items()}
+        parts[DRAINED] = int(self.summary.get("drain_ns") or 0)
+        return {what: ns for what, ns in parts.items() if ns}
+
+    @property
     def graph(self) -> Graph:
         """What the rank ran."""
         return self.job.graph(self.rank)
@@ -86,11 +123,6 @@ class Row:
         """What the rank is called, runs, and for how many ranks it stands: ``rank 3, stage 0, stands for 4 ranks``."""
         others = f"stands for {counted(self.stands_for, 'rank')}" if self.stands_for > 1 else ""
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
-
-
-def is_ok(row: Row) -> bool:
-    """Whether the row ran to its end."""
-    return bool(row.summary["status"] == "ok")
 
 
 def present(value: object) -> bool:
@@ -137,7 +169,11 @@ def ratio(value: object) -> str:
 
 def shown(column: str, value: object) -> str:
     """Write the value of a column of a summary as its figure's unit has it, or `ABSENT`."""
-    unit = figure_of(column).unit
+    return written(value, figure_of(column).unit)
+
+
+def written(value: object, unit: Unit) -> str:
+    """Write a value of a unit, or `ABSENT`; a text is as it is."""
     if not present(value) or isinstance(value, str):
         return str(value) if present(value) else ABSENT
     if unit in ("ns", "B"):
@@ -145,22 +181,6 @@ def shown(column: str, value: object) -> str:
     if unit in ("share", "times"):
         return percent(value) if unit == "share" else ratio(value)
     return f"{int(value):,}" if isinstance(value, int | float) and float(value).is_integer() else str(value)
-
-
-def causes(row: Row) -> list[tuple[str, int]]:
-    """Causes of the row's stall and their time [ns], the largest first, without those that are 0."""
-    found = [(cause, int(row.summary.get(f"wait_{cause}_ns") or 0)) for cause in CAUSES]
-    return sorted(((cause, ns) for cause, ns in found if ns), key=lambda item: -item[1])
-
-
-def spent(row: Row) -> list[tuple[str, int]]:
-    """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
-    stalls = ((f"stall: {cause}", ns) for cause, ns in causes(row))
-    own = (("compute", row.summary["compute_ns"]), ("recompute", recomputed_ns(row)))
-    return [(what, ns) for what, ns in (*own, *stalls, (DRAINED, int(row.summary.get("drain_ns") or 0))) if ns]
-
-
-DRAINED = "copies after the last op"
 
 
 def bound_name(row: Row) -> str:
@@ -173,14 +193,9 @@ def bound_name(row: Row) -> str:
     return "fixed plans" if str(row.summary.get("bound_kind")).endswith(OF_FIXED) else "combinatorial"
 
 
-def recomputed_ns(row: Row) -> int:
-    """Time in which the row runs ops again [ns]."""
-    return int(row.summary.get("recompute_ns") or 0)
-
-
 def by_step(rows: Iterable[Row]) -> list[Row]:
     """Sort the rows that ran to their end, the fastest first."""
-    return sorted(filter(is_ok, rows), key=lambda row: int(row.summary["step_ns"]))
+    return sorted((row for row in rows if row.is_ok), key=lambda row: int(row.summary["step_ns"]))
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -210,15 +225,10 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
     rows, row
         The rows of a table, and one of them.
     """
-    also = "without recompute" if any(map(recomputed_ns, rows)) and not recomputed_ns(row) else ""
+    also = "without recompute" if any(row.recompute_ns for row in rows) and not row.recompute_ns else ""
     kind = str(row.summary.get("bound_kind") or "compute").removesuffix(OF_FIXED)
     given = "for this placement" if row.homes_are_given and kind not in _WHATEVER_HOMES else ""
     return " ".join(filter(None, ("lower bound", also, given)))
-
-
-def is_job(row: Row) -> bool:
-    """Whether the row is about several ranks."""
-    return row.trace is not None and len(row.trace.stands_in) > 1
 
 
 def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
@@ -229,10 +239,10 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
     row
         A row with a trace.
     ranks
-        Which of those that were simulated (see `simulated`).
+        Which of those that were simulated (`Row.simulated`).
     """
     trace = row.trace
-    if trace is None or not is_job(row):
+    if trace is None or not row.is_job:
         return [row]
     counts, alone, stand = by_rank(row.job, row.hardware, trace), trace.by_rank(), Counter(trace.stands_in)
     one = replace(row, ran=None, shortfall=None)
@@ -241,23 +251,18 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
     ]
 
 
-def simulated(row: Row) -> list[int]:
-    """Number the ranks that have a trace of their own."""
-    return sorted(set(row.trace.stands_in)) if row.trace else []
-
-
 def chosen(row: Row, most: int) -> list[int]:
     """Choose at most so many ranks to show: the first of each program, the slowest, and those of the lowest numbers."""
     if row.trace is None:
         return []
     firsts = (row.job.ranks_of(number)[0] for number in range(len(row.job.graphs)))
     wanted = [row.trace.stands_in[rank] for rank in (*firsts, row.summary.get("slowest_rank") or 0)]
-    return sorted([*dict.fromkeys((*wanted, *simulated(row)))][:most])
+    return sorted([*dict.fromkeys((*wanted, *row.simulated))][:most])
 
 
 def omitted(row: Row, shown: Sequence[int]) -> str:
     """Say that only some ranks are shown, and how many were folded; empty if all are shown."""
-    folded = row.job.ranks - len(simulated(row))
+    folded = row.job.ranks - len(row.simulated)
     others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
     text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"
     return text if len(shown) < row.job.ranks else ""

@@ -6,21 +6,7 @@ import math
 from collections.abc import Sequence
 
 from simulator.report.readings import by_place
-from simulator.report.rows import (
-    UNBOUNDED,
-    Row,
-    by_step,
-    causes,
-    grouped,
-    held_to,
-    is_ok,
-    listed,
-    percent,
-    present,
-    quantity,
-    ratio,
-    recomputed_ns,
-)
+from simulator.report.rows import UNBOUNDED, Row, by_step, grouped, held_to, listed, percent, present, quantity, ratio
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
@@ -122,12 +108,12 @@ def _slower(running: Sequence[Row]) -> str:
 
 def _again(row: Row) -> list[str]:
     """What a row spends on recompute."""
-    return [f"spends {quantity(recomputed_ns(row), 'ns')} on recompute"] if recomputed_ns(row) else []
+    return [f"spends {quantity(row.recompute_ns, 'ns')} on recompute"] if row.recompute_ns else []
 
 
 def _lost(row: Row) -> list[str]:
     """How long a row waits for what it waits for most, with the places behind most of that."""
-    for cause, ns in causes(row)[:1]:
+    for cause, ns in list(row.causes.items())[:1]:
         places = [str(one["on"]) for one in by_place(row) if one["cause"] == cause and int(one["ns"]) >= _TOLD * ns]
         at = f"{_AT.get(cause, ' at ')}{listed(places)}" if any(places) else ""
         return [f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{at}"]
@@ -148,7 +134,7 @@ _NEVER_COPY = {"resident", "recompute"}
 
 def _needless(running: Sequence[Row]) -> str:
     """Why policies that could have moved data moved none: because all of it fits."""
-    able = [row for row in running if row.policy not in _NEVER_COPY and not recomputed_ns(row)]
+    able = [row for row in running if row.policy not in _NEVER_COPY and not row.recompute_ns]
     found = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
     if not found:
         return ""
@@ -190,7 +176,8 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     """
     crowd = [
         (float(value), column.removeprefix("crowding_"), row.label)
-        for row in filter(is_ok, rows)
+        for row in rows
+        if row.is_ok
         for column, value in row.summary.items()
         if column.startswith("crowding_") and present(value) and value > _CROWDED
     ]

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from simulator.metrics import figure_of
-from simulator.report.rows import ABSENT, Row, bound_name, causes, recomputed_ns, shown
+from simulator.metrics.figures import Unit
+from simulator.report.rows import ABSENT, Row, bound_name, shown, written
 from simulator.trace import CAUSES
 
+T = TypeVar("T")
 PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
@@ -94,6 +96,19 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
+Heads = dict[str, tuple[Unit, Callable[[T], object]]]
+"""The columns of a table of items: by heading the unit, and what is read of an item."""
+
+
+def table(items: Iterable[T], heads: Heads[T]) -> list[Column]:
+    """Make a table of items, one a line."""
+    items = list(items)
+    return [
+        Column.texts(head, (written(read(item), unit) for item in items), left=unit == "text")
+        for head, (unit, read) in heads.items()
+    ]
+
+
 def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
     """Return the columns of some figures, under their own headings."""
     return [Column.figure(summaries, column) for column in columns]
@@ -112,13 +127,13 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     def most(column: str) -> float:
         return max(float(summary.get(column) or 0) for summary in summaries)
 
-    again = ["recompute_ns"] if any(map(recomputed_ns, rows)) else []
+    again = ["recompute_ns"] if any(row.recompute_ns for row in rows) else []
     times = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction"))
     times += [
         Column.texts("bound", map(bound_name, rows)),
         *figures(summaries, ("hidden_fraction", *again, "stall_ns")),
     ]
-    occurring = {cause for row in rows for cause, _ in causes(row)}
+    occurring = {cause for row in rows for cause in row.causes}
     waits = figures(summaries, [f"wait_{cause}_ns" for cause in CAUSES if cause in occurring])
     used = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
     names = [name for name in used if most(name)]

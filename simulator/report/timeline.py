@@ -16,7 +16,7 @@ from simulator.plan import COMPUTE
 from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Picture, bars, label, name_lanes, pixels, steps, styled, units
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
-from simulator.report.rows import Row, chosen, is_job, is_ok, of_ranks, omitted, quantity
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.trace import CAUSES, Block, pick
 from simulator.units import counted
 
@@ -130,8 +130,8 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     last = max(int(one["end_ns"].max(initial=1)) for one in acts)
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, last)
     acts = [pick(one, (one["end_ns"] >= first) & (one["start_ns"] <= last)) for one in acts]
-    lanes = _of_ranks(views, acts, [*looks]) if is_job(row) else _of_one(row, acts[0])
-    memories = [] if is_job(row) else list(usages(row))
+    lanes = _of_ranks(views, acts, [*looks]) if row.is_job else _of_one(row, acts[0])
+    memories = [] if row.is_job else list(usages(row))
     heights = [_LANE_IN * len(lanes), *[_MEMORY_IN] * len(memories)]
     picture = Picture(_AXIS_IN + sum(heights))
     axes = picture.subplots(len(heights), height_ratios=heights, sharex=True, squeeze=False)[:, 0]
@@ -163,10 +163,10 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
 def _title(row: Row) -> str:
     """The row, how long its step takes and stalls, and what ran where."""
     where = f"({row.job.name} on {row.hardware.name})"
-    if not is_ok(row):
+    if not row.is_ok:
         return f"{row.label}: {row.summary['status']} {where}"
     step, stall = (quantity(row.summary.get(column), "ns") for column in ("step_ns", "stall_ns"))
-    ranks = f" on {row.job.ranks:,} ranks" if is_job(row) else ""
+    ranks = f" on {row.job.ranks:,} ranks" if row.is_job else ""
     warm = " after warm-up" if row.graph.steps > 1 else ""
     return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled {where}"
 

@@ -14,7 +14,7 @@ from simulator.plan import Plan
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
 from simulator.processes import beside
-from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step, is_ok
+from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, execute
 from simulator.run.results import Result
@@ -40,7 +40,7 @@ def rows_of(case: Case, policies: Policies | None = None, progress: Progress = s
     results = [row_of(case, label, decide, progress) for label, decide in case.rows(policies).items()]
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)
     for row in results:
-        if is_ok(row) and best:
+        if row.is_ok and best:
             row.summary["slowdown_vs_fastest"] = row.summary["step_ns"] / best
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None

@@ -138,6 +138,11 @@ class Gqa(_Attention):
         """Groups of heads that choose blocks together: those that share a key."""
         return self.kv_heads
 
+    @property
+    def width(self) -> int:
+        """Elements of a token that all heads put out, and that all take as queries."""
+        return self.heads * self.head_size
+
     def _check(self) -> None:
         super()._check()
         self._divides("kv_heads", "heads")
@@ -181,6 +186,11 @@ class Mla(_Attention):
     def groups(self) -> int:
         """Groups of heads that choose blocks together: all share the latent."""
         return 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a token that all heads put out."""
+        return self.heads * self.v_head
 
 
 Attention = Annotated[Gqa | Mla, Field(discriminator="kind")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import event, given
@@ -16,13 +15,14 @@ from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.report.changes import changes
 from simulator.report.readings import by_place
+from simulator.report.rows import Row
 from simulator.trace import CAUSES
 
 
 def _said(case: Case, hardware: Hardware) -> dict[str, Any]:
     trace = run(case, hardware)
     summary = summarise(case.graph, hardware, trace)
-    row = SimpleNamespace(job=Job.of(case.graph), hardware=hardware, trace=trace, ran=None, rank=0, summary=summary)
+    row = Row("mine", "mine", summary, Job.of(case.graph), hardware, budget_bytes=math.inf, trace=trace)
     stalls = {"mine": by_place(row)}
     rest = {"expectations": [], "provenance": {"inputs": [], "set": {}}}
     return {"rows": [{"policy": "mine", **summary}], "stalls": stalls, **rest}

@@ -17,7 +17,7 @@ from simulator.columns import lasts
 from simulator.errors import Shortfall
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.readings import KINDS, by_place, largest, space, usages
-from simulator.report.rows import ABSENT, percent, present, quantity, ratio, shown
+from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
 from simulator.report.sentences import sentences
 from simulator.trace import CAUSES
 
@@ -153,10 +153,7 @@ def _row(label, step=None, shortfall=None, **more):
     summary = {"status": "ok" if step else "infeasible", "step_ns": step, **more}
     hardware = SimpleNamespace(links={"d2h": None}, compute_tier="hbm", tiers={})
     about = {"moved_d2h_bytes": 1, **summary}
-    return SimpleNamespace(
-        label=label, policy=label, summary=about, shortfall=shortfall, blocked=(), trace=None, hardware=hardware,
-        budget_bytes=2000, plan=None, ran=None, homes_are_given=False,
-    )  # fmt: skip
+    return Row(label, label, about, job=None, hardware=hardware, budget_bytes=2000, shortfall=shortfall)
 
 
 def test_a_pixel_of_memory_shows_the_most_that_lies_in_it(tmp_path):
@@ -255,8 +252,7 @@ def test_a_row_that_recomputes_has_the_bound_of_all_plans_and_one_that_does_not_
 
 def test_a_bound_that_other_homes_can_beat_says_so():
     rows = [_row("static", 1000, gap_fraction=0.0, bound_kind=kind) for kind in ("link read", "critical path")]
-    for row in rows:
-        row.homes_are_given = True
+    rows = [replace(row, homes_are_given=True) for row in rows]
     said = [sentences([row])[0] for row in rows]
     assert "at the lower bound for this placement (link read)" in said[0]
     assert "at the lower bound (critical path)" in said[1]

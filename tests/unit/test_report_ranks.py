@@ -19,7 +19,7 @@ from simulator import metrics
 from simulator.graph import Graph, Job
 from simulator.report import drawing, html, perfetto, pictures, timeline
 from simulator.report.readings import by_place, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, simulated
+from simulator.report.rows import Row, chosen, of_ranks, omitted
 from simulator.report.sentences import sentences
 from simulator.report.tables import rank_columns
 
@@ -64,9 +64,8 @@ def row_of(stands_in, graph_of, slowest=None, each=4):
     g = Graph("g", (), ())
     job = Job("job", (g,) * (max(graph_of) + 1), tuple(graph_of), tuple(f"stage {i}" for i in range(max(graph_of) + 1)))
     hardware = SimpleNamespace(topology=SimpleNamespace(devices_per_node=each))
-    return SimpleNamespace(
-        trace=SimpleNamespace(stands_in=tuple(stands_in)), job=job, summary={"slowest_rank": slowest}, hardware=hardware
-    )
+    trace = SimpleNamespace(stands_in=tuple(stands_in))
+    return Row("row", "row", {"slowest_rank": slowest}, job, hardware, budget_bytes=0, trace=trace)
 
 
 def test_of_few_ranks_all_are_shown():
@@ -90,10 +89,10 @@ def test_folded_ranks_are_shown_by_the_one_that_stands_for_them():
 
 
 def test_a_rank_is_a_row_of_its_own(whole, folded):
-    views = of_ranks(whole, simulated(whole))
+    views = of_ranks(whole, whole.simulated)
     assert [view.rank for view in views] == list(range(8))
     assert [view.rank_name for view in views][::4] == ["rank 0, stage 0", "rank 4, stage 1"]
-    assert [view.rank_name for view in of_ranks(folded, simulated(folded))] == [
+    assert [view.rank_name for view in of_ranks(folded, folded.simulated)] == [
         "rank 0, stage 0, stands for 4 ranks",
         "rank 4, stage 1, stands for 4 ranks",
     ]
@@ -125,7 +124,7 @@ def test_the_rate_of_a_bus_holds_all_that_went_over_it(fold, request):
         area = (rate[:-1] * np.diff(time)).sum() / 1e9
         link = row.hardware.buses[bus].links[0]
         moved = 0
-        for view in of_ranks(row, simulated(row)):
+        for view in of_ranks(row, row.simulated):
             spans = view.trace.spans.whole()
             mine = (spans["kind"] == 1) & (spans["track"] == row.hardware.link_names.index(link))
             moved += view.stands_for * sum(view.graph.tensors[t].size_bytes for t in spans["item"][mine].tolist())
@@ -265,7 +264,7 @@ def test_sentences_tell_how_ranks_fare(whole, folded):
 
 
 def test_the_page_has_a_table_of_ranks(whole, folded):
-    heads = [column.head for column in rank_columns(of_ranks(whole, simulated(whole)))]
+    heads = [column.head for column in rank_columns(of_ranks(whole, whole.simulated))]
     assert heads[:4] == ["rank", "runs", "step", "compute"]
     assert {"collectives", "masked", "bubble", "utilisation", "peak hbm"} <= set(heads)
     provenance = {"hosim": "0", "fitted": [], "assumed": [], "inputs": [], "switches": {}, "set": {}}

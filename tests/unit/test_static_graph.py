@@ -25,7 +25,7 @@ from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select
 from simulator.policies.static.step_model import Crowd, predict
 from simulator.policies.writer import Writer
-from simulator.report import decisions
+from simulator.report import decisions, pictures
 
 
 def augmented_of(p, limit):
@@ -238,7 +238,7 @@ def test_what_is_planned_by_compute_time_and_what_links_do_have_axes_of_their_ow
     found = explained(p, Options())
     compute, step = found.problem.clock[-1], max(slot.end_ns for slot in found.slots)
     assert step > compute, "there are stalls"
-    live, trips, *links = decisions.picture(found).axes
+    live, trips, *links = pictures.planned(found).axes
     assert trips.get_xlim() == live.get_xlim()
     assert live.get_xlim()[1] < 1.1 * compute
     assert trips.get_xlabel() == "compute time, without stalls [ns]"
