@@ -119,7 +119,7 @@ class Compactor:
         self._asked_ns, self._start_ns = self._rounds.clock.now, -1
         for stream in self._streams:
             if _computes(stream):
-                stream.wait_for_end(stream.ended + 1, self.look_again)
+                stream.ended.wait(stream.ended.reached + 1, self.look_again)
         self._rounds.restless += [stream.waiting for stream in self._streams]
         self.look_again()
 
@@ -152,7 +152,6 @@ class Compactor:
         for head in self._heads:
             head.look_again()
         self._rounds.restless += [stream.waiting for stream in self._streams]
-        self._rounds.close()
 
 
 def _computes(stream: Stream) -> bool:

@@ -33,7 +33,7 @@ from simulator.draws import Draws
 from simulator.engine.link import Copy, LinkQueue
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
-from simulator.engine.stream import NEVER, Compute, Computes, Stream
+from simulator.engine.stream import NEVER, Compute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.plan import Code
@@ -50,12 +50,12 @@ class Sync:
     moves
         Moves of the tensor that must have ended.
     users
-        Computes issued before that use the tensor.
+        Ends of computes issued before that use the tensor.
     """
 
     tensor: int
     moves: int
-    users: Computes
+    users: Waits
 
 
 @dataclass(slots=True)
@@ -69,13 +69,13 @@ class Detach:
     moves
         Moves of the tensor that must have ended.
     users
-        Computes issued before that use the tensor; all, where an output's only valid copy is given up.
+        Ends of computes issued before that use the tensor; of all, where an output's only valid copy is given up.
     """
 
     tensor: int
     tier: int
     moves: int
-    users: Computes
+    users: Waits
 
 
 class LateReads:
@@ -106,9 +106,7 @@ class LateReads:
         self._durations = {op: draws.durations_ns(op) for op in self._late}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late}
         self._issued = dict.fromkeys(self._late, 0)
-        self._revealed_by: dict[int, tuple[int, Stream | None, int]] = {
-            late.revealed_by: (0, None, 0) for late in self._late.values()
-        }
+        self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late.values()}
 
     def __contains__(self, op: int) -> bool:
         return op in self._issued
@@ -116,7 +114,7 @@ class LateReads:
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
         if op in self._revealed_by:
-            self._revealed_by[op] = self._revealed_by[op][0] + 1, stream, number
+            self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, number),)
         if op not in self._issued:
             return self._others[op]
         self._issued[op] += 1
@@ -136,16 +134,16 @@ class LateReads:
 
     def is_revealed(self, op: int) -> bool:
         """Whether what the next issue of an op reads is known: its revealing op is issued for it and has ended."""
-        times, stream, number = self._revealed_by[self._late[op].revealed_by]
-        return stream is not None and times > self._issued[op] and stream.ended >= number
+        times, end = self._revealed_by[self._late[op].revealed_by]
+        return times > self._issued[op] and unmet(end, 0) is None
 
     def is_predictable(self, op: int) -> bool:
         """Whether the op that reveals something before the one that reveals this op's next issue has ended for that."""
         reveals = sorted(self._revealed_by)
         at = reveals.index(self._late[op].revealed_by)
         needed = self._issued[op] + (at > 0)
-        times, stream, number = self._revealed_by[reveals[at - 1]]
-        return stream is not None and times >= needed > 0 and stream.ended >= number
+        times, end = self._revealed_by[reveals[at - 1]]
+        return times >= needed > 0 and unmet(end, 0) is None
 
 
 Routes = list[list[LinkQueue | None]]
@@ -170,10 +168,16 @@ class Counter:
     """
 
     def __init__(
-        self, places: Places, columns: Columns, streams: list[Stream], routes: Routes, late: LateReads | None
+        self,
+        places: Places,
+        columns: Columns,
+        streams: list[Stream],
+        routes: Routes,
+        late: LateReads | None,
     ) -> None:
         tensors = len(columns.size_bytes)
         self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
+        self._ends = [stream.ended for stream in streams]
         self._reads = columns.reads if late is None else late.certain
         self._number = 0
         self._computes = [0] * len(streams)
@@ -225,7 +229,7 @@ class Counter:
         computes, moves = self._computes, self._moves
         self._places.moves_per_lap[:] = moves
         for stream in self._streams:
-            stream.per_lap = computes[stream.number]
+            stream.started.per_lap = stream.ended.per_lap = computes[stream.number]
         for last in (self._last_use, self._last_write):
             for per_lap, numbers in zip(computes, last, strict=True):
                 numbers[:] = [number - per_lap for number in numbers]
@@ -285,14 +289,14 @@ class Counter:
         self._held.update(new)
         return takes or any(self._columns.size_bytes[tensor] for tensor in new)
 
-    def _line(self, stream: int) -> Computes:
-        """The last compute that takes room, unless it is one of this stream."""
+    def _line(self, stream: int) -> Waits:
+        """The start of the last compute that takes room, unless it is one of this stream."""
         if self._taker == stream or self._last_taker <= NEVER:
             return ()
-        return ((self._streams[self._taker], self._last_taker),)
+        return ((self._streams[self._taker].started, self._last_taker),)
 
-    def _after(self, op: int, stream: int) -> Computes:
-        """Computes of other streams that write what this one reads, or use what it writes: the last of each stream.
+    def _after(self, op: int, stream: int) -> Waits:
+        """The last ends of other streams' computes that write what this one reads, or use what it writes.
 
         What an earlier compute of this stream has waited for, a later one need not.
         """
@@ -302,13 +306,13 @@ class Counter:
             number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
             if other != stream and number > waited:
                 self._waited[stream][other] = number
-                found.append((self._streams[other], number))
+                found.append((self._ends[other], number))
         return tuple(found)
 
-    def _latest(self, last: list[list[int]], tensor: int) -> Computes:
-        """The compute that a list by stream and tensor names, for each stream that has one."""
-        found = zip(self._streams, last, strict=True)
-        return tuple([(stream, numbers[tensor]) for stream, numbers in found if numbers[tensor] > NEVER])
+    def _latest(self, last: list[list[int]], tensor: int) -> Waits:
+        """The end of the compute that a list by stream and tensor names, for each stream that has one."""
+        found = zip(self._ends, last, strict=True)
+        return tuple([(end, numbers[tensor]) for end, numbers in found if numbers[tensor] > NEVER])
 
     def _copy(self, tensor: int, source: int, target: int) -> Copy:
         link = self._routes[source][target]
@@ -322,18 +326,17 @@ class Counter:
         self._sole.discard(tensor)
         if tensor in self._valid:
             self._valid[tensor].add(target)
-        line: Computes = ()
+        gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
         if target == self._columns.compute_tier and len(self._streams) > 1:
             self._held.add(tensor)
-            line = self._line(self._gate)
-        gate = ((self._streams[self._gate], self._computes[self._gate]),)
-        return Copy(link, tensor, self._fence[tensor], gate, line, writers)
+            gate += self._line(self._gate)
+        return Copy(link, tensor, self._fence[tensor], gate, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Detach:
         moves, users = self._moves[tensor], self._latest(self._last_use, tensor)
         valid = self._valid.get(tensor)
         if valid == {tier}:
-            users = tuple(zip(self._streams, self._computes, strict=True))
+            users = tuple(zip(self._ends, self._computes, strict=True))
         if valid is not None:
             valid.discard(tier)
         self._moves[tensor] = self._fence[tensor] = moves + 1

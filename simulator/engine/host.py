@@ -11,7 +11,7 @@ from simulator.cost import ceil_div
 from simulator.engine.counter import Counted, Detach, Sync
 from simulator.engine.places import Places
 from simulator.engine.rounds import RANK_SHIFT, Recurring, Watchers
-from simulator.engine.stream import Stream, wait_for_end
+from simulator.engine.stream import Stream, is_waiting
 from simulator.plan import COMPUTE, COPY, DETACH
 
 _STEPS_PER_CHECKPOINT = 1024
@@ -76,7 +76,6 @@ class Host:
 
     def _go_on(self, event: simpy.Event) -> None:
         self.advance()
-        self._rounds.close()
 
     def advance(self) -> None:
         """Issue actions until one has to wait for the device."""
@@ -128,7 +127,7 @@ class Host:
         if self._must_wait():
             return False
         tensor, moves = sync.tensor, sync.moves + lap * self._places.moves_per_lap[sync.tensor]
-        if wait_for_end(sync.users, lap, self.advance):
+        if is_waiting(sync.users, lap, self.advance):
             self.awaited = tensor
         elif self._places.moves_ended[tensor] < moves:
             self._places.wait_for_moves(tensor, moves, self._key, self.advance)
@@ -158,7 +157,7 @@ class Host:
         self._asked += 1
         look, part = partial(self._fill_up, self._asked), ceil_div(excess, len(self._streams))
         for stream in self._streams:
-            stream.wait_for_start(stream.started + part, look)
+            stream.started.wait(stream.started.reached + part, look)
 
     def _fill_up(self, asked: int) -> None:
         """Go on if half of the queue has started, and if nobody looked since this look was asked for."""
@@ -192,7 +191,7 @@ class Detaching:
         """Wait for the first user that has not ended, then for earlier moves; or free the place in this round."""
         places, detach, rounds = self._places, self._detach, self._places.rounds
         key, issued_ns, lap = self._issued
-        if wait_for_end(detach.users, lap, self.look_again):
+        if is_waiting(detach.users, lap, self.look_again):
             return
         moves = detach.moves + lap * places.moves_per_lap[detach.tensor]
         if places.moves_ended[detach.tensor] < moves:
@@ -207,4 +206,3 @@ class Detaching:
 
     def _act_now(self, event: simpy.Event) -> None:
         self._places.rounds.frees.append(self._act)
-        self._places.rounds.close()

@@ -136,7 +136,6 @@ class Communicator:
 
     def _flow_late(self, event: simpy.Event) -> None:
         self._flow()
-        self._rounds.close()
 
     def _end(self) -> None:
         """One member's bytes are across; when all are, the stage is over."""
@@ -206,6 +205,5 @@ class ContendedKernels:
 
         def launched(event: simpy.Event) -> None:
             flow()
-            stream.places.rounds.close()
 
         clock.at(clock.now + launch_ns, Recurring(clock, launched))

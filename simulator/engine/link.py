@@ -19,7 +19,7 @@ from simulator.engine.places import Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Computes, unended, unstarted, wait_for_end, wait_for_start
+from simulator.engine.stream import Waits, is_waiting, unmet
 from simulator.hardware import Link
 from simulator.plan import COPY
 
@@ -35,19 +35,16 @@ class Copy:
     moves
         Moves of the tensor that must have ended.
     gate
-        The last compute issued before.
-    line
-        As for a compute.
+        The start (or the end: a switch) of the last compute issued before, and its line, as for a compute.
     writers
-        Computes issued before that write the tensor.
+        Ends of computes issued before that write the tensor.
     """
 
     link: LinkQueue
     tensor: int
     moves: int
-    gate: Computes
-    line: Computes
-    writers: Computes
+    gate: Waits
+    writers: Waits
 
 
 class Channel(Recurring):
@@ -111,7 +108,6 @@ class Shared:
             self._queue.finish(channel)
             return
         self._join(channel)
-        self._queue.places.rounds.close()
 
     def _join(self, channel: Channel) -> None:
         size = channel.size_bytes
@@ -131,8 +127,6 @@ class LinkQueue:
         The rank's places.
     recorder
         Takes rows of the trace.
-    wait_for_end
-        Whether a copy waits for the end, not the start, of the last compute issued before it.
 
     Attributes
     ----------
@@ -148,7 +142,7 @@ class LinkQueue:
         Waits that depend on this link.
     """
 
-    def __init__(self, number: int, link: Link, places: Places, recorder: Recorder, *, wait_for_end: bool) -> None:
+    def __init__(self, number: int, link: Link, places: Places, recorder: Recorder) -> None:
         names = [tier.name for tier in places.tiers]
         self.number, self.places, self.clock = number, places, places.rounds.clock
         self.source, self.target = names.index(link.source), names.index(link.target)
@@ -159,7 +153,7 @@ class LinkQueue:
         self.gate: Gate | None = None
         self.considered = False
         self.watchers: Watchers = []
-        self._spans, self._wait_for_end = recorder.spans, wait_for_end
+        self._spans = recorder.spans
         self._alone_ns = cache(partial(transfer_ns, link=link))
         self._rounds, self._alarm = places.rounds, Alarm(places.rounds, self)
 
@@ -179,14 +173,12 @@ class LinkQueue:
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
-        wait_for_gate = wait_for_end if self._wait_for_end else wait_for_start
-        if not wait_for_gate(copy.gate, lap, self.look_again) and not wait_for_start(copy.line, lap, self.look_again):
+        if not is_waiting(copy.gate, lap, self.look_again):
             self._rounds.consider(copy.link, key)
 
     def is_gated(self, copy: Copy, lap: int) -> bool:
         """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
-        not_so_far = unended if self._wait_for_end else unstarted
-        return (not_so_far(copy.gate, lap) or unstarted(copy.line, lap)) is not None
+        return unmet(copy.gate, lap) is not None
 
     def lacks_tensor(self, copy: Copy, lap: int) -> bool:
         """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
@@ -195,7 +187,7 @@ class LinkQueue:
             return True
         if places.moves_ended[tensor] < copy.moves + lap * places.moves_per_lap[tensor]:
             return True
-        return unended(copy.writers, lap) is not None
+        return unmet(copy.writers, lap) is not None
 
     def wanted(self) -> Wanted:
         """The place that the head takes."""
@@ -211,7 +203,7 @@ class LinkQueue:
         if issued_ns > self.clock.now:
             self._alarm.set(issued_ns)
         elif self.lacks_tensor(copy, lap):
-            if not wait_for_end(copy.writers, lap, self.look_again):
+            if not is_waiting(copy.writers, lap, self.look_again):
                 moves = copy.moves + lap * places.moves_per_lap[tensor]
                 places.wait_for_moves(tensor, moves, key, self.look_again)
         elif places.held[target][tensor]:
@@ -255,7 +247,6 @@ class LinkQueue:
             self.gate.look_again()
 
     def finish(self, event: simpy.Event) -> None:
-        """End the transfer of the channel that this event is, and close the round: the next one may start."""
+        """End the transfer of the channel that this event is: the next one may start."""
         self.end(event)  # type: ignore[arg-type]
         self.look_again()
-        self._rounds.close()

@@ -59,6 +59,7 @@ class Rank:
         self._host.looks = callable(plan.steps) and plan.looks
         for stream in self._streams:
             stream.waiting = Waiting(stream, self._host, recorder.waits)
+            stream.pace = stream.ended if machine.switches.copies_wait_for == "end" else stream.started
         self._set_kernels()
         self._settle_homes()
         fixed, ops = plan.fixed, len(program.graph.ops)
@@ -66,8 +67,7 @@ class Rank:
 
     def _link(self, number: int, name: str) -> LinkQueue:
         machine, link = self._machine, self._machine.hardware.links[name]
-        wait_for_end = machine.switches.copies_wait_for == "end"
-        queue = LinkQueue(number, link, self._places, machine.recorder, wait_for_end=wait_for_end)
+        queue = LinkQueue(number, link, self._places, machine.recorder)
         others = machine.resources(name, self._number)
         if not others and (link.channels == 1 or link.sharing == "servers"):
             return queue
@@ -150,7 +150,7 @@ class Rank:
     @property
     def ended(self) -> int:
         """Computes that are done."""
-        return sum(stream.ended for stream in self._streams)
+        return sum(stream.ended.reached for stream in self._streams)
 
     def blocked(self) -> tuple[list[str], list[str]]:
         """What this rank lacks, and for which ranks it waits, if anything is not done."""

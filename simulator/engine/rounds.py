@@ -87,8 +87,8 @@ Watchers = list[Account]
 class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds.
 
-    `now` is an attribute, not a property, `run` steps without a call per event, and `at` takes an event that is used
-    again and again: together worth a sixth of a run (`tests/bench`, case ``decode``).
+    `now` is an attribute, not a property, and `at` takes an event that is used again and again, which `Rounds.run`
+    steps to without a call: together worth a sixth of a run (`tests/bench`, case ``decode``).
 
     Attributes
     ----------
@@ -110,15 +110,6 @@ class Clock(simpy.Environment):
         """Let an event, which has its callbacks and its value, happen at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
-    def run(self, until: None = None) -> None:  # type: ignore[override]
-        """Let event after event happen until none is left; an event keeps its callbacks, to be used again."""
-        events = self.events
-        while events:
-            self.now, _, _, event = heappop(events)
-            self._now = self.now
-            for callback in event.callbacks:
-                callback(event)
-
 
 class Recurring(simpy.Event):
     """An event that can be used again and again with `Clock.at`, one use at a time.
@@ -136,7 +127,7 @@ class Recurring(simpy.Event):
 
 
 class Rounds:
-    """The agenda of the present instant.
+    """Instant after instant, and the agenda of the present one.
 
     Parameters
     ----------
@@ -159,7 +150,6 @@ class Rounds:
         self.frees: deque[Callable[[], None]] = deque()
         self.touched: list[Callable[[], None]] = []
         self.restless: Watchers = []
-        self._events = clock.events
 
     def consider(self, head: Head, key: int) -> None:
         """Try this head, whose first step has this key, in the present round."""
@@ -167,20 +157,24 @@ class Rounds:
             head.considered = True
             heappush(self.heads, (key, head))
 
-    def has_work(self) -> bool:
-        """Whether something is left to do at this instant, besides ends to come."""
-        return bool(self.heads or self.frees or self.restless or self.touched)
-
     def wake(self, watchers: Watchers) -> None:
         """Find the causes of these waits anew, once this instant is settled."""
         self.restless += watchers
         watchers.clear()
 
-    def close(self) -> None:
-        """Run the round, unless another end of this instant is still to come."""
-        events = self._events
-        if not events or events[0][0] > self.clock.now:
-            self.settle()
+    def run(self) -> None:
+        """Let event after event happen until none is left; the last one of an instant closes its round.
+
+        An event keeps its callbacks, to be used again.
+        """
+        clock, events = self.clock, self.clock.events
+        self.settle()
+        while events:
+            clock.now, _, _, event = heappop(events)
+            for callback in event.callbacks:
+                callback(event)
+            if not events or events[0][0] > clock.now:
+                self.settle()
 
     def settle(self) -> None:
         """Free, grant and start until nothing more can happen at this instant.
@@ -228,4 +222,3 @@ class Alarm:
 
     def _ring(self, event: simpy.Event) -> None:
         self._head.look_again()
-        self._rounds.close()

@@ -230,7 +230,7 @@ class Network:
             self._touched.append(pipe)
 
     def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
-        """End what is done by now; an end that was put off only closes the round."""
+        """End what is done by now; an end that was put off changes nothing."""
         if pipe.due_ns == self._clock.now:
             pipe.due_ns = -1
             ended = pipe.pop_ended(self._clock.now)
@@ -239,7 +239,6 @@ class Network:
                 self._remove(pipe)
             for end in ended:
                 end()
-        self.rounds.close()
 
     def _remove(self, pipe: Pipe) -> None:
         del pipe.path.pipes[pipe.cap]

@@ -82,8 +82,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
         ranks = [Rank(machine, rank, program, checkpoint) for rank, program in simulated]
         for rank in ranks:
             rank.begin()
-        machine.rounds.settle()
-        machine.clock.run()
+        machine.rounds.run()
         checkpoint()
         told = [rank.blocked() for rank in ranks]
         blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))

@@ -21,6 +21,61 @@ NEVER = -(1 << 60)
 """Number of a compute, or count of moves, that does not exist: too small to be waited for in any repeat."""
 
 
+class Count:
+    """How many computes of a stream have started, or have ended, and who waits for how many.
+
+    Parameters
+    ----------
+    stream
+        Whose computes these are.
+
+    Attributes
+    ----------
+    reached, per_lap
+        How many there are by now; how many there are in one lap of a plan that is run many times.
+    waiters
+        By number, what to call when it is reached.
+    """
+
+    __slots__ = ("per_lap", "reached", "stream", "waiters")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.reached, self.per_lap = stream, 0, 0
+        self.waiters: dict[int, list[Callable[[], None]]] = {}
+
+    def wait(self, number: int, look_again: Callable[[], None]) -> None:
+        """Call back when so many are reached."""
+        self.waiters.setdefault(number, []).append(look_again)
+
+    def add(self) -> None:
+        """One more is reached: call those who waited for that."""
+        self.reached = reached = self.reached + 1
+        if reached in self.waiters:
+            for look_again in self.waiters.pop(reached):
+                look_again()
+
+
+Waits = tuple[tuple[Count, int], ...]
+"""What an action waits for: counts, and the number that each must reach, counted from the begin of the lap."""
+
+
+def unmet(waits: Waits, lap: int) -> Count | None:
+    """The first count that has not come so far, if there is one."""
+    for count, number in waits:
+        if count.reached < number + lap * count.per_lap:
+            return count
+    return None
+
+
+def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
+    """Whether some count has not come so far; if so, call back when the first of those has."""
+    for count, number in waits:
+        if count.reached < number + lap * count.per_lap:
+            count.wait(number + lap * count.per_lap, look_again)
+            return True
+    return False
+
+
 @dataclass(slots=True)
 class Compute:
     """A compute with the counts of what must have happened before it starts.
@@ -34,9 +89,10 @@ class Compute:
     reads, writes
         What it must find valid; what it must have a place for, and makes valid. Less what earlier computes see to.
     after
-        Computes of other streams that must have ended.
+        Ends of computes of other streams.
     line
-        The last compute before it that takes room, if that is one of another stream: room is given in issue order.
+        The start of the last compute before it that takes room, if that is one of another stream: room is given in
+        issue order.
     is_free
         Whether there is nothing to wait for, to take or to make valid.
     duration_ns, chosen_bytes
@@ -49,8 +105,8 @@ class Compute:
     turns: Sequence[tuple[int, int]] = ()
     reads: Sequence[int] = ()
     writes: Sequence[int] = ()
-    after: Computes = ()
-    line: Computes = ()
+    after: Waits = ()
+    line: Waits = ()
     is_free: bool = False
     duration_ns: int = -1
     chosen_bytes: int = 0
@@ -91,8 +147,10 @@ class Stream:
     ----------
     queue, running
         Computes that were issued and have not started; the one that runs.
-    started, ended, per_lap
-        How many computes have started, have ended; how many there are in one lap of a plan that is run many times.
+    started, ended
+        How many computes have started, and have ended.
+    pace
+        Which of the two a copy waits for that is issued behind a compute of this stream.
     watchers
         Waits that depend on what this stream does.
     waiting
@@ -106,6 +164,7 @@ class Stream:
     """
 
     waiting: Account
+    pace: Count
 
     def __init__(self, number: int, places: Places, columns: Columns, recorder: Recorder) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
@@ -114,15 +173,14 @@ class Stream:
         self.gate: Gate | None = None
         self.queue: deque[Queued] = deque()
         self.running: Queued | None = None
-        self.started = self.ended = self.per_lap = self.start_ns = 0
+        self.started, self.ended, self.start_ns = Count(self), Count(self), 0
         self.considered = False
         self.watchers: Watchers = []
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._span = Recurring(self._clock, self._finish)
         self._alarm = Alarm(self._rounds, self)
-        self._at_start: dict[int, list[Callable[[], None]]] = {}
-        self._at_end: dict[int, list[Callable[[], None]]] = {}
         self._spans, self._workspaces = recorder.spans, workspace(0, number)
+        self._tier = places.tiers[columns.compute_tier]
         self._valid, self._held = places.valid[columns.compute_tier], places.held[columns.compute_tier]
         self._lacked: list[tuple[int, int, int, bool]] | None = None
 
@@ -147,14 +205,6 @@ class Stream:
         """Whether nothing may start, whatever it needs."""
         return self.gate is not None and self.gate.is_open
 
-    def wait_for_start(self, count: int, look_again: Callable[[], None]) -> None:
-        """Call back when so many computes have started."""
-        self._at_start.setdefault(count, []).append(look_again)
-
-    def wait_for_end(self, count: int, look_again: Callable[[], None]) -> None:
-        """Call back when so many computes have ended."""
-        self._at_end.setdefault(count, []).append(look_again)
-
     def end_after(self, delay_ns: int) -> None:
         """Let the running compute end after so long."""
         self._clock.at(self._clock.now + delay_ns, self._span)
@@ -164,22 +214,22 @@ class Stream:
         key, compute, issued_ns, _ = self.running  # type: ignore[misc]
         rounds, queue, issue, start, end = self._rounds, self.queue, key & ISSUE_MASK, self.start_ns, self._clock.now
         self.running = None
-        self.ended = ended = self.ended + 1
         self._spans += span_row(self.rank, COMPUTE, compute.op, self.number, 0, issue, issued_ns, start, end)
         if not compute.is_free:
             self._leave_places(compute)
-        if ended in self._at_end:
-            for look_again in self._at_end.pop(ended):
-                look_again()
+        self.ended.add()
         if self.watchers:
             rounds.wake(self.watchers)
-        if queue and queue[0][1].is_free and self.kernel is None and self.gate is None and not rounds.has_work():
+        if not queue:
+            rounds.restless.append(self.waiting)
+            return
+        is_alone = self.kernel is None and self.gate is None
+        if is_alone and queue[0][1].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
             self._run_undisturbed()
         if queue:
             rounds.consider(self, queue[0][0])
         else:
             rounds.restless.append(self.waiting)
-        rounds.close()
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue as long as each only takes time and nothing else happens before its end.
@@ -187,8 +237,8 @@ class Stream:
         An event for each would take 1.4 times as long where a step is all computes (`tests/bench`, case ``compute``).
         """
         clock, queue, rank, number, spans = self._clock, self.queue, self.rank, self.number, self._spans
-        durations_ns, at_start, at_end = self.columns.duration_ns, self._at_start, self._at_end
-        start, count, until = clock.now, self.started, clock.events[0][0] if clock.events else math.inf
+        durations_ns, at_start, at_end = self.columns.duration_ns, self.started.waiters, self.ended.waiters
+        start, count, until = clock.now, self.started.reached, clock.events[0][0] if clock.events else math.inf
         while queue:
             key, compute, issued_ns, _ = queue[0]
             end = start + durations_ns[compute.op]
@@ -196,10 +246,10 @@ class Stream:
             if not compute.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
                 break
             queue.popleft()
-            self.started = count
+            self.started.reached = count
             spans += span_row(rank, COMPUTE, compute.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
-        self.ended = self.started
+        self.ended.reached = self.started.reached
         clock.now = start
 
     def lacks(self) -> tuple[int, int] | None:
@@ -221,24 +271,26 @@ class Stream:
     def _lacking(self) -> list[tuple[int, int, int, bool]]:
         """All that the head lacks, the first one last: key of its last copy issued before, tensor, moves, if read."""
         key, compute, _, lap = self.queue[0]
-        places, valid, last_transfer = self.places, self._valid, self.places.last_transfer
-        due = {}
+        places, due = self.places, dict[int, int]()
         for tensor, count in compute.turns:
             moves = count + lap * places.moves_per_lap[tensor]
             if places.moves_ended[tensor] < moves:
                 due[tensor] = moves
-        absent = {tensor for tensor in compute.reads if not valid[tensor]}
-        if not due and not absent:
+        for tensor in compute.reads:
+            if not self._valid[tensor]:
+                due.setdefault(tensor, NEVER)
+        if not due:
             return []
-        found = [(last_transfer(one, key), one, due.get(one, NEVER), one in compute.reads) for one in {*due, *absent}]
+        found = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
         return sorted(found, reverse=True)
 
     def behind(self) -> Stream | None:
         """The stream that the head waits for first: a compute there must end, or is in line for room before it."""
         _, compute, _, lap = self.queue[0]
-        if stream := unended(compute.after, lap):
-            return stream
-        return unstarted(compute.line, lap) if compute.line and self.lacks() is None and self.room_bytes() else None
+        count = unmet(compute.after, lap)
+        if count is None and compute.line and self.lacks() is None and self.room_bytes():
+            count = unmet(compute.line, lap)
+        return None if count is None else count.stream
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
@@ -246,39 +298,41 @@ class Stream:
 
     def wanted(self) -> Wanted:
         """The places that the head takes in the compute tier, the workspace last."""
-        compute, held, sizes = self.queue[0][1], self._held, self.columns.size_bytes
-        found = [(tensor, sizes[tensor]) for tensor in compute.writes if not held[tensor] and sizes[tensor]]
-        own = self.columns.workspace_bytes[compute.op]
-        return [*found, (self._workspaces - compute.op, own)] if own else found
+        compute, held, sizes, found = self.queue[0][1], self._held, self.columns.size_bytes, Wanted()
+        for tensor in compute.writes:
+            if not held[tensor] and sizes[tensor]:
+                found.append((tensor, sizes[tensor]))
+        if own := self.columns.workspace_bytes[compute.op]:
+            found.append((self._workspaces - compute.op, own))
+        return found
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
         key, compute, issued_ns, lap = self.queue[0]
-        now = self._clock.now
         if self.gate is not None and self.gate.is_open:
             self._rounds.restless.append(self.waiting)
-        elif issued_ns > now:
+        elif issued_ns > self._clock.now:
             self._alarm.set(issued_ns)
             self._rounds.restless.append(self.waiting)
         elif not compute.is_free and not self._may_start(key, compute, lap):
             self._rounds.restless.append(self.waiting)
         else:
-            self._start(compute, now)
+            self._start(compute)
 
     def _may_start(self, key: int, compute: Compute, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
-        if compute.after and wait_for_end(compute.after, lap, self.look_again):
+        if compute.after and is_waiting(compute.after, lap, self.look_again):
             return False
         if lacked := self.lacks():
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
         if compute.writes or self.columns.workspace_bytes[compute.op]:
-            room, tier = self.room_bytes(), self.columns.compute_tier
-            if room and compute.line and wait_for_start(compute.line, lap, self.look_again):
+            room = self.room_bytes()
+            if room and compute.line and is_waiting(compute.line, lap, self.look_again):
                 return False
-            if room and not self.places.tiers[tier].admit_compute(self, key, room):
+            if room and not self._tier.admit_compute(self, key, room):
                 return False
             self._take_places(compute)
         self._lacked = None
@@ -286,9 +340,8 @@ class Stream:
             self.columns.duration_ns[compute.op] = compute.duration_ns
         return True
 
-    def _start(self, compute: Compute, now: int) -> None:
-        self.running, self.start_ns = self.queue.popleft(), now
-        self.started = started = self.started + 1
+    def _start(self, compute: Compute) -> None:
+        self.running, self.start_ns = self.queue.popleft(), self._clock.now
         if self.waiting.is_open:
             self.waiting.end(self.running[0] & ISSUE_MASK, compute.op)
         if self.watchers:
@@ -296,10 +349,8 @@ class Stream:
         if self.kernel is not None:
             self.kernel(self, compute)
         else:
-            self._clock.at(now + self.columns.duration_ns[compute.op], self._span)
-        if started in self._at_start:
-            for look_again in self._at_start.pop(started):
-                look_again()
+            self._clock.at(self.start_ns + self.columns.duration_ns[compute.op], self._span)
+        self.started.add()
 
     def _take_places(self, compute: Compute) -> None:
         tier, own = self.columns.compute_tier, self.columns.workspace_bytes[compute.op]
@@ -311,50 +362,10 @@ class Stream:
 
     def _leave_places(self, compute: Compute) -> None:
         """The compute is over: what it wrote is valid here and stale elsewhere."""
-        tier, own = self.columns.compute_tier, self.columns.workspace_bytes[compute.op]
-        if own:
-            self.places.note(tier, -1 - compute.op, -own)
-            self.places.tiers[tier].release(own, self._workspaces - compute.op)
+        if own := self.columns.workspace_bytes[compute.op]:
+            self.places.note(self.columns.compute_tier, -1 - compute.op, -own)
+            self._tier.release(own, self._workspaces - compute.op)
         for tensor in compute.writes:
-            for other, valid in enumerate(self.places.valid):
-                valid[tensor] = other == tier
-
-
-Computes = tuple[tuple[Stream, int], ...]
-"""Computes of some streams, each by its stream and its number there, counted from the begin of the lap."""
-
-
-def unended(computes: Computes, lap: int) -> Stream | None:
-    """The stream of the first of these computes that has not ended, if there is one."""
-    for stream, number in computes:
-        if stream.ended < number + lap * stream.per_lap:
-            return stream
-    return None
-
-
-def unstarted(computes: Computes, lap: int) -> Stream | None:
-    """The stream of the first of these computes that has not started, if there is one."""
-    for stream, number in computes:
-        if stream.started < number + lap * stream.per_lap:
-            return stream
-    return None
-
-
-def wait_for_end(computes: Computes, lap: int, look_again: Callable[[], None]) -> bool:
-    """Whether some of the computes have not ended; if so, call back when the first of those has."""
-    for stream, number in computes:
-        due = number + lap * stream.per_lap
-        if stream.ended < due:
-            stream.wait_for_end(due, look_again)
-            return True
-    return False
-
-
-def wait_for_start(computes: Computes, lap: int, look_again: Callable[[], None]) -> bool:
-    """Whether some of the computes have not started; if so, call back when the first of those has."""
-    for stream, number in computes:
-        due = number + lap * stream.per_lap
-        if stream.started < due:
-            stream.wait_for_start(due, look_again)
-            return True
-    return False
+            for valid in self.places.valid:
+                valid[tensor] = False
+            self._valid[tensor] = True

@@ -14,7 +14,7 @@ from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import code_row
-from simulator.engine.stream import Compute, Stream
+from simulator.engine.stream import Compute, Stream, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, PART, SYNC, Code
@@ -108,7 +108,7 @@ class Issued(Counter):
         self._look("settled")
         if self._places.moves_ended[tensor] < self._moves[tensor]:
             return False
-        return all(stream.ended >= number for stream, number in self._latest(self._last_use, tensor))
+        return unmet(self._latest(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """What the next issue of an op reads of its candidates; known once the op that reveals it has ended."""

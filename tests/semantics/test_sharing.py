@@ -31,10 +31,9 @@ def run_engine(flows, clock):
 
         def join(event, flow=flow, key=key):
             network.join(flow.path, flow.cap, flow.work, key, flow.end)
-            rounds.close()
 
         clock.timeout(flow.arrival).callbacks.append(join)
-    clock.run()
+    rounds.run()
 
 
 def oracle_rates(flows):
