@@ -111,6 +111,10 @@ class LateReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
+    def is_sure(self, op: int) -> bool:
+        """Whether all that an op reads is certain, and it reveals nothing."""
+        return not self.possible[op] and op not in self._issued and op not in self._revealed_by
+
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
         if op in self._revealed_by:
@@ -179,7 +183,10 @@ class Counter:
         self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
         self._ends = [stream.ended for stream in streams]
         self._reads = columns.reads if late is None else late.certain
-        self._number = 0
+        self._is_light = [
+            not size and (late is None or late.is_sure(op)) for op, size in enumerate(columns.workspace_bytes)
+        ]
+        self._number, self._has_several = 0, len(streams) > 1
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
         self._last_write = [[NEVER] * tensors for _ in streams]
@@ -246,48 +253,47 @@ class Counter:
             raise PlanError(f"step {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         self._gate = stream
         number = self._computes[stream] = self._computes[stream] + 1
-        after = self._after(op, stream) if len(self._streams) > 1 else ()
-        last_use, last_write, seen = self._last_use[stream], self._last_write[stream], self._seen[stream]
+        after = self._after(op, stream) if self._has_several else ()
+        reads, writes, last_use = self._reads[op], self._columns.writes[op], self._last_use[stream]
         for tensor in self._columns.reads[op]:
             last_use[tensor] = number
-        reads = self._reads[op]
-        unseen = [] if seen.issuperset(reads) else [tensor for tensor in reads if tensor not in seen]
-        unwritten = []
-        for tensor in self._columns.writes[op]:
-            last_use[tensor] = last_write[tensor] = number
-            if tensor not in self._sole:
-                unwritten.append(tensor)
-            if tensor in self._valid:
-                self._valid[tensor] = {self._columns.compute_tier}
-        if unseen or unwritten:
-            seen.update(unseen, unwritten)
-            self._sole.update(unwritten)
+        for tensor in writes:
+            last_use[tensor] = self._last_write[stream][tensor] = number
+        seen, sole = self._seen[stream], self._sole
+        if not after and self._is_light[op] and seen.issuperset(reads) and (not writes or sole.issuperset(writes)):
+            return self._free[stream].get(op) or self._free_compute(op, stream)
+        unseen = [tensor for tensor in reads if tensor not in seen]
+        unwritten = [tensor for tensor in writes if tensor not in sole]
+        seen.update(unseen, unwritten)
+        sole.update(unwritten)
         if self._late is not None:
             unseen += self._late.needed(op, self._streams[stream], number)
-        takes = self._columns.workspace_bytes[op] > 0
-        if not (unseen or unwritten or after or takes or (self._late is not None and op in self._late)):
-            return self._free_compute(op, stream)
-        per_lap = self._places.moves_per_lap
-        turns = [(tensor, self._fence[tensor]) for tensor in unseen if self._fence[tensor] > NEVER]
-        turns += [(tensor, self._moves[tensor]) for tensor in unwritten if self._moves[tensor] or per_lap[tensor]]
-        compute = Compute(op, self._streams[stream], turns, unseen, unwritten, after)
-        if len(self._streams) > 1 and self._takes_room(unwritten, takes=takes):
+        return self._see_to(op, stream, unseen, unwritten, after)
+
+    def _see_to(self, op: int, stream: int, reads: list[int], writes: list[int], after: Waits) -> Compute:
+        """A compute that sees to these tensors itself, because no earlier one does."""
+        fence, moves, per_lap = self._fence, self._moves, self._places.moves_per_lap
+        turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
+        turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
+        compute = Compute(op, self._streams[stream], turns, reads, writes, after)
+        for tensor in writes:
+            if tensor in self._valid:
+                self._valid[tensor] = {self._columns.compute_tier}
+        if self._has_several and self._takes_room(op, writes):
             compute.line = self._line(stream)
-            self._taker, self._last_taker = stream, number
+            self._taker, self._last_taker = stream, self._computes[stream]
         return compute if self._late is None else self._late.timed(compute)
 
     def _free_compute(self, op: int, stream: int) -> Compute:
         """The compute of an op that all its issues share which have nothing to see to."""
-        compute = self._free[stream].get(op)
-        if compute is None:
-            compute = self._free[stream][op] = Compute(op, self._streams[stream], is_free=True)
+        compute = self._free[stream][op] = Compute(op, self._streams[stream], is_free=True)
         return compute
 
-    def _takes_room(self, unwritten: list[int], *, takes: bool) -> bool:
+    def _takes_room(self, op: int, writes: list[int]) -> bool:
         """Whether a compute takes room in the compute tier, as issued; from now on it has."""
-        new = [tensor for tensor in unwritten if tensor not in self._held]
+        new = [tensor for tensor in writes if tensor not in self._held]
         self._held.update(new)
-        return takes or any(self._columns.size_bytes[tensor] for tensor in new)
+        return bool(self._columns.workspace_bytes[op]) or any(self._columns.size_bytes[tensor] for tensor in new)
 
     def _line(self, stream: int) -> Waits:
         """The start of the last compute that takes room, unless it is one of this stream."""
@@ -327,7 +333,7 @@ class Counter:
         if tensor in self._valid:
             self._valid[tensor].add(target)
         gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
-        if target == self._columns.compute_tier and len(self._streams) > 1:
+        if target == self._columns.compute_tier and self._has_several:
             self._held.add(tensor)
             gate += self._line(self._gate)
         return Copy(link, tensor, self._fence[tensor], gate, writers)

@@ -82,22 +82,26 @@ class Host:
         self.awaited, self._asked = -1, self._asked + 1
         self.now = max(self.now, self._clock.now)
         if self._pending is None or self._issue(self._pending):
-            self._pending = None
-            looks = self.looks
-            for counted in self._actions:
-                kind, action, price_ns, lap = counted
-                if price_ns:
-                    self.now += price_ns
-                if kind == COMPUTE and self._credit and not looks and (queue := action.stream.queue):
-                    self._credit -= 1
-                    queue.append((self._key, action, self.now, lap))
-                    self._key += 1
-                elif (looks and self._must_wait()) or not self._issue(counted):
-                    self._pending = counted
-                    break
-            else:
-                self.finished = True
+            self._pending = self._pull()
+            self.finished = self._pending is None
         self._rounds.wake(self.watchers)
+
+    def _pull(self) -> Counted | None:
+        """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
+        key, now, credit, looks = self._key, self.now, self._credit, self.looks
+        for counted in self._actions:
+            kind, action, price_ns, lap = counted
+            now += price_ns
+            if kind == COMPUTE and credit and not looks and (queue := action.stream.queue):
+                queue.append((key, action, now, lap))
+                key, credit = key + 1, credit - 1
+                continue
+            self._key, self.now, self._credit = key, now, credit
+            if (looks and self._must_wait()) or not self._issue(counted):
+                return counted
+            key, credit = self._key, self._credit
+        self._key, self.now, self._credit = key, now, credit
+        return None
 
     def _issue(self, counted: Counted) -> bool:
         """Issue an action, or say that the host has to wait."""

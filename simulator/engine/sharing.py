@@ -247,7 +247,8 @@ class Network:
 
     def reset_rates(self) -> None:
         """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
-        now, seen = self._clock.now, set[Pipe]()
+        now = self._clock.now
+        seen: set[Pipe] = set()
         watched: dict[Resource, None] = {}
         for pipe in self._touched:
             pipe.is_touched = False

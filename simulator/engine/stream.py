@@ -271,7 +271,7 @@ class Stream:
     def _lacking(self) -> list[tuple[int, int, int, bool]]:
         """All that the head lacks, the first one last: key of its last copy issued before, tensor, moves, if read."""
         key, compute, _, lap = self.queue[0]
-        places, due = self.places, dict[int, int]()
+        places, due = self.places, {}
         for tensor, count in compute.turns:
             moves = count + lap * places.moves_per_lap[tensor]
             if places.moves_ended[tensor] < moves:
@@ -298,7 +298,7 @@ class Stream:
 
     def wanted(self) -> Wanted:
         """The places that the head takes in the compute tier, the workspace last."""
-        compute, held, sizes, found = self.queue[0][1], self._held, self.columns.size_bytes, Wanted()
+        compute, held, sizes, found = self.queue[0][1], self._held, self.columns.size_bytes, []
         for tensor in compute.writes:
             if not held[tensor] and sizes[tensor]:
                 found.append((tensor, sizes[tensor]))

@@ -14,10 +14,10 @@ from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import code_row
-from simulator.engine.stream import Compute, Stream, unmet
+from simulator.engine.stream import Compute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, PART, SYNC, Code
+from simulator.plan import COMPUTE, COPY, PART, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -64,23 +64,33 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, prices_ns, step_ns = self._plan.backbone, costs.reactive.prices_ns, costs.fixed.step_ns
-        self._select_ns, late, count = costs.reactive.select_ns, self._late or (), self._count
+        parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, self._prices_ns(costs)
+        self._select_ns, update_ns = costs.reactive.select_ns, costs.reactive.update_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
-            price_ns = prices_ns[kind]
-            if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
-                price_ns = step_ns
+            if kind == COMPUTE and a in late:
+                self._check_late(a)
+            action, price_ns = count[kind](a, b, c), prices_ns[kind][a]
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
-                price_ns += costs.reactive.update_ns
-            action = count[kind](a, b, c)
+                price_ns += update_ns
             if self._owed_ns and (kind != COMPUTE or a in late):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, action, price_ns, 0
             self._number += 1
+
+    def _prices_ns(self, costs: HostCosts) -> list[list[int]]:
+        """By kind of action, and by op or tensor, what the host pays [ns]."""
+        reactive_ns, is_static, late = costs.reactive.prices_ns, bool(self._plan.backbone), self._late or ()
+        by_op = [is_static and op not in late for op in range(len(self._graph.ops))]
+        by_tensor = [is_static and tensor not in self._candidates for tensor in range(len(self._graph.tensors))]
+        flags = (by_op, by_tensor, by_tensor, [False] * len(by_tensor))
+        return [
+            [costs.fixed.step_ns if flag else price for flag in of]
+            for price, of in zip(reactive_ns, flags, strict=True)
+        ]
 
     @property
     def steps(self) -> int:
@@ -150,24 +160,22 @@ class Issued(Counter):
             must = "only a plan that says so looks at the machine"
             raise PlanError(f"step {self._number}", must, f"a look at {what}", "make the plan with looks=True")
 
-    def _compute(self, op: int, stream: int, _: int) -> Compute:
-        """Check and note what no earlier compute has seen to."""
-        late, here = self._late, self._state[self._here]
-        if late is not None and op in late and not late.is_revealed(op):
+    def _check_late(self, op: int) -> None:
+        """Refuse a compute whose dynamic reads are neither revealed nor all there."""
+        if self._late is not None and not self._late.is_revealed(op):
             must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
-            self._check_reads(
-                op, must, late.possible[op], "copy all in first, or sync what the op writes that reveals it"
-            )
-        compute = super()._compute(op, stream, _)
-        if compute.is_free:
-            return compute
-        self._check_reads(op, "what a compute reads is valid in the compute tier", compute.reads, "copy it in first")
-        for tensor in compute.writes:
+            do = "copy all in first, or sync what the op writes that reveals it"
+            self._check_reads(op, must, self._late.possible[op], do)
+
+    def _see_to(self, op: int, stream: int, reads: list[int], writes: list[int], after: Waits) -> Compute:
+        """Check and note what no earlier compute has seen to."""
+        self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
+        for tensor in writes:
             for state in self._state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
-            here[tensor] = VALID
-        return compute
+            self._state[self._here][tensor] = VALID
+        return super()._see_to(op, stream, reads, writes, after)
 
     def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
         here = self._state[self._here]

@@ -134,49 +134,44 @@ class OpByOp:
         return chain.from_iterable(self._batches(view, self.cache()))
 
     def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
-        dynamic, ops = self.sets.dynamic, len(self.sets.uses)
+        sets, codes, eviction, dynamic = self.sets, cache.codes, cache.eviction, self.sets.dynamic
+        computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
         for step in range(view.steps):
-            seen = 0
-            for op in range(ops):
-                seen = self._run(cache, op, step * ops, seen)
-                cache.unused.difference_update(cache.awaited.pop(op, ()))
+            base, seen = step * len(computes), 0
+            for op, compute in enumerate(computes):
+                if cache.awaited:
+                    cache.use(chain.from_iterable(cache.awaited.values()))
+                eviction.now = base + op
+                absent, workspace_bytes = cache.use(sets.uses[op]), sets.ops[op].workspace_bytes
+                if cache.unused:
+                    cache.unused.difference_update(sets.uses[op])
+                if absent or workspace_bytes:
+                    self._admit(cache, op, absent, workspace_bytes)
+                if self.ahead:
+                    seen = self._look_ahead(cache, op, base, max(seen, op + 1))
+                codes.append(compute)
+                for tensor in sets.writes[op]:
+                    cache.is_clean[tensor] = False
+                for tensor in sets.problem.lifetimes.dead_after[op]:
+                    cache.leave(tensor)
+                    cache.drop(tensor)
+                if cache.awaited:
+                    cache.unused.difference_update(cache.awaited.pop(op, ()))
                 if op in dynamic.revealed:
-                    cache.codes.append((SYNC, dynamic.signal(op), 0, 0))
+                    codes.append((SYNC, dynamic.signal(op), 0, 0))
                     yield from cache.reveal(dynamic.revealed[op], view)
-                if len(cache.codes) >= _AT_ONCE:
+                if len(codes) >= _AT_ONCE:
                     yield cache.take()
             self._end_step(cache, is_last=step == view.steps - 1)
             yield cache.take()
 
-    def _run(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
-        """Decide for an op, with what is awaited meanwhile as if it used it; say behind which op it has looked."""
-        sets, here, eviction, uses = self.sets, cache.here, cache.eviction, self.sets.uses[op]
-        for tensor in chain.from_iterable(cache.awaited.values()) if cache.awaited else ():
-            if tensor in here:
-                eviction.touch(tensor)
-        eviction.now = base + op
-        absent, needed_bytes = [], sets.ops[op].workspace_bytes
-        for tensor in uses:
-            if tensor in here:
-                eviction.touch(tensor)
-            else:
-                absent.append(tensor)
-                needed_bytes += cache.sizes[tensor]
-        if cache.unused:
-            cache.unused.difference_update(uses)
-        if cache.room[cache.tier] < needed_bytes:
-            cache.make_room(needed_bytes, uses)
+    def _admit(self, cache: RuntimeCache, op: int, absent: list[int], workspace_bytes: int) -> None:
+        """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
+        needed_bytes = workspace_bytes + sum([cache.sizes[tensor] for tensor in absent])
+        cache.make_room(needed_bytes, self.sets.uses[op])
+        reads = frozenset(self.sets.reads[op])
         for tensor in absent:
-            (cache.fetch if tensor in sets.reads[op] else cache.hold)(tensor)
-        if self.ahead:
-            seen = self._look_ahead(cache, op, base, max(seen, op + 1))
-        cache.codes.append((COMPUTE, op, sets.problem.streams[op], 0))
-        for tensor in sets.ops[op].writes:
-            cache.is_clean[tensor] = False
-        for tensor in sets.problem.lifetimes.dead_after[op]:
-            cache.leave(tensor)
-            cache.drop(tensor)
-        return seen
+            (cache.fetch if tensor in reads else cache.hold)(tensor)
 
     def _look_ahead(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
         """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""

@@ -54,6 +54,16 @@ class Eviction:
             self._ranks[tensor] = rank
             heappush(self._heap, (rank, tensor))
 
+    def use(self, tensors: Iterable[int]) -> list[int]:
+        """Note that the running op uses those of some tensors that may leave; return the others."""
+        ranks, touch, others = self._ranks, self._ranks.move_to_end if self._rank is None else self.touch, []
+        for tensor in tensors:
+            if tensor in ranks:
+                touch(tensor)
+            else:
+                others.append(tensor)
+        return others
+
     def discard(self, tensor: int) -> None:
         """Leave out a tensor that has left or died."""
         self._ranks.pop(tensor, None)
@@ -170,8 +180,14 @@ class RuntimeCache:
 
     def take(self) -> list[Code]:
         """Hand on what was issued."""
-        codes, self.codes = self.codes, []
+        codes = self.codes.copy()
+        self.codes.clear()
         return codes
+
+    def use(self, tensors: Iterable[int]) -> list[int]:
+        """Note that the running op uses these; return those that are not in the compute tier."""
+        others, here = self.eviction.use(tensors), self.here
+        return [tensor for tensor in others if tensor not in here] if others else others
 
     def hold(self, tensor: int) -> None:
         """Take in a tensor that an op makes, or that a copy brings."""
@@ -202,7 +218,7 @@ class RuntimeCache:
     def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
         """Evict until there is room, nothing that is kept or awaited, nor what comes first if used after op `until`."""
         room = self.room
-        if room[self.tier] < needed_bytes and self.awaited:
+        if room[self.tier] < needed_bytes:
             kept = {*kept, *chain.from_iterable(self.awaited.values())}
         while room[self.tier] < needed_bytes:
             victim = self.eviction.first(kept)
