@@ -262,23 +262,28 @@ class Counter:
         seen, sole = self._seen[stream], self._sole
         if not after and self._is_light[op] and seen.issuperset(reads) and (not writes or sole.issuperset(writes)):
             return self._free[stream].get(op) or self._free_compute(op, stream)
-        unseen = [tensor for tensor in reads if tensor not in seen]
-        unwritten = [tensor for tensor in writes if tensor not in sole]
-        seen.update(unseen, unwritten)
-        sole.update(unwritten)
+        unseen, unwritten = [tensor for tensor in reads if tensor not in seen], []
+        seen.update(unseen)
+        if writes:
+            unwritten = [tensor for tensor in writes if tensor not in sole]
+            seen.update(unwritten)
+            sole.update(unwritten)
         if self._late is not None:
             unseen += self._late.needed(op, self._streams[stream], number)
         return self._see_to(op, stream, unseen, unwritten, after)
 
     def _see_to(self, op: int, stream: int, reads: list[int], writes: list[int], after: Waits) -> Compute:
         """A compute that sees to these tensors itself, because no earlier one does."""
-        fence, moves, per_lap = self._fence, self._moves, self._places.moves_per_lap
-        turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
-        turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
-        compute = Compute(op, self._streams[stream], turns, reads, writes, after)
+        fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
+        for tensor in reads:
+            if fence[tensor] > NEVER:
+                turns.append((tensor, fence[tensor]))
         for tensor in writes:
+            if moves[tensor] or per_lap[tensor]:
+                turns.append((tensor, moves[tensor]))
             if tensor in self._valid:
                 self._valid[tensor] = {self._columns.compute_tier}
+        compute = Compute(op, self._streams[stream], turns, reads, writes, after)
         if self._has_several and self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
@@ -317,6 +322,8 @@ class Counter:
 
     def _latest(self, last: list[list[int]], tensor: int) -> Waits:
         """The end of the compute that a list by stream and tensor names, for each stream that has one."""
+        if not self._has_several:
+            return ((self._ends[0], last[0][tensor]),) if last[0][tensor] > NEVER else ()
         found = zip(self._ends, last, strict=True)
         return tuple([(end, numbers[tensor]) for end, numbers in found if numbers[tensor] > NEVER])
 
