@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from simulator.document import Line
 from simulator.errors import CONTROLS, ConfigError
@@ -28,42 +29,32 @@ _OURS = "a result is a folder that `hosim run --out` wrote, or its summary.json"
 _AGAIN = "run again with this version of hosim"
 
 
-class _Lax(BaseModel):
-    """Of what is read, these keys have these types; there may be others."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Row(_Lax):
-    policy: Line
-    status: Line
-    __pydantic_extra__: dict[str, int | float | str | None]
-
-
-class _Verdict(_Lax):
+class _Verdict(TypedDict):
     asks: Line
     holds: bool
 
 
-class _Stall(_Lax):
+class _Stall(TypedDict):
     cause: Line
     on: Line
     ns: int
 
 
-class _Input(_Lax):
+class _Input(TypedDict):
     kind: Line
     name: Line
     sha256: Line
 
 
-class _Provenance(_Lax):
+class _Provenance(TypedDict):
     inputs: list[_Input]
     set: dict[str, Any]
 
 
-class _Said(_Lax):
-    rows: list[_Row]
+class _Said(TypedDict):
+    """Of what is read, these keys have these types; there may be others."""
+
+    rows: list[dict[str, int | float | Line | None]]
     expectations: list[_Verdict]
     stalls: dict[str, list[_Stall]]
     provenance: _Provenance
@@ -90,19 +81,20 @@ def read(result: Path) -> dict[str, Any]:
         if not isinstance(said, dict) or said.get("schema") != SUMMARY:
             found = repr(said["schema"]) if isinstance(said, dict) and "schema" in said else "none"
             raise ConfigError(str(path), f"the schema is {SUMMARY}", found, _AGAIN)
-        _Said.model_validate(said)
+        TypeAdapter(_Said).validate_python(said, strict=True)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = f"{path}, {', '.join(map(str, first['loc']))}"
         raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
-    labels = Counter(row["policy"] for row in said["rows"])
+    labels = Counter(row.get("policy") for row in said["rows"])
     for row in said["rows"]:
-        spent = sum(ns for _, ns in _spent(row, said))
-        if labels[row["policy"]] > 1 or (row["status"] == "ok" and row.get("step_ns") != spent):
+        spent, label = sum(ns for _, ns in _spent(row, said)), row.get("policy")
+        is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
+        if not is_named or (row["status"] == "ok" and row.get("step_ns") != spent):
             must = "a row has a label of its own, and compute, recompute and waits fill its step"
-            raise ConfigError(f"{path}, row {row['policy']!r}", must, f"{spent:,} of {row.get('step_ns')} ns", _AGAIN)
+            raise ConfigError(f"{path}, row {label!r}", must, f"{spent:,} of {row.get('step_ns')} ns", _AGAIN)
     if odd := next(filter(CONTROLS.search, _texts(said)), None):
         raise ConfigError(str(path), "a summary has no control characters", repr(odd), _AGAIN)
     return dict(said)
@@ -283,7 +275,7 @@ def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Sa
 def _spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
     """On what the step of a row was spent [ns], by column and place: they sum to the step."""
     for column in ("compute_ns", "recompute_ns", "drain_ns"):
-        yield (column, ""), row.get(column) or 0
+        yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
     for stall in said["stalls"].get(row.get("policy"), ()):
         yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]
 

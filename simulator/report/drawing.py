@@ -67,6 +67,7 @@ WIDTH_IN, HEAD_IN, _DPI = 13.0, 0.8, 110
 """Width of a picture, and height of its title with the legend."""
 _LETTERS = 190
 """Letters of the legend's small print that a line has room for."""
+_MARKERS = "osD^vP"
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
 _FEW = 120
@@ -174,12 +175,13 @@ def units(most: float, unit: str = "ns") -> tuple[str, int]:
 
 
 def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a width for each curve: each wider than those drawn after it, so that it shows at a tie."""
-    wider = min(_WIDER, (_WIDEST - _THIN) / max(1, len(labels) - 1))
-    return {
-        text: {"color": GROUPS[number % len(GROUPS)], "linewidth": _THIN + wider * (len(labels) - 1 - number)}
-        for number, text in enumerate(labels)
-    }
+    """How each curve looks: wider than those drawn after it, so that it shows at a tie."""
+    wider, styles = min(_WIDER, (_WIDEST - _THIN) / max(1, len(labels) - 1)), {}
+    for number, text in enumerate(labels):
+        width = _THIN + wider * (len(labels) - 1 - number)
+        look = {"color": GROUPS[number % len(GROUPS)], "marker": _MARKERS[number % len(_MARKERS)]}
+        styles[text] = look | {"linewidth": width, "markersize": width + 2}
+    return styles
 
 
 def pixels(ax: Axes, size: int) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -113,11 +113,11 @@ def untested(claim: Claim) -> list[Verdict]:
 
 def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
     value, own = _value(one, rows), rows[one.row].get("step_ns")
-    checks, found = [(text, holds(value)) for text, holds in _limits(one)], _said(one, value)
+    limits, found = _limits(one, value), _said(one, value)
     if one.faster_than is not None:
         other, found = rows[one.faster_than].get("step_ns"), _shown("step_ns", own)
-        checks.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
-    must, holds = " and ".join(text for text, _ in checks), all(good for _, good in checks)
+        limits.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
+    must, holds = " and ".join(text for text, _ in limits), all(good for _, good in limits)
     if not holds:
         found = _in_full(one, str(rows[one.row]["status"]), (value, found, must))
     must = must or "anything: the printed figure is only shown"
@@ -172,26 +172,25 @@ def asks(one: Expectation) -> str:
     return f"{one.row}: {one.column}{over} is {limits or 'shown'}"
 
 
-def _limits(one: Expectation) -> list[tuple[str, Callable[[object], bool]]]:
-    """What must hold of the value by itself, for people, and whether it does of a value."""
-    found: list[tuple[str, Callable[[object], bool]]] = []
-    ends = one.ends("printed") if one.is_close_to_printed else ()
+def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
+    """What must hold of the value by itself, for people, and whether it does."""
+    found, number = list[tuple[str, bool]](), _number(value)
+    ends = [_number(end) for end in one.ends("printed")] if one.is_close_to_printed else []
     if one.equals is not None:
         wanted = one.ends("equals")[0]
-        found.append((_said(one, wanted), lambda value: value == wanted))
+        found.append((_said(one, wanted), value == wanted))
     if len(ends) == 2:
-        low, high = map(_number, ends)
-        found.append((_said_range(one), lambda value: low <= _number(value) <= high))
+        found.append((_said_range(one), ends[0] <= number <= ends[1]))
     if one.about is not None or len(ends) == 1:
-        target = _number(ends[0] if ends else one.ends("about")[0])
+        target = ends[0] if ends else _number(one.ends("about")[0])
         must = f"about {_said(one, target)} (within {percent(one.within)})"
-        found.append((must, lambda value: abs(_number(value) - target) <= one.within * abs(target)))
+        found.append((must, abs(number - target) <= one.within * abs(target)))
     if one.at_most is not None:
         most = _number(one.ends("at_most")[0])
-        found.append((f"at most {_said(one, most)}", lambda value: _number(value) <= most))
+        found.append((f"at most {_said(one, most)}", number <= most))
     if one.at_least is not None:
         least = _number(one.ends("at_least")[0])
-        found.append((f"at least {_said(one, least)}", lambda value: _number(value) >= least))
+        found.append((f"at least {_said(one, least)}", number >= least))
     return found
 
 

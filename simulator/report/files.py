@@ -48,12 +48,8 @@ def check_target(out: Path) -> None:
         If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
         be made: it is filled beside its place.
     """
-    where, must, do = (
-        f"--out {out}",
-        "the results get a folder of their own",
-        "choose another folder, or move that away",
-    )
-    found = ""
+    where, must, found = f"--out {out}", "the results get a folder of their own", ""
+    do = "choose another folder, or move that away"
     if os.path.lexists(out) and not out.is_dir():
         found = "a file, or a link that leads nowhere"
     elif out.exists() and Path.cwd().is_relative_to(out.resolve()):

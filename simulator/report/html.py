@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,49 +12,32 @@ from simulator.processes import Aside
 from simulator.report import drawing, perfetto
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
-from simulator.report.readings import by_place, largest, usages
+from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
 from simulator.report.views import rendered
+from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
 """So many lines of a table are still read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """What a report says besides its rows.
-
-    Attributes
-    ----------
-    name, title
-        Of the scenario.
-    sentences
-        What a person would say about the run.
-    provenance
-        Where every number comes from, as in ``summary.json``.
-    expectations
-        The fields of `simulator.report.expectations.Verdict` for each expectation.
-    claim
-        The fields of `simulator.scenario.Claim`, if the scenario puts a published sentence to the test.
-    """
-
-    name: str
-    title: str
-    sentences: tuple[str, ...]
-    provenance: Mapping[str, Any]
-    expectations: tuple[Mapping[str, Any], ...] = ()
-    claim: Mapping[str, Any] | None = None
-
-
-def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callable[[Row], Sequence[bytes]]) -> str:
+def page(
+    scenario: Scenario,
+    said: Mapping[str, Any],
+    rows: Sequence[Row],
+    comparison: bytes,
+    pictures: Callable[[Row], Sequence[bytes]],
+) -> str:
     """Write the page.
 
     Parameters
     ----------
-    story
-        What the report says besides its rows.
+    scenario
+        Its name, its title, and its claim if it puts a published sentence to the test.
+    said
+        What ``summary.json`` says besides the rows: sentences, expectations, stalls and provenance.
     rows
         The rows of the table.
     comparison
@@ -66,7 +48,8 @@ def page(story: Story, rows: Sequence[Row], comparison: bytes, pictures: Callabl
     """
     return rendered(
         "page.html.j2",
-        story=story,
+        scenario=scenario,
+        said=said,
         tables=folded(rows, PIPE_WIDTH),
         statuses=[str(row.summary["status"]) for row in rows],
         comparison=comparison,
@@ -95,8 +78,6 @@ def _section(row: Row) -> dict[str, Any]:
         "whose": f" (rank {told.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
         "omitted": omitted(row, ranks),
-        "causes": by_place(row),
-        "step_ns": row.summary.get("step_ns") or 1,
         "stalls": largest(told),
         "peaks": [
             peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace
@@ -132,19 +113,18 @@ class Pages:
         if row.trace is not None:
             self._calls.call(partial(_write_row, row, self._of(row), self._more))
 
-    def report(self, story: Story, rows: Sequence[Row]) -> None:
+    def report(self, scenario: Scenario, said: Mapping[str, Any], rows: Sequence[Row]) -> None:
         """Write the report of all rows and the picture of their table, and with it wait until all are written.
 
         Parameters
         ----------
-        story
-            What it says besides them.
-        rows
-            The rows of the table.
+        scenario, said, rows
+            As for `page`.
         """
-        drawn = comparison(rows, story.title or story.name).png()
+        drawn = comparison(rows, scenario.title or scenario.name).png()
         (self._folder / COMPARISON).write_bytes(drawn)
-        (self._folder / "report.html").write_text(page(story, rows, drawn, self._pictures), encoding="utf-8")
+        text = page(scenario, said, rows, drawn, self._pictures)
+        (self._folder / "report.html").write_text(text, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:
         """The pictures of a row, once all rows are written."""

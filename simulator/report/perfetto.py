@@ -146,7 +146,8 @@ def _memory(usage: Usage, pid: int) -> Iterator[Event]:
 
 
 def _counter(name: str, pid: int, times: Ints, held: Ints, unit: str = "B") -> Iterator[Event]:
-    """One counter, an event for the last change of each instant; viewers write the unit behind its name."""
-    last = lasts(times)
-    for time, value in zip(times[last].tolist(), held[last].tolist(), strict=True):
+    """One counter, an event for each instant at which it changes; viewers write the unit behind its name."""
+    last = np.flatnonzero(lasts(times))
+    changes = last[np.diff(held[last], prepend=held[last[:1]] - 1) != 0]
+    for time, value in zip(times[changes].tolist(), held[changes].tolist(), strict=True):
         yield {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": time / 1000, "args": {f"[{unit}]": value}}

@@ -39,7 +39,6 @@ _DECADES = 100
 """Heights that differ by more are drawn on a logarithmic axis."""
 _LABELS = 8
 """Values on an axis that all have a label; more would lie on each other."""
-_MARKERS = "osD^vP"
 _BUSY, _WANTED = "#bbccdd", "#4477aa"
 _CUT = 200
 """Per cent of what a link can serve at which what is wanted of it is cut."""
@@ -198,10 +197,7 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
     picture = Picture(_PANEL_IN * lines)
     places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
     names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
-    markers = zip(curve_styles([*names]).items(), cycle(_MARKERS), strict=False)
-    styles = {
-        name: style | {"marker": marker, "markersize": style["linewidth"] + 2} for (name, style), marker in markers
-    }
+    styles = curve_styles([*names])
     for ax, panel in zip(places, panels, strict=False):
         _draw(ax, panel, styles)
     for ax in places[len(panels) :]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,13 +139,13 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     axes[0].set_xlim(first / size, last / size)
     label(axes[0], omitted(row, [view.rank for view in views]))
     name_lanes(axes[0], list(lanes))
-    panels = [_Memory(row, ax, usage) for ax, usage in zip(axes[1:], memories, strict=True)]
+    panels = [_memory(row, ax, usage) for ax, usage in zip(axes[1:], memories, strict=True)]
     axes[-1].set_xlabel(f"time [{unit}]", **drawing.TEXT)
     drawn = (one["look"] for parts in lanes.values() for _, one in parts)
     shown = set(np.array([*looks])[np.unique(np.concatenate([*drawn]))])
     shown |= {_kind(k) for usage in memories for k in usage.kinds}
     inside = [end / size for end in ends if first < end < last]
-    lines = {name: look for panel in panels for name, look in panel.lines.items()}
+    lines = {name: look for own, _ in panels for name, look in own.items()}
     lines |= {"end of a step": _STEP} if 0 < len(inside) <= _FEW_STEPS else {}
     picture.head(_title(row), {name: tint for name, tint in looks.items() if name in shown} | lines)
     picture.settle()
@@ -153,8 +153,8 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
         for (top, bottom), one in parts:
             times = one["start_ns"], one["end_ns"]
             bars(axes[0], (y + top, y + bottom), times, one["look"], [*looks.values()], size)
-    for panel in panels:
-        panel.draw(size)
+    for _, draw in panels:
+        draw(size)
     for ax in axes if "end of a step" in lines else ():
         ax.vlines(inside, 0, 1, transform=ax.get_xaxis_transform(), **_STEP)
     return picture
@@ -171,51 +171,45 @@ def _title(row: Row) -> str:
     return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled {where}"
 
 
-class _Memory:
-    """The panel of a tier: what lies in it by tensor kind, its limit, and what its allocator keeps.
+def _memory(row: Row, ax: Axes, usage: Usage) -> tuple[dict[str, Any], Callable[[int], None]]:
+    """Label the panel of a tier. Return its lines, and what draws it, with how many ns a unit of time has.
 
-    Parameters
-    ----------
-    row, ax, usage
-        Of what, where, and what lies there.
+    Drawn are the most that lies in the tier within each pixel, by tensor kind, its limit, and what its allocator keeps.
     """
+    peak, lines = int(usage.total_bytes.max()), dict[str, Any]()
+    kept = space(row) if usage.tier == row.hardware.compute_tier else None
+    is_near = usage.limit_bytes <= _FAR * peak
+    most = max(float(usage.limit_bytes) if is_near else 0, peak)
+    unit, scale = units(most, "B")
+    label(ax, y=f"{usage.tier} [{unit}]")
+    ax.set_ylim(0, 1.25 * most / scale or 1)
+    beyond = "" if is_near or not usage.allowed else " (beyond the picture)"
+    says = [f"peak {quantity(peak, 'B')}", *filter(None, [usage.allowed + beyond])]
+    lines |= {"room": LIMIT} if is_near else {}
+    if kept is not None:
+        lines |= {"reserved": _RESERVED} | ({"largest hole": _HOLE} if kept.has_holes else {})
+        says += [f"{counted(len(kept.compactions_ns), 'compaction')} in the run"]
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+    ax.text(0.004, 0.97, ", ".join(says), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
 
-    def __init__(self, row: Row, ax: Axes, usage: Usage) -> None:
-        self._ax, self._usage, peak = ax, usage, int(usage.total_bytes.max())
-        self._space = space(row) if usage.tier == row.hardware.compute_tier else None
-        is_near = usage.limit_bytes <= _FAR * peak
-        most = max(float(usage.limit_bytes) if is_near else 0, peak)
-        unit, self._scale = units(most, "B")
-        label(ax, y=f"{usage.tier} [{unit}]")
-        ax.set_ylim(0, 1.25 * most / self._scale or 1)
-        beyond = "" if is_near or not usage.allowed else " (beyond the picture)"
-        says = [f"peak {quantity(peak, 'B')}", *filter(None, [usage.allowed + beyond])]
-        self.lines: dict[str, Any] = {"room": LIMIT} if is_near else {}
-        if self._space is not None:
-            self.lines |= {"reserved": _RESERVED}
-            self.lines |= {"largest hole": _HOLE} if self._space.has_holes else {}
-            says += [f"{counted(len(self._space.compactions_ns), 'compaction')} in the run"]
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-        ax.text(0.004, 0.97, ", ".join(says), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
-
-    def draw(self, size: int) -> None:
-        """Draw the most that lies in the tier within each pixel; `size` is how many ns a unit of time has."""
-        usage, ax, edges = self._usage, self._ax, pixels(self._ax, size)
-        tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / self._scale
+    def draw(size: int) -> None:
+        edges = pixels(ax, size)
+        tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / scale
         for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
             steps(ax, tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
         steps(ax, tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
-        if "room" in self.lines:
-            ax.axhline(float(usage.limit_bytes) / self._scale, **LIMIT)
-        if self._space is None:
+        if is_near:
+            ax.axhline(float(usage.limit_bytes) / scale, **LIMIT)
+        if kept is None:
             return
-        kept = {"reserved": (self._space.reserved_bytes, 1), "largest hole": (self._space.hole_bytes, -1)}
-        for name in self.lines.keys() & kept:
-            held, sign = kept[name]
-            at = highest(self._space.time_ns, sign * held, edges)
-            steps(ax, held[at] / self._scale, edges / size, baseline=None, **self.lines[name])
-        for start, end in self._space.compactions_ns:
+        for name, held, sign in (("reserved", kept.reserved_bytes, 1), ("largest hole", kept.hole_bytes, -1)):
+            if name in lines:
+                at = highest(kept.time_ns, sign * held, edges)
+                steps(ax, held[at] / scale, edges / size, baseline=None, **lines[name])
+        for start, end in kept.compactions_ns:
             ax.axvspan(start / size, end / size, color=drawing.CAUSE["compaction"], alpha=0.35, linewidth=0)
+
+    return lines, draw
 
 
 def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:

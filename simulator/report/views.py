@@ -23,14 +23,8 @@ Rows = Sequence[Row]
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
 NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
-_STATUS = {
-    "infeasible": "does not fit",
-    "blocked": "is blocked",
-    "refused": "is refused",
-    "failed": "fails",
-    "lost": "fails",
-}
-"""Status of what did not run -> what is said."""
+_STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused"}
+"""Status of what did not run, but did not fail -> what is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +347,10 @@ def did_not_run(rows: Rows, axes: Sequence[str]) -> list[str]:
     """
     found = []
     for (policy, status), own in by(rows, "policy", "status").items():
-        if status in _STATUS:
-            why = dict.fromkeys(str(row["notes"]) for row in own if status in ("failed", "lost"))
-            at = listed([_point(row, axes) for row in own])
-            found.append(": ".join(filter(None, (f"{policy} {_STATUS[status]} at {at}", "; ".join(why)))) + ".")
+        if status != "ok":
+            why = dict.fromkeys(str(row["notes"]) for row in own if status not in _STATUS)
+            text = f"{policy} {_STATUS.get(status, 'fails')} at {listed([_point(row, axes) for row in own])}"
+            found.append(": ".join(filter(None, (text, "; ".join(why)))) + ".")
     return found
 
 

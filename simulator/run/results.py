@@ -279,14 +279,9 @@ class Results(dict[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        from simulator.report.html import Pages, Story  # noqa: PLC0415 - draws pictures, which takes time to import
+        from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
 
-        case, rows, sentences = self.case, list(self.values()), list(self.sentences)
-        scenario = case.loaded.scenario
-        if scenario.trace == "none":
-            sentences.append(
-                "No trace was kept (trace: none), so that rows have no pictures, tables, plans and traces."
-            )
+        case, rows = self.case, list(self.values())
         with files.replaced(Path(out)) as folder, aside() as calls:
             pages = Pages(folder, calls, _write_tables)
             for row in rows:
@@ -294,10 +289,7 @@ class Results(dict[str, Result]):
             files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
             for name, path in files_named(case.loaded).items():
                 (folder / name).write_bytes(path.read_bytes())
-            verdicts = tuple(asdict(verdict) for verdict in self.expectations)
-            claim = scenario.claim.model_dump() if scenario.claim else None
-            story = Story(scenario.name, scenario.title, tuple(sentences), self.provenance, verdicts, claim)
-            pages.report(story, rows)
+            pages.report(case.loaded.scenario, self.more, rows)
             files.write_summary(folder, [row.summary for row in rows], self.more)
 
 
