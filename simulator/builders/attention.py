@@ -50,7 +50,7 @@ from simulator.builders.layer import projected
 from simulator.builders.tape import ID_BYTES, Tape
 from simulator.builders.weights import numbered
 from simulator.graph import Late
-from simulator.workload import Mla, Sparse
+from simulator.workload import Gqa, Mla, Sparse
 
 
 class Query(NamedTuple):
@@ -62,6 +62,8 @@ class Query(NamedTuple):
         Tensors of the queries, and what an op reads of them [B].
     new
         Tensors with the keys and values of the new tokens.
+    seen_bytes
+        What attention to all in reach reads of keys and values, new and cached [B].
     width
         Elements of a row of what comes out.
     pair_flops
@@ -73,9 +75,10 @@ class Query(NamedTuple):
     taken: list[str]
     taken_bytes: int
     new: list[str]
+    seen_bytes: int
     width: int
     pair_flops: int
-    scores: tuple[int, int]
+    scores: tuple[int, int] = (0, 0)
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:
@@ -84,38 +87,47 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     Latent attention takes the form that is the cheaper one in this phase.
     """
     part = t.model.attention
-    if isinstance(part, Mla):
-        form = _expanded if t.phase == "prefill" and part.sparse is None else _absorbed
-        return form(t, part, cache, x)
-    (q, *new), width = projected(t, x), part.width
-    return _attend(t, cache, Query([q], t.made_bytes(q), new, width, 4 * width, (2 * width, t.token_bytes // 2)), x)
+    is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None)
+    if isinstance(part, Gqa):
+        (q, *new), width, seen_bytes = projected(t, x), part.width, cache.held_bytes
+        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + t.made_bytes(*new)
+        query = Query([q], t.made_bytes(q), new, seen_bytes, width, 4 * width, scores)
+    else:
+        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, x)
+    if part.sparse is not None:
+        out = _Views(t, part.sparse, cache, query).mixed(x)
+    else:
+        out = t.tensor("attn.core.out", query.width)
+        reads, writes = [*query.taken, *query.new, *cache.held], [out, *cache.added]
+        t.op(
+            "attn.core", reads, writes, op_class="attention", flops=cache.batch * cache.pairs * query.pair_flops,
+            read_bytes=query.taken_bytes + query.seen_bytes, write_bytes=t.made_bytes(out) + cache.added_bytes,
+        )  # fmt: skip
+    return t.multiply("attn.v_b", [out], t.made_bytes(out)) if is_absorbed else out
 
 
-def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> str:
+def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
     q, latent = _latent(t, part, x)
-    rows = cache.batch * (cache.seen + cache.span.new)
+    rows, taken = cache.batch * (cache.seen + cache.span.new), [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
-    k, v = (
-        t.multiply(f"attn.{name}", [latent, *cache.held], part.kv_lora_rank * latents_bytes, rows=rows)
-        for name in ("k_b", "v_b")
+    read_bytes = part.kv_lora_rank * latents_bytes
+    k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows) for name in ("k_b", "v_b"))
+    seen_bytes, pair_flops = (
+        t.made_bytes(k, v) + part.qk_rope * latents_bytes,
+        2 * part.heads * (part.qk_nope + part.qk_rope + part.v_head),
     )
-    flops = 2 * cache.batch * cache.pairs * part.heads * (part.qk_nope + part.qk_rope + part.v_head)
-    read_bytes = t.made_bytes(q, k, v) + part.qk_rope * latents_bytes
-    return _core(t, cache, [q, latent, k, v], part.width, flops, read_bytes)
+    return Query([q], t.made_bytes(q), [latent, k, v], seen_bytes, part.width, pair_flops)
 
 
-def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> str:
+def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     """Attend to the latents themselves."""
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
-    wide = part.heads * part.kv_lora_rank
-    absorbing = t.multiply("attn.k_b", [q], nope, width=wide)
-    score_flops = 2 * part.heads * (part.kv_lora_rank + part.qk_rope)
-    scores = (score_flops, t.token_bytes)
-    query_bytes = t.made_bytes(absorbing) + rope
-    mixed = _attend(t, cache, Query([absorbing, q], query_bytes, [latent], wide, score_flops + 2 * wide, scores), x)
-    return t.multiply("attn.v_b", [mixed], t.made_bytes(mixed))
+    wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.kv_elements
+    absorbing, seen_bytes = t.multiply("attn.k_b", [q], nope, width=wide), t.made_bytes(latent) + cache.held_bytes
+    taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
+    return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
 def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
@@ -132,23 +144,6 @@ def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
         turned_bytes = t.own_tokens * width * t.element_bytes
         t.op(name, [tensor], [tensor], read_bytes=turned_bytes, write_bytes=turned_bytes)
     return q, latent
-
-
-def _attend(t: Tape, cache: Cache, query: Query, x: str) -> str:
-    """Attend to what is in reach, or to the three views of sparse attention."""
-    if t.model.attention.sparse is not None:
-        return _Views(t, t.model.attention.sparse, cache, query).mixed(x)
-    flops = cache.batch * cache.pairs * query.pair_flops
-    read_bytes = query.taken_bytes + t.made_bytes(*query.new) + cache.held_bytes
-    return _core(t, cache, [*query.taken, *query.new], query.width, flops, read_bytes)
-
-
-def _core(t: Tape, cache: Cache, taken: list[str], width: int, flops: int, read_bytes: int) -> str:
-    """Attend, and cache the new tokens."""
-    out = t.tensor("attn.core.out", width)
-    reads, writes, write_bytes = [*taken, *cache.held], [out, *cache.added], t.made_bytes(out) + cache.added_bytes
-    t.op("attn.core", reads, writes, op_class="attention", flops=flops, read_bytes=read_bytes, write_bytes=write_bytes)
-    return out
 
 
 class _Views:

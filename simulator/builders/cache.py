@@ -219,34 +219,35 @@ class Room:
         for name, span in spans:
             before, after = ((compressed(n, about.compress) if about else 0) for n in (span.cached, span.length))
             if after > before:
-                self._tensor(f"{name}.compressed", work.batch * (after - before), lasts=span.length <= there)
-                cache.compressed.add(after, [f"{name}.compressed"])
+                sizes = {f"{name}.compressed": work.batch * (after - before)}
+                self._put(cache.compressed, after, sizes, lasts=span.length <= there)
         if work.kv is not None:
             self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, there)
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= there else span.new
-            self._tensor(name, work.batch * tokens, lasts=span.length <= there)
-            cache.store.add(span.length, [name])
+            self._put(cache.store, span.length, {name: work.batch * tokens}, lasts=span.length <= there)
 
     def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
         work, together = self.work, kv.together(self.work.batch)
         end = work.sequence + work.new_tokens if there else work.sequence
         first, after = self.cache(Span(there, 1), layer), self.cache(Span(end, 1), layer)
-        numbers, groups = numbered("b", -(-end // kv.block), 4), numbered("s", -(-work.batch // together))
+        numbers, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
+        of_each = (min(together, work.batch - start) * kv.block for start in starts)
+        groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
         for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = number * kv.block, (number + 1) * kv.block
             is_begun, is_new = start >= there, kv.new == "as_needed" and start > there
             is_seen = not is_begun or after.sees(start, stop)
-            names = [f"{layer}/kv/{group}/{numbers[number]}" for group in groups]
+            sizes = {f"{layer}/kv/{group}/{numbers[number]}": size for group, size in groups.items()}
             if not (is_begun or first.sees(start, stop)):
-                names = []
-            for place, name in enumerate(names):
-                sequences = min(together, work.batch - place * together)
-                self._tensor(name, sequences * kv.block, lasts=there > 0 and is_seen and not is_new)
-            self.come += names if is_new and is_seen else []
-            first.store.add(stop, names)
+                sizes = {}
+            self._put(first.store, stop, sizes, lasts=there > 0 and is_seen and not is_new)
+            self.come += sizes if is_new and is_seen else []
 
-    def _tensor(self, name: str, tokens: int, *, lasts: bool) -> None:
-        self.tape.graph.tensor(name, tokens * self.tape.token_bytes, "kv_cache", persistent=lasts)
+    def _put(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:
+        """Add tensors of so many tokens, which hold those up to before `stop`."""
+        for name, tokens in sizes.items():
+            self.tape.graph.tensor(name, tokens * self.tape.token_bytes, "kv_cache", persistent=lasts)
+        store.add(stop, list(sizes))

@@ -41,7 +41,7 @@ from simulator.builders.layer import answer, embed, forward, projected
 from simulator.builders.layer import attended as trained
 from simulator.builders.tape import ID_BYTES, Tape, starts
 from simulator.builders.weights import Laid, blocks, numbered
-from simulator.graph import Graph, Job
+from simulator.graph import CollectiveKind, Graph, Job
 from simulator.workload import Pools
 
 
@@ -113,8 +113,10 @@ def _send_cache(t: Tape, group: str) -> Graph:
     x = embed(t)
     for layer in blocks(t.model.layers):
         x = forward(t, layer, x, partial(trained, t))
-        t.send([t.name("rope.k.out"), t.name("attn.v.out")], group)
-    t.send([answer(t, x, last=t.workload.batch)], group, t.workload.batch * ID_BYTES)
+        made = [t.name("rope.k.out"), t.name("attn.v.out")]
+        t.meet("send", CollectiveKind.SEND, group, t.made_bytes(*made), made, [])
+    token = answer(t, x, last=t.workload.batch)
+    t.meet("send", CollectiveKind.SEND, group, t.workload.batch * ID_BYTES, [token], [])
     return t.graph.build(steps=t.workload.steps)
 
 
@@ -125,7 +127,8 @@ def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
 
     def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
         t.graph.tensor(t.name(name), size_bytes, kind)
-        return t.receive(f"recv.{group}", t.name(name), group, size_bytes)
+        t.meet(f"recv.{group}", CollectiveKind.RECV, group, size_bytes, [], [t.name(name)])
+        return t.name(name)
 
     for t.block, store in stores.items():
         store.add(length, [receive(group, group, prompts * length * t.token_bytes, "kv_cache") for group in groups])

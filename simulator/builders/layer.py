@@ -28,6 +28,7 @@ from math import prod
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, EXPERT, TENSOR, numbered
 from simulator.errors import ConfigError
+from simulator.graph_builder import OpFields
 from simulator.layout import Layout
 from simulator.workload import Experts
 
@@ -47,10 +48,10 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     attend
         From the normed input to what the output projection takes.
     """
-    t.block, residual = block, t.layout(x)
+    t.block = block
     context = attend(t.norm("norm1", x))
-    r = t.vector("add1", [x, t.linear("attn.o", context)], residual, adds=True)
-    return t.vector("add2", [r, fed(t, t.norm("norm2", r, sums="add1"))], residual, adds=True)
+    r = t.vector("add1", [x, t.linear("attn.o", context)], adds=True)
+    return t.vector("add2", [r, fed(t, t.norm("norm2", r, sums="add1"))], adds=True)
 
 
 # attention
@@ -80,7 +81,7 @@ def attended(t: Tape, x: str) -> str:
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, here) for x in (dy, *qkv))
-        grads = [t.like(f"{x}.grad", saved[i]) for i, x in enumerate(qkv)]
+        grads = [t.add(f"{x}.grad", t.spread[saved[i]]) for i, x in enumerate(qkv)]
         reads, size_bytes = [*saved, context, *statistics, dy], t.made_bytes(*statistics)
         t.op("attn.core", reads, grads, op_class="attention", flops=5 * flops // 2, workspace_bytes=size_bytes)
         t.give(qkv, [t.to(grad, t.layout(x).whole) for grad, x in zip(grads, qkv, strict=True)])
@@ -133,7 +134,7 @@ def _each(t: Tape, part: Experts, x: str) -> str:
     stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
     size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
     names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    out, rows = t.like(t.name("ffn.experts.out"), x), prod(t.spread[x].rows)
+    out, rows = t.add(t.name("ffn.experts.out"), t.spread[x]), prod(t.spread[x].rows)
     inside = 3 * rows * part.width * t.element_bytes
     t.op(
         "ffn.experts", [x, *names], [out],
@@ -248,29 +249,25 @@ def loss(t: Tape, x: str) -> None:
     """Final norm, logits and loss of one micro-batch."""
     t.block = "head"
     logits = _logits(t, x)
-    whole = t.layout(logits).whole
-    logits = t.to(logits, whole)
-    out, partial = t.name("loss.out"), list[str]()
+    logits = t.to(logits, t.layout(logits).whole)
+    out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
+
+    def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
+        """Work on so many copies of the logits, each written and read once."""
+        (labels, label_bytes), copies_bytes = _ids(t), copies * t.elements(logits) * FP32_BYTES
+        more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
+        more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
+        t.op("loss", [logits, labels, *reads], writes, **more)
+
     t.graph.tensor(out, FP32_BYTES)
-    if whole.tensor_map[1]:
-        partial = [t.tensor("loss.parts", _REDUCED, t.cut((), BATCH, TENSOR), FP32_BYTES)]
-    copies = t.workload.dtypes.logits_copies_fp32
-    _loss(t, [logits], [out, *partial], copies, FP32_BYTES + t.made_bytes(*partial))
-    parts = [t.to(part, t.cut()) for part in partial]
+    if t.layout(logits).tensor_map[1]:
+        parts = [t.tensor("loss.parts", _REDUCED, t.cut((), BATCH, TENSOR), FP32_BYTES)]
+    op([], [out, *parts], copies, FP32_BYTES + t.made_bytes(*parts))
+    parts = [t.to(part, t.cut()) for part in parts]
 
     def back(_: str) -> None:
-        grad = t.like(f"{logits}.grad", logits)
-        _loss(t, [logits, *parts], [grad], min(copies, 1), t.made_bytes(grad))
+        grad = t.add(f"{logits}.grad", t.spread[logits])
+        op(parts, [grad], min(copies, 1), t.made_bytes(grad))
         t.give([logits], [grad])
 
     t.record("", back)
-
-
-def _loss(t: Tape, reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
-    """Add an op on logits and labels that works on so many copies of the logits, each written and read once."""
-    labels, label_bytes = _ids(t)
-    logits, *parts = reads
-    copies_bytes = copies * t.elements(logits) * FP32_BYTES
-    read_bytes, write_bytes = t.made_bytes(*reads) + label_bytes + copies_bytes, made_bytes + copies_bytes
-    reads = [logits, labels, *parts]
-    t.op("loss", reads, writes, workspace_bytes=copies_bytes, read_bytes=read_bytes, write_bytes=write_bytes)

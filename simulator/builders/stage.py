@@ -159,8 +159,7 @@ class Replicas:
     ) -> None:
         """Add a collective along some axes, of as many bytes as some weights have."""
         size_bytes = sum(weight.parameters for weight in weights) * self.tape.element_bytes
-        about = self.tape.meeting(kind, axes, size_bytes)
-        self.tape.op(f"{what}.{kind}.{'.'.join(axes)}", reads, writes, collective=about)
+        self.tape.meet(f"{what}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
 
     def after(self, block: str, *, is_last: bool) -> None:
         """Add up the gradients of a block whose backward has run.
@@ -285,7 +284,7 @@ class Stage:
             self.replicas.before("head", [x])
             loss(t, x)
         else:
-            t.send([x], self._pairs(NEXT, 1))
+            self._send(x, NEXT, 1)
 
     def _backward(self, *, is_last: bool) -> None:
         t, made = self.tape, self.made.pop(self.tape.micro)
@@ -305,14 +304,18 @@ class Stage:
             t, now = self.tape, (self.tape.phase, self.tape.micro)
             (t.micro, dy), self.unsent = self.unsent, None
             t.phase, t.block = "backward", self.layers[0]
-            t.send([dy], self._pairs(PREVIOUS, -1))
+            self._send(dy, PREVIOUS, -1)
             t.phase, t.micro = now
+
+    def _send(self, x: str, group: str, by: int) -> None:
+        t = self.tape
+        t.group(group, t.mesh.shifted("pipeline", by))
+        t.meet("send", CollectiveKind.SEND, group, t.made_bytes(x), [x], [])
 
     def _receive(self, block: str, name: str, group: str, by: int) -> str:
         t = self.tape
         t.block = block
         x = t.tensor(name, t.model.hidden, t.residual)
-        return t.receive("recv", x, self._pairs(group, by), t.made_bytes(x))
-
-    def _pairs(self, group: str, by: int) -> str:
-        return self.tape.group(group, self.tape.mesh.shifted("pipeline", by))
+        t.group(group, t.mesh.shifted("pipeline", by))
+        t.meet("recv", CollectiveKind.RECV, group, t.made_bytes(x), [], [x])
+        return x

@@ -35,10 +35,13 @@ def starts(prefix: str, count: int) -> list[str]:
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
+Rows = tuple[int, ...]
+
+
 class Spread(NamedTuple):
     """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features."""
 
-    rows: tuple[int, ...]
+    rows: Rows
     width: int
     layout: Layout
     element_bytes: int
@@ -96,22 +99,17 @@ class Tape:
         """The layout of rows cut along `tokens`, and of features cut along `features`."""
         return Layout(self.mesh, (tokens, features), partial)
 
-    def tensor(
-        self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: tuple[int, ...] = ()
-    ) -> str:
+    def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
         """Add an activation of so many elements a row to the current block; return its name.
 
         Rows are cut along the batch unless a layout is given, and are all tokens unless their number is; `size` is that
         of an element [B], by default of the model's data type.
         """
         layout = self.cut() if layout is None else layout
-        return self._add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
+        return self.add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
 
-    def like(self, name: str, x: str) -> str:
-        """Add a tensor with this full name that is spread as another one."""
-        return self._add(name, self.spread[x])
-
-    def _add(self, name: str, spread: Spread) -> str:
+    def add(self, name: str, spread: Spread) -> str:
+        """Add an activation with this full name that is spread so; return the name."""
         self.spread[name] = spread
         kind = self.kinds.get(name.rpartition("/")[2], "activation")
         self.graph.tensor(name, self.made_bytes(name), kind)
@@ -206,19 +204,12 @@ class Tape:
             self.graph.group(name, members)
         return name
 
-    def meeting(self, kind: CollectiveKind, axes: Axes, size_bytes: int) -> Collective:
-        """A collective of the ranks that differ along some axes only, of so many bytes."""
-        return Collective(kind, self.group(".".join(axes), self.mesh.members(axes)), size_bytes)
-
-    def send(self, tensors: list[str], group: str, size_bytes: int = 0) -> None:
-        """Send tensors along a group, of so many bytes or as they are."""
-        about = Collective(CollectiveKind.SEND, group, size_bytes or self.made_bytes(*tensors))
-        self.op("send", tensors, [], collective=about)
-
-    def receive(self, name: str, tensor: str, group: str, size_bytes: int) -> str:
-        """Receive a tensor of so many bytes along a group, in an op of a name."""
-        self.op(name, [], [tensor], collective=Collective(CollectiveKind.RECV, group, size_bytes))
-        return tensor
+    def meet(
+        self, name: str, kind: CollectiveKind, along: str | Axes, size_bytes: int, reads: list[str], writes: list[str]
+    ) -> None:
+        """Add a collective of so many bytes: of a group, or of the ranks that differ along some axes only."""
+        group = along if isinstance(along, str) else self.group(".".join(along), self.mesh.members(along))
+        self.op(name, reads, writes, collective=Collective(kind, group, size_bytes))
 
     def to(self, x: str, layout: Layout) -> str:
         """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
@@ -238,31 +229,29 @@ class Tape:
             made, self.spread[x] = x, spread
         else:
             again = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else ""
-            made = self._add(f"{x}.{_MADE[change.kind]}{again}", spread)
+            made = self.add(f"{x}.{_MADE[change.kind]}{again}", spread)
         if change.kind is None:
             self.op(f"{module}.slice", [x], [made], read_bytes=self.made_bytes(made))
         else:
-            about = self.meeting(change.kind, change.axes, max(self.made_bytes(x), self.made_bytes(made)))
-            self.op(f"{module}.{change.kind}", [x], [made], collective=about)
+            size_bytes = max(self.made_bytes(x), self.made_bytes(made))
+            self.meet(f"{module}.{change.kind}", change.kind, change.axes, size_bytes, [x], [made])
         return made
 
     # ops with gradients
 
-    def vector(
-        self, name: str, reads: list[str], layout: Layout | None = None, *, saves: bool = True, adds: bool = False
-    ) -> str:
-        """Add an op of equal shapes: in the given layout, or else in the one of its inputs that is cut most.
+    def vector(self, name: str, reads: list[str], *, saves: bool = True, adds: bool = False) -> str:
+        """Add an op of equal shapes, in the layout of its inputs that is cut most.
 
         Parameters
         ----------
-        name, reads, layout
+        name, reads
             The op.
         saves
             Whether its gradients depend on what it took.
         adds
-            Whether it adds two tensors; the gradient of both is that of the sum.
+            Whether it adds to the residual, in the layout of that; the gradient of both is that of the sum.
         """
-        target = layout or max((self.layout(x).whole for x in reads), key=lambda layout: layout.parts)
+        target = self.residual if adds else max((self.layout(x).whole for x in reads), key=lambda made: made.parts)
         taken = [self.to(x, target) for x in reads]
         out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, rows=self.spread[taken[0]].rows)
         self.op(name, taken, [out])
@@ -273,7 +262,7 @@ class Tape:
                 self.give(reads, [dy] * len(reads))
                 return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
-            grads = [self.like(f"{x}.grad", dy) for x in reads]
+            grads = [self.add(f"{x}.grad", self.spread[dy]) for x in reads]
             self.op(name, [dy, *saved], grads)
             self.give(reads, [self.to(grad, self.layout(x).whole) for x, grad in zip(reads, grads, strict=True)])
 
