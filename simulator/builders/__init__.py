@@ -90,7 +90,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
         If the model cannot be spread over ranks as the workload says.
     """
     if isinstance(workload.model, LlamaModel) and workload.pools is None:
-        return lay(workload, workload.model).weights
+        return lay(workload, workload.model).by_name
     return {}
 
 
@@ -119,7 +119,7 @@ def _check_size(workload: Workload, model: Model) -> None:
     once = workload.model_copy(
         update={"steps": 1, "parallel": Parallel(), "pools": fewest, "chunk": None, "new_tokens": 1}
     )
-    small = (build_model(once, model.with_layers(n)) for n in (1, 2))
+    small = (build_model(once, model.decoder.with_layers(n)) for n in (1, 2))
     one, two = (
         [max(len(getattr(graph, what)) for graph in job.graphs) for what in ("ops", "tensors")] for job in small
     )
@@ -132,14 +132,14 @@ def _check_size(workload: Workload, model: Model) -> None:
 
 def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     """Build a graph for each pipeline stage, for each pool, or for the one rank of inference."""
-    laid = lay(workload, model)
-    if workload.phase in ("prefill", "decode"):
-        return inference.build(laid)
-    if isinstance(model, DecoderModel) or workload.phase == "requests":
+    if workload.phase == "requests":
         must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
         found = f"phase {workload.phase} of the family {model.family}"
         raise ConfigError(f"workload {workload.name}", must, found, do)
-    return stage.build(laid) if workload.pools is None else inference.build_pools(laid, workload.pools)
+    laid = lay(workload, model)
+    if workload.pools is not None:
+        return inference.build_pools(laid, workload.pools)
+    return stage.build(laid) if workload.phase == "train" else inference.build(laid)
 
 
 MODELS: dict[str, Callable[[Workload, Any], Job]] = {"llama": _decoder, "decoder": _decoder}

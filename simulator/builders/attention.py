@@ -170,7 +170,7 @@ class _Views:
         t, cache, about = self.tape, self.cache, self.part.compress
         before = compressed(cache.span.cached, about)
         made = cache.batch * (self.complete - before)
-        weights = list(map(t.declared, t.weights_of(f"{t.block}/attn.compress.")))
+        weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
         if not made:
             return
         start, stop = before * about.stride, (self.complete - 1) * about.stride + about.block

@@ -61,7 +61,7 @@ def projected(t: Tape, x: str) -> list[str]:
     """Queries, keys and values of heads, with their rotary embeddings; q and k normalised if the model says so."""
     q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
     t.as_one(3)
-    if f"{t.block}/attn.q_norm.weight" in t.weights:
+    if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
     t.as_one(2)
@@ -101,7 +101,7 @@ def gated(t: Tape, name: str, x: str) -> str:
 def fed(t: Tape, x: str) -> str:
     """The feed-forward of a layer: for all tokens, or experts, if the layer has some."""
     part = t.model.feed_forward
-    if not isinstance(part, Experts) or f"{t.block}/ffn.router.weight" not in t.weights:
+    if not isinstance(part, Experts) or "ffn.router" not in t.weights[t.block]:
         return gated(t, "ffn", x)
     return (_balanced if t.phase == "forward" else _routed)(t, part, x)
 
@@ -131,7 +131,7 @@ def _route(t: Tape, reads: list[str], top_k: int, layout: Layout, rows: tuple[in
 
 def _each(t: Tape, part: Experts, x: str) -> str:
     """Take each row through all of its expert in one op, which reads dynamically those experts that are chosen."""
-    stacks = [t.weights[f"{t.block}/ffn.{name}.weight"] for name in ("gate", "up", "down")]
+    stacks = [t.weights[t.block][f"ffn.{name}"] for name in ("gate", "up", "down")]
     size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
     names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
     out, rows = t.add(t.name("ffn.experts.out"), t.spread[x]), prod(t.spread[x].rows)
@@ -230,7 +230,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 def _logits(t: Tape, x: str) -> str:
     """Final norm and logits; the output projection may be the embedding's table."""
     x = t.norm("norm", x)
-    return t.linear("lm", x, t.weights["embed/tokens.weight"] if t.model.tied_embeddings else None)
+    return t.linear("lm", x, t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
 
 
 def answer(t: Tape, x: str, last: int = 0) -> str:

@@ -93,140 +93,115 @@ def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterato
     yield from (("backward", i) for i in range(micro_batches - ahead, micro_batches))
 
 
-class Replicas:
-    """What the replicas of one rank's part do together.
+# what the replicas of a rank's part do together
+
+Shared = tuple[Axes, list[Weight]]
+"""Axes along which ranks share something of weights, and the weights."""
+
+
+def _shard(t: Tape, weight: Weight) -> int:
+    """Parameters of a weight in a ZeRO shard; the last one is filled up."""
+    parallel = t.workload.parallel
+    if not parallel.zero_stage:
+        return weight.parameters
+    shards = parallel.data if parallel.ranks == "one" else t.mesh.size(weight.replicas)
+    return -(-weight.parameters // shards)
+
+
+def _gather_before(t: Tape, block: str, start: list[str]) -> None:
+    """Gather the weights of the block after one that runs now, if they are sharded, and of the first one as well.
 
     Parameters
     ----------
-    tape
-        What the ops are written on.
-    blocks
-        The parts of the model that the rank runs, in the order of forward.
+    t, block
+        What runs now.
+    start
+        The tensor that the block starts from, if it has one; the next gathering waits for it.
     """
-
-    def __init__(self, tape: Tape, blocks: list[str]) -> None:
-        self.tape = tape
-        self.blocks = {block: tape.weights_of(f"{block}/") for block in blocks}
-        self._shards: dict[str, str] = {}  # weight -> its gradient's shard
-
-    def shard(self, weight: Weight) -> int:
-        """Parameters of a weight in a ZeRO shard; the last one is filled up."""
-        parallel = self.tape.workload.parallel
-        if not parallel.zero_stage:
-            return weight.parameters
-        shards = parallel.data if parallel.ranks == "one" else self.tape.mesh.size(weight.replicas)
-        return -(-weight.parameters // shards)
-
-    def before(self, block: str, start: list[str]) -> None:
-        """Gather the weights of the block after one that runs now, if they are sharded, and of the first one as well.
-
-        Parameters
-        ----------
-        block
-            What runs now.
-        start
-            The tensor that the block starts from, if it has one; the next gathering waits for it.
-        """
-        if self.tape.zero_stage < 3:
-            return
-        order, suffix = [*self.blocks], "gathered"
-        if self.tape.phase == "backward":
-            order, suffix = [name for name in order[::-1] if name not in ("embed", "head")], "gathered.bwd"
-        here = order.index(block)
-        if here == 0:
-            self._gather(block, suffix, [])
-        for following in order[here + 1 : here + 2]:
-            self._gather(following, suffix, start)
-
-    def _gather(self, block: str, suffix: str, waits_for: list[str]) -> None:
-        t = self.tape
-        t.block = block
-        for axes, weights in self._sharing(block):
+    if t.zero_stage < 3:
+        return
+    order, suffix = [*t.weights], "gathered"
+    if t.phase == "backward":
+        order, suffix = [name for name in order[::-1] if name not in ("embed", "head")], "gathered.bwd"
+    here = order.index(block)
+    gathered = [(block, list[str]())] if here == 0 else []
+    for t.block, waits_for in [*gathered, *((following, start) for following in order[here + 1 : here + 2])]:
+        for whose in _sharing(t, t.block):
+            weights = whose[1]
             for weight in weights:
-                t.declare(weight.name, self.shard(weight) * t.element_bytes, weight.kind)
+                t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
             for weight in weights:
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
-            self._meet("weights", CollectiveKind.ALL_GATHER, axes, weights, reads, [t.held[w.name] for w in weights])
-
-    def _sharing(self, block: str) -> Iterable[tuple[Axes, list[Weight]]]:
-        """The weights of a block by the replicas that share them."""
-        return _grouped(self.blocks[block], lambda weight: weight.replicas)
-
-    def _meet(
-        self, what: str, kind: CollectiveKind, axes: Axes, weights: list[Weight], reads: list[str], writes: list[str]
-    ) -> None:
-        """Add a collective along some axes, of as many bytes as some weights have."""
-        size_bytes = sum(weight.parameters for weight in weights) * self.tape.element_bytes
-        self.tape.meet(f"{what}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
-
-    def after(self, block: str, *, is_last: bool) -> None:
-        """Add up the gradients of a block whose backward has run.
-
-        Parameters
-        ----------
-        block
-            What has run.
-        is_last
-            Whether it was the last micro-batch.
-        """
-        t = self.tape
-        if t.zero_stage < 2 and not is_last:
-            return
-        t.block = block
-        graded = [weight for weight in self.blocks[block] if weight.name in t.graded]
-        # ranks that saw other tokens of the same samples, with sequence parallelism
-        for whose in _grouped(graded, lambda weight: tuple(a for a in t.summands[weight.name] if a not in BATCH)):
-            self._sum(CollectiveKind.ALL_REDUCE, *whose)
-        for whose in self._sharing(block):
-            if t.zero_stage > 1:
-                self._into_shards(*whose)
-            else:
-                self._sum(CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, *whose)
-
-    def _sum(self, kind: CollectiveKind, axes: Axes, weights: list[Weight]) -> None:
-        """Add up gradients in place."""
-        grads = [self.tape.graded[weight.name] for weight in weights]
-        self._meet("grads", kind, axes, weights, grads, grads)
-
-    def _into_shards(self, axes: Axes, weights: list[Weight]) -> None:
-        """Reduce into shards; from the second micro-batch on, add them to what is there."""
-        t = self.tape
-        grads = [t.graded.pop(weight.name) for weight in weights]
-        is_first, parts = weights[0].name not in self._shards, list[str]()
-        for weight in weights:
-            parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
-            t.graph.tensor(parts[-1], self.shard(weight) * t.element_bytes, "gradient")
-        self._meet("grads", CollectiveKind.REDUCE_SCATTER, axes, weights, grads, parts)
-        shards = [self._shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
-        if not is_first:
-            t.op(f"grads.acc.{'.'.join(axes)}", [*shards, *parts], shards)
-
-    def update(self) -> None:
-        """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
-        t, state_bytes = self.tape, self.tape.workload.dtypes.optimizer_bytes_per_parameter
-        t.phase, t.micro = "update", ""
-        for t.block, weights in self.blocks.items():
-            for weight in weights:
-                name, shard = weight.name, self.shard(weight)
-                state = t.declare(f"{name}.state", shard * state_bytes, "optimizer_state")
-                reads = [self._shards.get(name) or t.graded[name], state, name]
-                read_bytes, write_bytes = (shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1))
-                module = name.removeprefix(f"{t.block}/").removesuffix(".weight")
-                t.op(module, reads, reads[1:], read_bytes=read_bytes, write_bytes=write_bytes, dtype="fp32")
-            for axes, shared in self._sharing(t.block) if t.zero_stage in {1, 2} else ():
-                names = [weight.name for weight in shared]
-                self._meet("weights", CollectiveKind.ALL_GATHER, axes, shared, names, names)
+            _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, reads, [t.held[w.name] for w in weights])
 
 
-def _grouped(weights: list[Weight], axes_of: Callable[[Weight], Axes]) -> Iterable[tuple[Axes, list[Weight]]]:
+def _sharing(t: Tape, block: str) -> Iterable[Shared]:
+    """The weights of a block by the replicas that share them."""
+    return _grouped(t.weights[block].values(), lambda weight: weight.replicas)
+
+
+def _grouped(weights: Iterable[Weight], axes_of: Callable[[Weight], Axes]) -> Iterable[Shared]:
     """Weights by axes; those without axes are left out."""
     by_axes: dict[Axes, list[Weight]] = {}
     for weight in weights:
         if axes := axes_of(weight):
             by_axes.setdefault(axes, []).append(weight)
     return by_axes.items()
+
+
+def _meet(t: Tape, what: str, kind: CollectiveKind, whose: Shared, reads: list[str], writes: list[str]) -> None:
+    """Add a collective along some axes, of as many bytes as some weights have."""
+    axes, weights = whose
+    size_bytes = sum(weight.parameters for weight in weights) * t.element_bytes
+    t.meet(f"{what}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
+
+
+def _add_up(t: Tape, block: str) -> None:
+    """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
+    t.block = block
+    in_place = CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE
+    graded = [weight for weight in t.weights[block].values() if weight.name in t.graded]
+    # ranks that saw other tokens of the same samples, with sequence parallelism
+    seen = _grouped(graded, lambda weight: tuple(a for a in t.summands[weight.name] if a not in BATCH))
+    sums = [(CollectiveKind.ALL_REDUCE, whose) for whose in seen]
+    sums += [(in_place, whose) for whose in _sharing(t, block) if t.zero_stage < 2]
+    for kind, whose in sums:
+        grads = [t.graded[weight.name] for weight in whose[1]]
+        _meet(t, "grads", kind, whose, grads, grads)
+    for whose in _sharing(t, block) if t.zero_stage > 1 else ():
+        _into_shards(t, whose)
+
+
+def _into_shards(t: Tape, whose: Shared) -> None:
+    """Reduce into shards; from the second micro-batch on, add them to what is there."""
+    axes, weights = whose
+    grads = [t.graded.pop(weight.name) for weight in weights]
+    is_first, parts = weights[0].name not in t.shards, list[str]()
+    for weight in weights:
+        parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
+        t.graph.tensor(parts[-1], _shard(t, weight) * t.element_bytes, "gradient")
+    _meet(t, "grads", CollectiveKind.REDUCE_SCATTER, whose, grads, parts)
+    shards = [t.shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
+    if not is_first:
+        t.op(f"grads.acc.{'.'.join(axes)}", [*shards, *parts], shards)
+
+
+def _update(t: Tape) -> None:
+    """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
+    t.phase, t.micro, state_bytes = "update", "", t.workload.dtypes.optimizer_bytes_per_parameter
+    for block, weights in t.weights.items():
+        t.block = block
+        for module, weight in weights.items():
+            name, shard = weight.name, _shard(t, weight)
+            state = t.declare(f"{name}.state", shard * state_bytes, "optimizer_state")
+            reads = [t.shards.get(name) or t.graded[name], state, name]
+            read_bytes, write_bytes = (shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1))
+            t.op(module, reads, reads[1:], read_bytes=read_bytes, write_bytes=write_bytes, dtype="fp32")
+        for whose in _sharing(t, block) if t.zero_stage in {1, 2} else ():
+            names = [weight.name for weight in whose[1]]
+            _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, names, names)
 
 
 class Stage:
@@ -246,9 +221,10 @@ class Stage:
     def __init__(self, laid: Laid, number: int, layers: list[str]) -> None:
         self.number, self.layers, self.stages = number, layers, laid.mesh.size(["pipeline"])
         name = laid.workload.name if self.stages == 1 else f"{laid.workload.name} stage {number}"
-        self.tape, self.parallel = Tape(laid, name), laid.workload.parallel
         self.is_first, self.is_last = number == 0, number == self.stages - 1
-        self.replicas = Replicas(self.tape, ["embed"] * self.is_first + layers + ["head"] * self.is_last)
+        blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
+        own = laid._replace(weights={block: laid.weights[block] for block in blocks})
+        self.tape, self.parallel = Tape(own, name), laid.workload.parallel
         self.micros = starts("mb", self.parallel.micro_batches)
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
         self.unsent: tuple[str, str] | None = None
@@ -265,23 +241,23 @@ class Stage:
                 self._send_back()
                 self._backward(is_last=place == len(order))
         self._send_back()
-        self.replicas.update()
+        _update(t)
         return t.graph.build(steps=t.workload.steps)
 
     def _forward(self) -> None:
         t = self.tape
         if self.is_first:
-            self.replicas.before("embed", [])
+            _gather_before(t, "embed", [])
             x = embed(t)
         else:
             x = self._receive(self.layers[0], "in", NEXT, 1)
         self._send_back()
         made = self.made[t.micro] = {"": x}
         for block in self.layers:
-            self.replicas.before(block, [x])
+            _gather_before(t, block, [x])
             made[block] = x = forward(t, block, x, partial(attended, t))
         if self.is_last:
-            self.replicas.before("head", [x])
+            _gather_before(t, "head", [x])
             loss(t, x)
         else:
             self._send(x, NEXT, 1)
@@ -290,11 +266,12 @@ class Stage:
         t, made = self.tape, self.made.pop(self.tape.micro)
         if not self.is_last:
             t.give([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
-        for block in reversed(self.replicas.blocks):
+        for block in reversed(t.weights):
             if block in made:
-                self.replicas.before(block, [t.grads[made[block]]])
+                _gather_before(t, block, [t.grads[made[block]]])
             t.go_back(block)
-            self.replicas.after(block, is_last=is_last)
+            if is_last or t.zero_stage > 1:
+                _add_up(t, block)
         if not self.is_first:
             self.unsent = (t.micro, t.grads.pop(made[""]))
 

@@ -81,6 +81,7 @@ class Tape:
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
         self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
+        self.shards: dict[str, str] = {}  # weight -> the shard of its gradient, with ZeRO
         self.summands: dict[str, Axes] = {}  # weight -> axes along which replicas hold a summand of its gradient
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
@@ -135,16 +136,9 @@ class Tape:
 
     def weight(self, name: str) -> Weight:
         """A weight of the current block; its tensor is declared when it is first named."""
-        return self.declared(self.weights[f"{self.block}/{name}.weight"])
-
-    def declared(self, weight: Weight) -> Weight:
-        """The same weight, whose tensor is there."""
+        weight = self.weights[self.block][name]
         self.declare(weight.name, self.weight_bytes(weight), weight.kind)
         return weight
-
-    def weights_of(self, start: str) -> list[Weight]:
-        """The weights whose names begin so, such as those of a block."""
-        return [weight for name, weight in self.weights.items() if name.startswith(start)]
 
     def declare(self, name: str, size_bytes: int, kind: str) -> str:
         """Add a persistent tensor [B] unless it is there."""
@@ -286,7 +280,7 @@ class Tape:
     def linear(self, name: str, x: str, weight: Weight | None = None) -> str:
         """Multiply rows by a weight; what comes out is cut, or a summand, as the weight is.
 
-        So is the gradient of what it took.
+        So is the gradient of what it took. At inference as many experts are read as are expected to be chosen.
         """
         weight = weight or self.weight(name)
         *experts, inner, outer = weight.layout.tensor_map
@@ -298,8 +292,12 @@ class Tape:
         inside = self.to(x, taken)
         rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
         out = self.tensor(f"{name}.out", outputs, replace(made, partial=inner), rows=rows)
-        read_bytes = self.made_bytes(inside) + self._read_bytes(weight)
-        self.op(name, [inside, self.held[weight.name]], [out], flops=flops, read_bytes=read_bytes)
+        more: OpFields = {"flops": flops}
+        part = self.model.feed_forward
+        if weight.kind == "expert" and self.phase != "forward" and isinstance(part, Experts):
+            read = -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
+            more["read_bytes"] = self.made_bytes(inside) + self.weight_bytes(weight) // part.held * read
+        self.op(name, [inside, self.held[weight.name]], [out], **more)
 
         def back(dy: str) -> None:
             dy = self.to(dy, made)
@@ -311,14 +309,6 @@ class Tape:
             self.give([x], [dx], name)
 
         return self.record(out, back)
-
-    def _read_bytes(self, weight: Weight) -> int:
-        """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
-        part, size = self.model.feed_forward, self.weight_bytes(weight)
-        if self.phase == "forward" or not (weight.kind == "expert" and isinstance(part, Experts)):
-            return size
-        read = -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
-        return size // part.held * read
 
     def record(self, out: str, back: Back) -> str:
         """Keep how the gradients of what the last op took are made, if it is of a forward; return what it made."""

@@ -145,13 +145,18 @@ class Laid(NamedTuple):
     mesh
         The ranks.
     weights
-        All weights, by name.
+        Part of the model (``embed``, ``L00`` ..., ``head``) -> name of a weight in it -> the weight.
     """
 
     workload: Workload
     model: DecoderModel
     mesh: Mesh
-    weights: dict[str, Weight]
+    weights: dict[str, dict[str, Weight]]
+
+    @property
+    def by_name(self) -> dict[str, Weight]:
+        """All weights by their full names."""
+        return {weight.name: weight for part in self.weights.values() for weight in part.values()}
 
 
 def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
@@ -179,9 +184,11 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
-            laid.weights[name] = Weight(name, spec.shape, layout, spec.kind, parameters, replicas)
+            laid.weights.setdefault(block, {})[module] = Weight(
+                name, spec.shape, layout, spec.kind, parameters, replicas
+            )
     for pattern in unused:
-        must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.weights)[:12])
+        must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.by_name)[:12])
         raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
     return laid
 

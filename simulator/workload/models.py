@@ -178,10 +178,6 @@ class LlamaModel(Part):
         must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
         require(self.top_k <= (self.experts or 1), must, found, "top_k", do="lower top_k, or raise experts")
 
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers."""
-        return self.model_copy(update={"layers": layers})
-
     @property
     def decoder(self) -> DecoderModel:
         """The same, as a decoder's parts."""
