@@ -138,7 +138,9 @@ def algorithms(kind: CollectiveKind, members: Sequence[int], hardware: Hardware)
     ConfigError
         If there are fewer devices than ranks.
     """
-    return _applicable(kind, _spread(members, hardware), hardware)
+    spread = _spread(members, hardware)
+    has_levels = kind in _LEVELS and any(fabric.scope == "node" for fabric in hardware.fabrics.values())
+    return (*_FORMS[kind], *([HIERARCHICAL] if has_levels and spread.nodes > 1 and spread.per_node > 1 else []))
 
 
 def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -> tuple[Phase, ...]:
@@ -159,7 +161,18 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     ConfigError
         If there are fewer devices than ranks, no fabric joins the members, or the algorithm does not apply here.
     """
-    return _phases(collective, _spread(members, hardware), hardware)
+    spread = _spread(members, hardware)
+    if spread.members == 1:
+        return ()
+    kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
+    known, library = algorithms(kind, members, hardware), _library(kind, spread, hardware)
+    names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
+    if algorithm not in (AUTO, *known):
+        must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
+        do = f"choose one of {', '.join(known)} or {AUTO}"
+        raise ConfigError(f"group {collective.group!r}", must, repr(algorithm), do)
+    forms = (_form(kind, size, name, spread, hardware) for name in names)
+    return min(forms, key=lambda parts: total_ns(parts, hardware))
 
 
 def collective_ns(collective: Collective, members: Sequence[int], hardware: Hardware) -> int:
@@ -199,8 +212,8 @@ def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
     ConfigError
         As `phases`.
     """
-    spreads = dict.fromkeys(_spread(members, hardware) for members in group.members)
-    return max((total_ns(_phases(collective, spread, hardware), hardware) for spread in spreads), default=0)
+    alike = {_spread(members, hardware): members for members in group.members}
+    return max((collective_ns(collective, members, hardware) for members in alike.values()), default=0)
 
 
 def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
@@ -222,25 +235,6 @@ def _joining(spread: _Spread, hardware: Hardware) -> str:
         must, do = f"a fabric joins ranks that meet (here {spread})", f"add a fabric of scope {' or '.join(scopes)}"
         raise ConfigError(f"hardware {hardware.name!r}, fabrics", must, found, do)
     return joining[0]
-
-
-def _applicable(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:
-    has_levels = kind in _LEVELS and any(fabric.scope == "node" for fabric in hardware.fabrics.values())
-    return (*_FORMS[kind], *([HIERARCHICAL] if has_levels and spread.nodes > 1 and spread.per_node > 1 else []))
-
-
-def _phases(collective: Collective, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
-    if spread.members == 1:
-        return ()
-    kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
-    known, library = _applicable(kind, spread, hardware), _library(kind, spread, hardware)
-    names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
-    if algorithm not in (AUTO, *known):
-        must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
-        do = f"choose one of {', '.join(known)} or {AUTO}"
-        raise ConfigError(f"group {collective.group!r}", must, repr(algorithm), do)
-    forms = (_form(kind, size, name, spread, hardware) for name in names)
-    return min(forms, key=lambda parts: total_ns(parts, hardware))
 
 
 def _library(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
-import simpy
-
 from simulator.cost import (
     Phase,
     chosen_op,
@@ -25,7 +23,7 @@ from simulator.cost import (
     roofline,
     stages,
 )
-from simulator.engine.rounds import Recurring, Watchers
+from simulator.engine.rounds import Clock, Recurring, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Compute, Stream
 from simulator.graph import Collective, Graph
@@ -68,11 +66,10 @@ class Communicator:
         network: Network,
     ) -> None:
         self._in_order, self._fabrics, self._path, self._network = sorted(members), hardware.fabrics, path, network
-        self._rounds, self._clock = network.rounds, network.rounds.clock
+        self._rounds = network.rounds
         self._stages_of = cache(lambda collective: stages(phases(collective, ranks, hardware)))
         self._stages: Iterator[tuple[Phase, ...]] = iter(())
         self._stage: tuple[Phase, ...] = ()
-        self._after_hops = Recurring(self._clock, self._flow_late)
         self._arrived: dict[int, tuple[Stream, int]] = {}
         self._parts: list[tuple[int, int, int]] = []
         self._others: Iterator[int] = iter(())
@@ -82,7 +79,7 @@ class Communicator:
 
     def arrive(self, stream: Stream, collective: Collective) -> None:
         """Let a member come to the present meeting; the last one starts the collective."""
-        now = self._clock.now
+        now = self._rounds.clock.now
         if not self._arrived:
             self._stages, self._others, self._since_ns = iter(self._stages_of(collective)), iter(self._in_order), now
             self._parts.clear()
@@ -117,10 +114,9 @@ class Communicator:
                 stream.meeting = None
                 stream.end_after(0)
             self._arrived.clear()
-        elif hops_ns := self._stage[0].hops * self._fabrics[self._stage[0].fabric].latency_ns:
-            self._clock.at(self._clock.now + hops_ns, self._after_hops)
         else:
-            self._flow()
+            first = self._stage[0]
+            _after(first.hops * self._fabrics[first.fabric].latency_ns, self._flow, self._rounds.clock)
 
     def _flow(self) -> None:
         """Let the bytes of each member flow; who sends nothing has no flow."""
@@ -133,9 +129,6 @@ class Communicator:
                 if path is not None and stream.running is not None:
                     self._network.join(path, cap, work, stream.running[0], self._end)
                     self._flowing += 1
-
-    def _flow_late(self, event: simpy.Event) -> None:
-        self._flow()
 
     def _end(self) -> None:
         """One member's bytes are across; when all are, the stage is over."""
@@ -198,12 +191,12 @@ class ContendedKernels:
             return
         until_ns = clock.now + least_ns
         flow = partial(self._join, work, stream.running[0], lambda: stream.end_after(max(0, until_ns - clock.now)))
-        launch_ns = self._hardware.compute.launch_ns
-        if not launch_ns:
-            flow()
-            return
+        _after(self._hardware.compute.launch_ns, flow, clock)
 
-        def launched(event: simpy.Event) -> None:
-            flow()
 
-        clock.at(clock.now + launch_ns, Recurring(clock, launched))
+def _after(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
+    """Let bytes flow now, or in a while."""
+    if delay_ns:
+        clock.at(clock.now + delay_ns, Recurring(clock, lambda event: flow()))
+    else:
+        flow()

@@ -253,7 +253,8 @@ class Network:
         for pipe in self._touched:
             pipe.is_touched = False
             watched.update(dict.fromkeys(pipe.path.watched))
-            connected = _connected(pipe, seen)
+            if not (connected := _connected(pipe, seen)):
+                continue
             for other, rate in zip(connected, max_min_rates(connected), strict=True):
                 watched.update(dict.fromkeys(other.path.watched))
                 if other.set_rate(now, rate):
