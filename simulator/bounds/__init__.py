@@ -201,7 +201,7 @@ class Limits:
         above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
         """
         demand = self._demand
-        least = max(int((demand.work + demand.stays).max()), self._at_home)
+        least = max(int(demand.held.max()), self._at_home)
         most = max(least, int((demand.work + demand.idle).max()))
         for _ in range(_HALVINGS):
             middle = (least + most) // 2

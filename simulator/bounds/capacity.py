@@ -142,9 +142,9 @@ class Fit:
         self.below = sorted(reached(self.here, links) - {self.here})
         rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
         self.elsewhere_bytes = sum(rooms) - rooms[self.here]
-        held = self.demand.work + self.demand.stays
-        is_short = self.elsewhere_bytes != math.inf
-        self.by_op = (held, self.demand.work + self.demand.idle - int(self.elsewhere_bytes) if is_short else held)
+        held = self.demand.held
+        idle = held if self.elsewhere_bytes == math.inf else self.demand.work + self.demand.idle - self.elsewhere_bytes
+        self.by_op = held, np.asarray(idle)
         needs = [Need(tier, size, self.usable[tier]) for tier, size in enumerate(home_bytes)]
         for counts_idle in (False, True):
             needed = self.by_op[counts_idle]

@@ -92,6 +92,8 @@ class Demand:
         What each op uses, and its workspace.
     stays
         What is needed later and stays in the compute tier because that is its home.
+    held
+        Both together.
     idle
         All that is needed later.
     made_in
@@ -139,6 +141,7 @@ class Demand:
             return np.asarray(idle.where(mask & ~is_pinned).over(ops) * line + pinned)
 
         self.stays, self.idle = by_op(stays), by_op(counts)
+        self.held = self.work + self.stays
         self.made_in, self.read_in = list[Ints](), list[Ints]()
         for cut in self.cuts:
             inside = np.isin(home, list(cut.tiers))

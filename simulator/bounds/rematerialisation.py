@@ -58,8 +58,7 @@ class Rematerialisation:
         self._took = np.where(self._in_line, timing.durations_ns, 0).astype(float)
         self._behind = np.cumsum(self._took[::-1])[::-1] - self._took
         self._repeatable = np.array([op.repeatable for op in graph.ops], bool)
-        self._held = demand.work + demand.stays
-        self._needed = self._held + self._moving.over(len(graph.ops))
+        self._held, self._needed = demand.held, demand.held + self._moving.over(len(graph.ops))
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
         self._in_ns, self._out_ns = (
             ns_per_byte(rate_of(names, demand.hardware, sizes)) for names in (cut.into, cut.out_of)

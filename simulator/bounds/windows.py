@@ -80,7 +80,6 @@ class Windows:
         precedence, graph, moving = timing.precedence, timing.precedence.graph, demand.moving
         self.timing, self.demand = timing, demand
         self.stretches = moving.where(moving.kept(precedence)) if demand.may_repeat else moving
-        self.held = demand.work + demand.stays
         self.line = np.flatnonzero(np.array(precedence.streams, np.int64) == 0)
         # By cut and op: what has come in since the step began when the op starts, and goes home after its end [B].
         is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
@@ -91,7 +90,7 @@ class Windows:
         self.bottlenecks = bottlenecks(demand.cuts, demand.hardware, sorted(sizes), sharers if graph.meets else {})
         ops, needed = len(graph.ops), self.stretches
         most = np.maximum(needed.where(needed.due < ops).over(ops), needed.where(needed.made >= 0).over(ops))
-        self._most = self.held + most
+        self._most = demand.held + most
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
         """Find how long the longest path with a budget [B] takes at least [ns], and say what it is made of."""
@@ -155,7 +154,7 @@ class _Sweep:
         self._timing, self._bottlenecks = timing, windows.bottlenecks
         self._points: list[int] = points.tolist()
         self._rooms = rooms = [int(min(budget_bytes + cut.room_bytes, _ENDLESS)) for cut in demand.cuts]
-        held, works = windows.held[points], demand.work[points]
+        held, works = demand.held[points], demand.work[points]
         left = [np.maximum(works + made[points] - room, 0) for made, room in zip(demand.made_in, rooms, strict=True)]
         self._left: list[list[int]] = np.array(left).tolist()
         self._entered: list[list[int]] = windows.from_start[:, points].tolist()

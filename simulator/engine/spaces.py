@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import accumulate
 from operator import itemgetter
 
@@ -261,9 +260,6 @@ class Ranges(Space):
         return self._layout.span_bytes
 
 
-_LARGE, _SMALL = 0, 1
-
-
 class Pools(Space):
     """Blocks of cached segments, by the rules of `simulator.hardware.device.Caching`.
 
@@ -289,8 +285,8 @@ class Pools(Space):
         super().__init__()
         self._capacity, self._rules, self._page = capacity, figures.caching, figures.page_bytes
         self._remaps = figures.caching.remaps and figures.compaction is not None
-        self._holes = (Holes(0), Holes(0))
-        self._segments: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._large, self._small = Holes(0), Holes(0)
+        self._segments: dict[int, tuple[Holes, int]] = {}
         self._blocks: dict[int, int] = {}
         self._end = self._reserved = 0
 
@@ -298,52 +294,47 @@ class Pools(Space):
         """Cut a block from what is cached, or from a new segment; None if the device has too little left."""
         block = self._rules.block_bytes(size)
         pool, least_rest = self._pool(block), self._rules.least_rest_bytes(block)
-        place = self._holes[pool].take(block, least_rest)
+        place = pool.take(block, least_rest)
         if place is None:
             segment = self._rules.segment_bytes(block)
             if self._reserved + segment > self._capacity:
                 return None
             self._add_segment(pool, segment)
-            place = self._holes[pool].take(block, least_rest)
+            place = pool.take(block, least_rest)
         self._blocks[item] = block
         return place
 
-    def _pool(self, block: int) -> int:
-        return _SMALL if block <= self._rules.small_bytes else _LARGE
+    def _pool(self, block: int) -> Holes:
+        return self._small if block <= self._rules.small_bytes else self._large
 
-    def _add_segment(self, pool: int, size: int) -> None:
+    def _add_segment(self, pool: Holes, size: int) -> None:
         """Get a segment; a page that is not mapped lies between any two."""
-        self._segments[pool][self._end] = size
-        self._holes[pool].give(self._end, size)
+        self._segments[self._end] = pool, size
+        pool.give(self._end, size)
         self._end += size + self._page
         self._reserved += size
 
     def give(self, item: int) -> Range:
         """Give a block back, and tell where it was."""
         place = super().give(item)
-        self._holes[self._pool(self._blocks.pop(item))].give(*place)
+        self._pool(self._blocks.pop(item)).give(*place)
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
         """Whether giving back, or compaction, would let all of them have blocks of new segments."""
         new = sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
-        if self._reserved - sum(size for _, _, size in self._unused()) + new <= self._capacity:
+        if self._reserved - sum(size for *_, size in self._unused()) + new <= self._capacity:
             return True
         return self._remaps and sum(self._packed_bytes()) + new <= self._capacity
 
-    def _packed_bytes(self) -> list[int]:
-        """By pool, size of the one segment that holds all its blocks [B]."""
-        blocks = [0, 0]
-        for block in self._blocks.values():
-            blocks[self._pool(block)] += block
-        return [-(-size // self._page) * self._page for size in blocks]
+    def _packed_bytes(self) -> tuple[int, ...]:
+        """Size of the one segment that holds all large blocks, and of that for all small ones [B]."""
+        small = sum(block for block in self._blocks.values() if self._pool(block) is self._small)
+        return tuple(-(-size // self._page) * self._page for size in (self.movable_bytes - small, small))
 
-    def _unused(self) -> Iterator[tuple[int, int, int]]:
-        """Segments without a place: pool, offset and size."""
-        for pool, segments in enumerate(self._segments):
-            for offset, size in segments.items():
-                if self._holes[pool].has(offset, size):
-                    yield pool, offset, size
+    def _unused(self) -> list[tuple[int, Holes, int]]:
+        """Segments without a place: offset, pool and size."""
+        return [(offset, *one) for offset, one in self._segments.items() if one[0].has(offset, one[1])]
 
     def gives_back(self, wanted: Wanted) -> bool:
         """Give segments without a place back to the device; whether there are blocks for all of them then."""
@@ -356,20 +347,21 @@ class Pools(Space):
         return fits
 
     def _give_back_unused(self) -> None:
-        for pool, offset, size in list(self._unused()):
-            self._holes[pool].remove(offset, size)
-            del self._segments[pool][offset]
+        for offset, pool, size in self._unused():
+            pool.remove(offset, size)
+            del self._segments[offset]
             self._reserved -= size
 
     def compact(self) -> None:
         """Put the blocks of each pool into one new segment, in the order of their addresses."""
-        self._holes, self._segments, self._reserved = (Holes(0), Holes(0)), ({}, {}), 0
-        for pool, size in enumerate(self._packed_bytes()):
+        packed = self._packed_bytes()
+        self._large, self._small, self._segments, self._reserved = Holes(0), Holes(0), {}, 0
+        for pool, size in zip((self._large, self._small), packed, strict=True):
             if size:
                 self._add_segment(pool, size)
         for item, old in self.in_order():
             block = self._blocks[item]
-            self.places[item] = self._holes[self._pool(block)].take(block) or old
+            self.places[item] = self._pool(block).take(block) or old
 
     @property
     def movable_bytes(self) -> int:
@@ -384,4 +376,4 @@ class Pools(Space):
     @property
     def largest_hole_bytes(self) -> int:
         """The largest cached block, or what the device has left [B]."""
-        return max(self._holes[_LARGE].largest, self._holes[_SMALL].largest, self._capacity - self._reserved)
+        return max(self._large.largest, self._small.largest, self._capacity - self._reserved)
