@@ -1,15 +1,17 @@
-"""How long one op, one transfer, or one collective takes alone."""
+"""How long one op, one transfer, or one collective takes alone; an op by its roofline or the form of its collective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
 
 from simulator.cost.collectives import algorithms as algorithms
 from simulator.cost.collectives import collective_ns as collective_ns
 from simulator.cost.collectives import group_ns as group_ns
 from simulator.cost.collectives import phases as phases
-from simulator.cost.ops import chosen_op as chosen_op
-from simulator.cost.ops import duration_ns as duration_ns
-from simulator.cost.ops import durations_ns as durations_ns
-from simulator.cost.ops import expected_op as expected_op
-from simulator.cost.ops import memory_rate_cap as memory_rate_cap
-from simulator.cost.ops import roofline as roofline
 from simulator.cost.service import FULL_RATE as FULL_RATE
 from simulator.cost.service import NS_PER_S as NS_PER_S
 from simulator.cost.service import Phase as Phase
@@ -21,3 +23,145 @@ from simulator.cost.service import rate_cap as rate_cap
 from simulator.cost.service import stages as stages
 from simulator.cost.service import transfer_ns as transfer_ns
 from simulator.cost.service import work as work
+from simulator.errors import ConfigError
+from simulator.graph import OP_CLASSES, Collective, Graph, Group, Op
+from simulator.hardware import Hardware
+from simulator.units import nearest
+
+
+def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
+    """Time of an op's arithmetic: FLOPs over the peak of its data type, times the fraction of its class [ns]."""
+    if not op.flops:
+        return 0
+    compute = hardware.compute
+    peak, fractions = compute.peak_flops.get(op.dtype), compute.achieved_fraction
+    if peak is None:
+        must = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
+        do = f"add compute.peak.{op.dtype}, or change the workload's data type"
+        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", must, ", ".join(compute.peak_flops), do)
+    if peak == math.inf:
+        return 0
+    known = sorted({*OP_CLASSES, *fractions})
+    if op.op_class not in known:
+        must = "the class of every op is one of hosim's or has a fraction of its own"
+        do = f"{nearest(op.op_class, tuple(known))}; or add compute.achieved_fraction.{op.op_class}"
+        found = f"op {op.name!r} of class {op.op_class!r}"
+        raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", must, found, do)
+    achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
+    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peak) * achieved.numerator)
+
+
+@cache
+def _exact(fraction: float) -> Fraction:
+    """The fraction that a document states in decimals."""
+    return Fraction(str(fraction))
+
+
+def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
+    """Both sides of an op's roofline; a measured duration counts as arithmetic.
+
+    Parameters
+    ----------
+    op
+        With a measured ``duration_ns``, or with FLOPs and bytes.
+    hardware
+        Peaks, achieved fractions, bandwidth of the compute tier, launch.
+
+    Returns
+    -------
+    (int, int)
+        Its launch and arithmetic [ns]; its traffic in the compute tier as work at the tier's full rate, in 2^-32 ns.
+
+    Raises
+    ------
+    ConfigError
+        If the machine states no peak for the op's data type, or does not know its class.
+    """
+    if op.duration_ns is not None:
+        return op.duration_ns, 0
+    bandwidth = hardware.tiers[hardware.compute_tier].bandwidth_bytes_per_s
+    traffic = 0 if bandwidth is None else work(op.read_bytes + op.write_bytes, bandwidth)
+    return hardware.compute.launch_ns + _arithmetic_ns(op, hardware), traffic
+
+
+def memory_rate_cap(hardware: Hardware) -> int:
+    """The share of the compute tier's bandwidth that a kernel reaches, in fixed point."""
+    return max(1, math.floor(hardware.compute.achieved_bandwidth_fraction * FULL_RATE))
+
+
+def duration_ns(op: Op, hardware: Hardware) -> int:
+    """Time of one op alone [ns]: measured, or launch plus the larger side of its `roofline`."""
+    least_ns, traffic = roofline(op, hardware)
+    if not traffic:
+        return least_ns
+    return max(least_ns, hardware.compute.launch_ns + ceil_div(traffic, memory_rate_cap(hardware)))
+
+
+def chosen_op(op: Op, chosen_bytes: int) -> Op:
+    """Return an op with dynamic reads as one that reads so much of its candidates [B], and all it reads for certain."""
+    return op if op.duration_ns is not None else replace(op, read_bytes=op.read_bytes + chosen_bytes)
+
+
+def expected_op(op: Op, sizes: Sequence[int]) -> Op:
+    """Return an op as one that reads of its candidates as many as are expected to be chosen, each of their mean size.
+
+    Parameters
+    ----------
+    op
+        The op; one without dynamic reads stays as it is.
+    sizes
+        Size of each tensor of its graph [B].
+    """
+    if op.late is None:
+        return op
+    late = op.late
+    total = sum(sizes[t] for t in late.candidates)
+    return chosen_op(op, ceil_div(late.expected * total, len(late.candidates)))
+
+
+def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:
+    """Time of each op of the graph alone [ns].
+
+    Parameters
+    ----------
+    graph
+        Its ops. A collective takes what it takes once all members have come; an op with dynamic reads, what it takes to
+        read as much as is expected (see `expected_op`).
+    hardware
+        The machine.
+    rank
+        Whose collectives; default: of each group, those members for which it is the longest.
+
+    Raises
+    ------
+    ConfigError
+        If the machine states no peak for an op's data type or cannot do a collective; or a collective names no group of
+        the graph, or one whose members the rank is not among.
+    """
+    groups = {group.name: group for group in graph.groups}
+    known: dict[Collective, int] = {}
+    sizes = [tensor.size_bytes for tensor in graph.tensors]
+
+    def alone_ns(op: Op) -> int:
+        collective = op.collective
+        if collective is None or op.duration_ns is not None:
+            return duration_ns(expected_op(op, sizes), hardware)
+        if collective.group not in groups:
+            must, found = "a collective names a group of its graph", repr(collective.group)
+            raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))
+        if collective not in known:
+            known[collective] = _meeting_ns(op.name, collective, groups[collective.group], hardware, rank)
+        return known[collective]
+
+    return [alone_ns(op) for op in graph.ops]
+
+
+def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardware, rank: int | None) -> int:
+    """Time of a collective among those whom a rank meets, or else among those whom it takes longest [ns]."""
+    if rank is None:
+        return group_ns(collective, group, hardware)
+    members = group.of(rank, collective.kind)
+    if members is None:
+        must = f"who runs {collective.kind} is one of the ranks that the group names for it"
+        raise ConfigError(f"group {group.name!r}", must, f"rank {rank} in op {op!r}", "name it among the members")
+    return collective_ns(collective, members, hardware)

@@ -14,8 +14,7 @@ import random
 import time
 from collections.abc import Callable
 
-from simulator.offsets.packing import Tenancy, live_bytes, span, tight
-from simulator.offsets.resting import spread
+from simulator.offsets import Tenancy, live_bytes, span, spread, tight
 
 PLACES = (1_000, 4_000, 16_000)
 MUST = {"spread": 1.15}
