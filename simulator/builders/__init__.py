@@ -115,18 +115,14 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
 def _check_size(workload: Workload, model: Model) -> None:
     """Refuse too many ops or tensors, known from models of one and of two layers: every layer has as many."""
     parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
-    fewest = pools and pools.model_copy(update={"new_tokens": 1})
-    once = workload.model_copy(
-        update={"steps": 1, "parallel": Parallel(), "pools": fewest, "chunk": None, "new_tokens": 1}
-    )
-    small = (build_model(once, model.decoder.with_layers(n)) for n in (1, 2))
-    one, two = (
-        [max(len(getattr(graph, what)) for graph in job.graphs) for what in ("ops", "tensors")] for job in small
-    )
+    fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
+    once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
+    small = [build_model(once, model.decoder.with_layers(layers)).graphs for layers in (1, 2)]
+    first, second = ([max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)] for graphs in small)
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
-    ops, tensors = (first + (layers - 1) * (more - first) for first, more in zip(one, two, strict=True))
+    ops, tensors = (one + (layers - 1) * (two - one) for one, two in zip(first, second, strict=True))
     check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 
 

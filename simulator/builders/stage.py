@@ -260,7 +260,7 @@ class Stage:
             _gather_before(t, "head", [x])
             loss(t, x)
         else:
-            self._send(x, NEXT, 1)
+            self._meet(CollectiveKind.SEND, x, NEXT, 1)
 
     def _backward(self, *, is_last: bool) -> None:
         t, made = self.tape, self.made.pop(self.tape.micro)
@@ -281,18 +281,16 @@ class Stage:
             t, now = self.tape, (self.tape.phase, self.tape.micro)
             (t.micro, dy), self.unsent = self.unsent, None
             t.phase, t.block = "backward", self.layers[0]
-            self._send(dy, PREVIOUS, -1)
+            self._meet(CollectiveKind.SEND, dy, PREVIOUS, -1)
             t.phase, t.micro = now
 
-    def _send(self, x: str, group: str, by: int) -> None:
-        t = self.tape
-        t.group(group, t.mesh.shifted("pipeline", by))
-        t.meet("send", CollectiveKind.SEND, group, t.made_bytes(x), [x], [])
-
     def _receive(self, block: str, name: str, group: str, by: int) -> str:
-        t = self.tape
-        t.block = block
-        x = t.tensor(name, t.model.hidden, t.residual)
-        t.group(group, t.mesh.shifted("pipeline", by))
-        t.meet("recv", CollectiveKind.RECV, group, t.made_bytes(x), [], [x])
+        self.tape.block = block
+        x = self.tape.tensor(name, self.tape.model.hidden, self.tape.residual)
+        self._meet(CollectiveKind.RECV, x, group, by)
         return x
+
+    def _meet(self, kind: CollectiveKind, x: str, group: str, by: int) -> None:
+        t, is_sent = self.tape, kind is CollectiveKind.SEND
+        t.group(group, t.mesh.shifted("pipeline", by))
+        t.meet(str(kind), kind, group, t.made_bytes(x), [x] * is_sent, [x] * (not is_sent))

@@ -39,12 +39,16 @@ Rows = tuple[int, ...]
 
 
 class Spread(NamedTuple):
-    """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features."""
+    """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features.
+
+    Its origin is the tensor that it is in another layout, if it is that.
+    """
 
     rows: Rows
     width: int
     layout: Layout
     element_bytes: int
+    origin: str = ""
 
 
 Back = Callable[[str], None]
@@ -86,7 +90,6 @@ class Tape:
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
-        self._origins: dict[str, str] = {}  # tensor in another layout -> the tensor
         self._changed: dict[tuple[str, Layout, str], str] = {}
         self._groups: set[str] = set()
 
@@ -214,7 +217,7 @@ class Tape:
             made = x
             for change in self.layout(x).changes(layout):
                 made = self._change(made, change)
-            self._changed[key], self._origins[made] = made, self._origins.get(x, x)
+            self._changed[key], self.spread[made] = made, self.spread[made]._replace(origin=self.spread[x].origin or x)
         return self._changed[key]
 
     def _change(self, x: str, change: Change) -> str:
@@ -331,7 +334,7 @@ class Tape:
     def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Note gradients of tensors, or add each to what is known of it, in an op that is named after `sums`."""
         for x, grad in zip(tensors, grads, strict=True):
-            origin = self._origins.get(x, x)
+            origin = self.spread[x].origin or x
             known = self.grads.get(origin)
             if known is None:
                 self.grads[origin] = grad

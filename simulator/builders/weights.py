@@ -169,8 +169,7 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
         cut one, or does not divide.
     """
     where, parallel, matrix = f"workload {workload.name}", workload.parallel, workload.parallel.device_matrix
-    if isinstance(model, LlamaModel):
-        _check_divides(workload, model, where)
+    _check_divides(workload, model.decoder, where)
     mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
     laid = Laid(workload, model.decoder, mesh, {})
     unused = dict.fromkeys(parallel.layouts)
@@ -193,14 +192,13 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
     return laid
 
 
-def _check_divides(workload: Workload, model: LlamaModel, where: str) -> None:
+def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse what does not divide over ranks, with what would."""
-    parallel = workload.parallel
-    whole = () if parallel.layouts else ("heads", "kv_heads", "ffn", "vocabulary")
-    divided = {"tensor": {name: getattr(model, name) for name in whole}, "expert": {"experts": model.experts or 1}}
-    if parallel.sequence:
-        divided["tensor"]["tokens of a micro-batch"] = workload.batch * workload.sequence
-    for axis, lengths in divided.items():
+    parallel, attention, part = workload.parallel, model.attention, model.feed_forward
+    tokens = {"tokens of a micro-batch": workload.batch * workload.sequence} if parallel.sequence else {}
+    whole = {"heads": attention.heads, "kv_heads": attention.groups, "ffn": part.width, "vocabulary": model.vocabulary}
+    experts = {"experts": part.routed if isinstance(part, Experts) else 1}
+    for axis, lengths in (("tensor", tokens if parallel.layouts else whole | tokens), ("expert", experts)):
         parts = getattr(parallel, axis)
         for name, length in lengths.items():
             if length % parts:

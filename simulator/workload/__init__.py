@@ -33,6 +33,8 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "pools": ("serve",),
     "requests": ("requests",),
     "replicas": _OF_A_LENGTH,
+    "dtypes.weights": (*_INFERENCE, "requests"),
+    "dtypes.kv_cache": (*_INFERENCE, "requests"),
 }
 """Key -> the phases that it is for."""
 _FAMILIES = {
@@ -127,8 +129,10 @@ class Workload(Document):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
         for key, phases in _PHASES.items():
+            *part, name = key.split(".")
+            stated = (getattr(self, part[0]) if part else self).model_fields_set
             must, found = f"{key} is for phase {', '.join(phases)}", f"it with phase {self.phase}"
-            require(key not in self.model_fields_set or self.phase in phases, must, found, key, do="remove it")
+            require(name not in stated or self.phase in phases, must, found, *part, name, do="remove it")
         for key in ("pools", "requests"):
             stated = getattr(self, key) is not None or self.phase not in _PHASES[key]
             require(stated, f"phase {self.phase} has {key}", "none", key, do=f"add {key}, or set another phase")
@@ -148,10 +152,6 @@ class Workload(Document):
         require(isinstance(model, families), must, model.family, "phase", do="set phase, or change the family")
         if self.requests is not None:
             self.requests.check(model)
-        for key in ("weights", "kv_cache"):
-            fits = self.phase in (*_INFERENCE, "requests") or getattr(self.dtypes, key) is None
-            must, found = f"dtypes.{key} is for inference", f"it with phase {self.phase}"
-            require(fits, must, found, "dtypes", key, do="remove it")
         if self.phase not in _INFERENCE:
             return
         decoder = model.decoder

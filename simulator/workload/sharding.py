@@ -112,7 +112,7 @@ class KvBlocks(Part):
         return batch if self.sequences == "all" else self.sequences
 
     def check(self, part: Gqa | Mla, chunk: int | None) -> None:
-        """Refuse blocks that do not suit the attention, the length of sequences, or the chunks of prompts.
+        """Refuse blocks that do not suit the attention, or the chunks of prompts.
 
         Raises
         ------
@@ -144,10 +144,8 @@ class KvBlocks(Part):
             "raise kv.block or kv.sequences, or lower batch or sequence",
         )
         require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
-        must, do = (
-            f"the tokens of a step read at most {MOST_READS:,} blocks",
-            "raise kv.block or chunk, or lower new_tokens",
-        )
+        must = f"the tokens of a step read at most {MOST_READS:,} blocks"
+        do = "raise kv.block or chunk, or lower new_tokens"
         require(found * times <= MOST_READS, must, f"{found:,} blocks, {times:,} times", "kv", "block", do=do)
 
 
